@@ -1,0 +1,133 @@
+"""Every error that gantrymq raises, as one small tree: catch by meaning, not by module.
+
+GantryError
+├── ProtocolError           bytes that are not what the format says
+│   ├── FrameError          a frame's length or encoding byte; the connection can't go on
+│   ├── HeaderError         a command header: malformed, a field missing or of the wrong type
+│   ├── BodyError           a command body that isn't the JSON or batch it should be
+│   ├── RecordError         a message record: truncated, wrong magic, wrong CRC
+│   └── CompressionError    a compressed body that doesn't decompress, or to too much
+├── RemotingError           the network
+│   ├── ConnectFailed       nobody listens, TLS refused, or the connect timed out
+│   ├── ConnectionLost      closed while a request was under way
+│   └── RequestTimeout      no response in time
+├── RequestRefused          raised by a server's handler: the peer gets this code and remark
+├── BrokerError             a server answered with another code than SUCCESS
+├── ClientError             the client can't do what was asked
+│   ├── NoRouteInfo         no NameServer knows the topic
+│   ├── IllegalMessage      topic, group, size or properties that a broker would refuse
+│   └── ClientClosed        used before start() or after close()
+├── StoreError              the files
+│   ├── StoreLocked         another process has the directory
+│   └── StoreFull           no room for another record
+└── ConfigError             a configuration key or value
+"""
+
+from __future__ import annotations
+
+
+class GantryError(Exception):
+    """Base of all errors of this package."""
+
+
+class ProtocolError(GantryError):
+    """Bytes that do not follow RocketMQ's formats."""
+
+
+class FrameError(ProtocolError):
+    """A frame whose length or encoding is impossible; the byte stream has lost its place."""
+
+
+class HeaderError(ProtocolError):
+    """A command header that can't be read, or lacks a required field."""
+
+
+class BodyError(ProtocolError):
+    """A command body that can't be read."""
+
+
+class RecordError(ProtocolError):
+    """A message record that is cut off, has the wrong magic number or the wrong CRC."""
+
+
+class CompressionError(ProtocolError):
+    """A message body that doesn't decompress, or would grow over the limit."""
+
+
+class RemotingError(GantryError):
+    """The network failed; `address` is the peer's host:port."""
+
+    def __init__(self, message: str, address: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class ConnectFailed(RemotingError):
+    """No connection could be made."""
+
+
+class ConnectionLost(RemotingError):
+    """The connection closed while a request waited for its response."""
+
+
+class RequestTimeout(RemotingError):
+    """No response came in time."""
+
+
+class RequestRefused(GantryError):
+    """A handler's answer other than success; `code` is the ResponseCode, the message the remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+class BrokerError(GantryError):
+    """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known."""
+
+    def __init__(self, code: int, remark: str | None, address: str) -> None:
+        super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
+        self.code = code
+        self.remark = remark or ""
+        self.address = address
+
+
+class ClientError(GantryError):
+    """The client can't do what was asked."""
+
+
+class NoRouteInfo(ClientError):
+    """No NameServer knows a route for the topic."""
+
+    def __init__(self, topic: str, name_servers: list[str]) -> None:
+        super().__init__(
+            f"no route info for topic {topic!r} from {', '.join(name_servers) or 'no NameServer'}: check that the "
+            "topic exists or that brokers create topics on their own (autoCreateTopicEnable), and that a broker has "
+            "registered with these NameServers"
+        )
+        self.topic = topic
+        self.name_servers = name_servers
+
+
+class IllegalMessage(ClientError):
+    """A message or name that every broker would refuse."""
+
+
+class ClientClosed(ClientError):
+    """The client has not been started, or is closed."""
+
+
+class StoreError(GantryError):
+    """The store's files can't be used as asked."""
+
+
+class StoreLocked(StoreError):
+    """Another process uses the store directory."""
+
+
+class StoreFull(StoreError):
+    """There is no room for another record."""
+
+
+class ConfigError(GantryError):
+    """A configuration key or value that can't be used."""

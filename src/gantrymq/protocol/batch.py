@@ -1,0 +1,48 @@
+"""The body of SEND_BATCH_MESSAGE: several messages of one topic in one request (`MessageDecoder.encodeMessage`).
+
+per message: int32 size | int32 0 | int32 0 | int32 flag | int32 length + body | int16 length + properties
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from struct import error as StructError
+
+from gantrymq.errors import BodyError
+
+_HEAD = Struct(">iiiii")
+_HEAD_SIZE = _HEAD.size
+_I16 = Struct(">h")
+
+
+def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """`messages` are (flag, body, properties bytes)."""
+    parts: list[bytes] = []
+    for flag, body, properties in messages:
+        size = _HEAD_SIZE + len(body) + 2 + len(properties)
+        parts += (_HEAD.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def decode_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
+    """[(flag, body, properties bytes)]. Raises BodyError when the lengths don't fit."""
+    messages: list[tuple[int, bytes, bytes]] = []
+    pos, end = 0, len(batch)
+    try:
+        while pos < end:
+            size, _, _, flag, body_length = _HEAD.unpack_from(batch, pos)
+            body_start = pos + _HEAD_SIZE
+            body_end = body_start + body_length
+            properties_start = body_end + 2
+            message_end = pos + size
+            if body_length < 0 or properties_start > message_end or message_end > end:
+                raise BodyError(f"message of {size} bytes with a body of {body_length} at {pos} of a batch of {end}")
+            (properties_length,) = _I16.unpack_from(batch, body_end)
+            if properties_length < 0 or properties_start + properties_length != message_end:
+                raise BodyError(f"properties of {properties_length} bytes don't end the message at {pos} of the batch")
+            messages.append((flag, batch[body_start:body_end], batch[properties_start:message_end]))
+            pos = message_end
+    except StructError as e:
+        raise BodyError(f"batch of {end} bytes is cut off at {pos}") from e
+    return messages

@@ -1,0 +1,174 @@
+"""RemotingCommand: one request or response, and its frame.
+
+    int32 length of the rest | int8 header encoding | int24 header length | header | body
+
+Source: remoting/protocol/RemotingCommand. A command is made with `RemotingCommand.request` or `.response`, or by a
+`FrameReader` from bytes. Ext fields stay in the form in which they came until `ext_fields` or `read_header` is used.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from enum import IntEnum
+from functools import cache
+from struct import Struct
+from typing import TypeVar
+
+import msgspec
+
+from gantrymq.errors import FrameError, HeaderError
+from gantrymq.protocol import binary_header, json_header
+from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
+from gantrymq.protocol.headers import Header, header_fields
+
+#: com.rocketmq.remoting.frameMaxLength: the longest frame that Java's NettyDecoder takes, in bytes.
+MAX_FRAME_LENGTH = 16 * 1024 * 1024
+
+RESPONSE_FLAG = 1
+ONEWAY_FLAG = 2
+
+_FRAME_PREFIX = Struct(">iI")
+_MAX_HEADER_LENGTH = 0xFFFFFF
+
+H = TypeVar("H", bound=Header)
+
+
+@cache
+def _json_decoder(header_type: type[Header]) -> msgspec.json.Decoder[Header]:
+    return msgspec.json.Decoder(header_type, strict=False)
+
+
+class SerializeType(IntEnum):
+    """How a header is written (`SerializeType`)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class RemotingCommand:
+    """A request or a response.
+
+    `code` is a RequestCode in a request, a ResponseCode in a response. `opaque` pairs the two on one connection.
+    `raw_ext` is the ext fields' bytes in the encoding `serialize_type` (decoded commands only).
+    """
+
+    __slots__ = (
+        "_fields",
+        "body",
+        "code",
+        "flag",
+        "language",
+        "opaque",
+        "raw_ext",
+        "remark",
+        "serialize_type",
+        "version",
+    )
+
+    def __init__(
+        self,
+        code: int,
+        language: int,
+        version: int,
+        opaque: int,
+        flag: int,
+        remark: str | None,
+        raw_ext: bytes,
+        body: bytes,
+        serialize_type: int,
+    ) -> None:
+        self.code = code
+        self.language = language
+        self.version = version
+        self.opaque = opaque
+        self.flag = flag
+        self.remark = remark
+        self.raw_ext = raw_ext
+        self.body = body
+        self.serialize_type = serialize_type
+        self._fields: dict[str, str] | None = None
+
+    @classmethod
+    def request(
+        cls, code: int, header: Header | None = None, body: bytes = b"", *, fields: dict[str, str] | None = None
+    ) -> RemotingCommand:
+        """A request of this project; `header` is typed, `fields` are further ext fields."""
+        return cls._new(code, 0, None, header, fields, body)
+
+    @classmethod
+    def response(
+        cls,
+        code: int = 0,
+        remark: str | None = None,
+        header: Header | None = None,
+        body: bytes = b"",
+        *,
+        fields: dict[str, str] | None = None,
+    ) -> RemotingCommand:
+        """A response of this project; the connection sets opaque and header encoding to its request's."""
+        return cls._new(code, RESPONSE_FLAG, remark, header, fields, body)
+
+    @classmethod
+    def _new(
+        cls,
+        code: int,
+        flag: int,
+        remark: str | None,
+        header: Header | None,
+        fields: dict[str, str] | None,
+        body: bytes,
+    ) -> RemotingCommand:
+        command = cls(int(code), LanguageCode.PYTHON, PROTOCOL_VERSION, 0, flag, remark, b"", body, SerializeType.JSON)
+        command._fields = header_fields(header) if header is not None else {}
+        if fields:
+            command._fields.update(fields)
+        return command
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+    @property
+    def ext_fields(self) -> dict[str, str]:
+        """The ext fields; changes to the dictionary are encoded. Raises HeaderError when they can't be read."""
+        if self._fields is None:
+            if self.serialize_type == SerializeType.JSON:
+                self._fields = json_header.decode_fields(self.raw_ext)
+            else:
+                self._fields = binary_header.decode_fields(self.raw_ext)
+        return self._fields
+
+    def read_header(self, header_type: type[H]) -> H:
+        """The ext fields as a typed header; raises HeaderError that names the missing or unreadable field."""
+        if self._fields is None and self.serialize_type == SerializeType.JSON and self.raw_ext:
+            # Straight from the JSON, without the dictionary between; what doesn't fit gets the second, tolerant look.
+            with suppress(msgspec.DecodeError):
+                return _json_decoder(header_type).decode(self.raw_ext)  # type: ignore[return-value]
+        try:
+            return msgspec.convert(self.ext_fields, header_type, strict=False)
+        except msgspec.ValidationError as e:
+            raise HeaderError(f"{header_type.__name__}: {e}") from e
+
+    def encode(self) -> bytes:
+        """The whole frame."""
+        return self.encode_head(len(self.body)) + self.body
+
+    def encode_head(self, body_length: int) -> bytes:
+        """The frame without its body, for a body of `body_length` bytes that is sent apart."""
+        fields = self.ext_fields
+        if self.serialize_type == SerializeType.JSON:
+            encode, ext = json_header.encode, json_header.encode_fields(fields)
+        else:
+            encode, ext = binary_header.encode, binary_header.encode_fields(fields)
+        header = encode(self.code, self.language, self.version, self.opaque, self.flag, self.remark, ext)
+        if len(header) > _MAX_HEADER_LENGTH:
+            raise FrameError(f"header of {len(header)} bytes: at most {_MAX_HEADER_LENGTH} fit a frame")
+        return _FRAME_PREFIX.pack(4 + len(header) + body_length, (self.serialize_type << 24) | len(header)) + header
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        return f"<{kind} code={self.code} opaque={self.opaque} remark={self.remark!r} body={len(self.body)} bytes>"

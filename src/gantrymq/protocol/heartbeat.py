@@ -1,0 +1,81 @@
+"""What a client tells every broker each 30 s: its groups and subscriptions (remoting/protocol/heartbeat/*)."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from gantrymq.protocol.java import string_hash_code
+
+CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
+CONSUME_POP = "CONSUME_POP"
+
+BROADCASTING = "BROADCASTING"
+CLUSTERING = "CLUSTERING"
+
+CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+EXPRESSION_TAG = "TAG"
+EXPRESSION_SQL92 = "SQL92"
+SUBSCRIBE_ALL = "*"
+
+
+class SubscriptionData(msgspec.Struct, rename="camel"):
+    """A group's subscription to one topic; `code_set` is the Java hash codes of `tags_set`."""
+
+    topic: str
+    sub_string: str = SUBSCRIBE_ALL
+    tags_set: list[str] = []
+    code_set: list[int] = []
+    sub_version: int = msgspec.field(default_factory=lambda: time.time_ns() // 1_000_000)
+    expression_type: str = EXPRESSION_TAG
+    class_filter_mode: bool = False
+
+    @classmethod
+    def parse(
+        cls, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
+    ) -> SubscriptionData:
+        """`expression` is `*`, tags separated by `||`, or SQL92 (`FilterAPI.buildSubscriptionData`)."""
+        if expression_type != EXPRESSION_TAG:
+            return cls(topic, expression, expression_type=expression_type)
+        tags = sorted({tag.strip() for tag in expression.split("||")} - {"", SUBSCRIBE_ALL})
+        if not tags or expression.strip() == SUBSCRIBE_ALL:
+            return cls(topic)
+        return cls(topic, expression, tags, [string_hash_code(tag) for tag in tags])
+
+
+class ConsumerData(msgspec.Struct, rename="camel"):
+    """One consumer group of a client."""
+
+    group_name: str
+    consume_type: str = CONSUME_PASSIVELY
+    message_model: str = CLUSTERING
+    consume_from_where: str = CONSUME_FROM_LAST_OFFSET
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+
+class ProducerData(msgspec.Struct, rename="camel"):
+    """One producer group of a client."""
+
+    group_name: str
+
+
+class HeartbeatData(msgspec.Struct, rename="camel"):
+    """The body of HEART_BEAT (34)."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[ConsumerData] = []
+    heartbeat_fingerprint: int = 0
+    is_without_sub: bool = msgspec.field(name="withoutSub", default=False)
+
+
+class ConsumerList(msgspec.Struct, rename="camel"):
+    """The answer to GET_CONSUMER_LIST_BY_GROUP: client ids."""
+
+    consumer_id_list: list[str] = []

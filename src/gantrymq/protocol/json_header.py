@@ -1,0 +1,91 @@
+"""The JSON form of a command header (`RemotingSerializable.encode` of a `RemotingCommand`).
+
+`extFields` stays raw until somebody asks: typed headers are decoded straight from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gantrymq.errors import HeaderError
+from gantrymq.protocol.codes import LanguageCode
+
+_LANGUAGES: dict[str, int] = {language.name: language.value for language in LanguageCode}
+_NAMES: dict[int, str] = {language.value: language.name for language in LanguageCode}
+
+
+class _JsonHeader(msgspec.Struct):
+    code: int
+    language: str | int | None = None
+    version: int = 0
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    extFields: msgspec.Raw = msgspec.Raw()
+
+
+_decode_header = msgspec.json.Decoder(_JsonHeader, strict=False).decode
+_decode_fields = msgspec.json.Decoder(dict[str, str]).decode
+_decode_any_fields = msgspec.json.Decoder(dict[str, Any]).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode(code: int, language: int, version: int, opaque: int, flag: int, remark: str | None, ext: bytes) -> bytes:
+    """The header bytes; `ext` comes from `encode_fields`, empty for none."""
+    return b'{"code":%d,%s"flag":%d,"language":"%s","opaque":%d,%s"serializeTypeCurrentRPC":"JSON","version":%d}' % (
+        code,
+        b'"extFields":%s,' % ext if ext else b"",
+        flag,
+        _NAMES.get(language, "OTHER").encode(),
+        opaque,
+        b'"remark":%s,' % _encode_json(remark) if remark else b"",
+        version,
+    )
+
+
+def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
+    """(code, language, version, opaque, flag, remark, ext); ext is left raw for `decode_fields`."""
+    try:
+        parsed = _decode_header(header)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise HeaderError(f"JSON header of {len(header)} bytes can't be read: {e}") from e
+    language = parsed.language
+    return (
+        parsed.code,
+        language if isinstance(language, int) else _LANGUAGES.get(language or "JAVA", LanguageCode.OTHER),
+        parsed.version,
+        parsed.opaque,
+        parsed.flag,
+        parsed.remark,
+        bytes(parsed.extFields),
+    )
+
+
+def encode_fields(fields: dict[str, str]) -> bytes:
+    """Ext fields as a JSON object."""
+    return _encode_json(fields) if fields else b""
+
+
+def decode_fields(ext: bytes) -> dict[str, str]:
+    """Ext fields as a dictionary. Peers that write numbers instead of strings are read too; null is left out."""
+    if not ext or ext == b"null":
+        return {}
+    try:
+        return _decode_fields(ext)
+    except msgspec.ValidationError:
+        return {k: v if isinstance(v, str) else _text(v) for k, v in _loose(ext).items() if v is not None}
+    except msgspec.DecodeError as e:
+        raise HeaderError(f"extFields can't be read: {e}") from e
+
+
+def _loose(ext: bytes) -> dict[str, Any]:
+    try:
+        return _decode_any_fields(ext)
+    except msgspec.DecodeError as e:
+        raise HeaderError(f"extFields is not a JSON object: {e}") from e
+
+
+def _text(value: Any) -> str:
+    return _encode_json(value).decode()

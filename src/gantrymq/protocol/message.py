@@ -1,0 +1,149 @@
+"""Message (to send), MessageExt (received) and MessageQueue, as users meet them.
+
+Sources: common/message/Message, MessageExt, MessageQueue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.compression import decompress
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.record import Buffer, Record, decode_host, decode_records
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker; queue ids count from 0 on every broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class Message:
+    """A message to send: a topic, a body of bytes and properties.
+
+    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java.
+    """
+
+    __slots__ = ("_properties", "body", "flag", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.flag = flag
+        self._properties: dict[str, str] | None = dict(properties) if properties else {}
+        if tags:
+            self.properties[names.TAGS] = tags
+        if keys:
+            self.properties[names.KEYS] = keys if isinstance(keys, str) else names.KEY_SEPARATOR.join(keys)
+        if sharding_key:
+            self.properties[names.SHARDING_KEY] = sharding_key
+        if delay_level:
+            self.properties[names.DELAY_TIME_LEVEL] = str(delay_level)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        assert self._properties is not None
+        return self._properties
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(names.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get(names.KEYS, "").split()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
+
+
+class MessageExt(Message):
+    """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch."""
+
+    __slots__ = (
+        "_raw_properties",
+        "_store_host",
+        "born_host_bytes",
+        "born_timestamp",
+        "broker_name",
+        "commit_log_offset",
+        "prepared_transaction_offset",
+        "queue_id",
+        "queue_offset",
+        "reconsume_times",
+        "store_size",
+        "store_timestamp",
+        "sys_flag",
+    )
+
+    def __init__(self, record: Record, broker_name: str = "") -> None:
+        # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull.
+        self.topic = record.topic.decode()
+        self.body = decompress(record.body, record.sys_flag)
+        self.flag = record.flag
+        self._properties = None
+        self._raw_properties = record.properties
+        self._store_host = record.store_host
+        self.born_host_bytes = record.born_host
+        self.born_timestamp = record.born_timestamp
+        self.broker_name = broker_name
+        self.commit_log_offset = record.physical_offset
+        self.prepared_transaction_offset = record.prepared_transaction_offset
+        self.queue_id = record.queue_id
+        self.queue_offset = record.queue_offset
+        self.reconsume_times = record.reconsume_times
+        self.store_size = record.size
+        self.store_timestamp = record.store_timestamp
+        self.sys_flag = record.sys_flag
+
+    @property
+    def properties(self) -> dict[str, str]:
+        if self._properties is None:
+            self._properties = decode_properties(self._raw_properties)
+        return self._properties
+
+    @property
+    def born_host(self) -> str:
+        """host:port of the producer."""
+        return decode_host(self.born_host_bytes)
+
+    @property
+    def store_host(self) -> str:
+        """host:port of the broker."""
+        return decode_host(self._store_host)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """The id that says where the message is stored."""
+        return encode_offset_message_id(self._store_host, self.commit_log_offset)
+
+    @property
+    def msg_id(self) -> str:
+        """The producer's unique key, or the offset message id where there is none."""
+        return self.properties.get(names.UNIQUE_KEY) or self.offset_msg_id
+
+    @property
+    def message_queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+def decode_messages(body: Buffer, broker_name: str = "") -> Iterator[MessageExt]:
+    """The messages of a pull's body. Raises RecordError or CompressionError."""
+    for record in decode_records(body):
+        yield MessageExt(record, broker_name)

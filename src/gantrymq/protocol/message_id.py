@@ -1,0 +1,61 @@
+"""The two ids of a message, both upper-case hexadecimal.
+
+- offset message id: where the record is stored; store host (IPv4 8 or IPv6 20 bytes) and int64 commit log offset.
+  (`MessageDecoder.createMessageId`)
+- unique key: made by the producer and kept over retries; ip, pid, an instance number, ms since the month began, a
+  counter: 16 bytes with IPv4. (`MessageClientIDSetter`)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from struct import Struct
+
+from gantrymq.errors import ProtocolError
+from gantrymq.protocol.record import decode_host
+
+_I64 = Struct(">q")
+
+
+def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """32 characters (56 for IPv6); `store_host` as in a record."""
+    return (store_host + _I64.pack(physical_offset)).hex().upper()
+
+
+def decode_offset_message_id(message_id: str) -> tuple[str, int]:
+    """(host:port of the broker, commit log offset). Raises ProtocolError when the id is of another form."""
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        raw = b""
+    if len(raw) not in (16, 28):
+        raise ProtocolError(f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits are")
+    return decode_host(raw[:-8]), _I64.unpack_from(raw, len(raw) - 8)[0]
+
+
+class UniqueKeys:
+    """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes."""
+
+    def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
+        instance = random.getrandbits(32)
+        self._prefix = (ip + (os.getpid() & 0xFFFF).to_bytes(2, "big") + instance.to_bytes(4, "big")).hex().upper()
+        self._count = itertools.count()
+        self._month_start_ms = 0
+        self._month_end_ms = 0
+
+    def next(self) -> str:
+        """A key that no other message of this process has for the next 65,536 in its millisecond."""
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms >= self._month_end_ms:
+            self._set_month(now_ms)
+        since = max(0, now_ms - self._month_start_ms)
+        return f"{self._prefix}{since & 0xFFFFFFFF:08X}{next(self._count) & 0xFFFF:04X}"
+
+    def _set_month(self, now_ms: int) -> None:
+        now = time.localtime(now_ms / 1000)
+        year, month = now.tm_year, now.tm_mon
+        self._month_start_ms = int(time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self._month_end_ms = int(time.mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1)) * 1000)

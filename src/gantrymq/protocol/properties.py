@@ -1,0 +1,65 @@
+"""Message properties: `name \\x01 value \\x02` repeated, and the names that RocketMQ itself uses.
+
+Sources: common/message/MessageDecoder (string2messageProperties, messageProperties2String), MessageConst.
+"""
+
+from __future__ import annotations
+
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+#: The properties' length is an int16 in a record.
+MAX_PROPERTIES_LENGTH = 32767
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT_STORE_MSG_OK = "WAIT"
+DELAY_TIME_LEVEL = "DELAY"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TRANSACTION_PREPARED = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+MIN_OFFSET = "MIN_OFFSET"
+MAX_OFFSET = "MAX_OFFSET"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME = "RECONSUME_TIME"
+MSG_REGION = "MSG_REGION"
+TRACE_SWITCH = "TRACE_ON"
+UNIQUE_KEY = "UNIQ_KEY"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+CONSUME_START_TIMESTAMP = "CONSUME_START_TIME"
+INSTANCE_ID = "INSTANCE_ID"
+CLUSTER = "CLUSTER"
+SHARDING_KEY = "__SHARDINGKEY"
+
+#: Separates the keys in KEYS.
+KEY_SEPARATOR = " "
+
+
+def encode_properties(properties: dict[str, str]) -> bytes:
+    """The properties' bytes, each property ended by \\x02."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+
+
+def decode_properties(raw: bytes) -> dict[str, str]:
+    """The properties as a dictionary. Like Java, entries without a name or a value are skipped."""
+    properties: dict[str, str] = {}
+    for item in raw.decode(errors="replace").split(PROPERTY_SEPARATOR):
+        name, separator, value = item.partition(NAME_VALUE_SEPARATOR)
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def find_property(raw: bytes, name: bytes) -> bytes | None:
+    """One property's value straight from the bytes, without decoding the others; None when absent."""
+    prefix = name + b"\x01"
+    if raw.startswith(prefix):
+        start = len(prefix)
+    else:
+        at = raw.find(b"\x02" + prefix)
+        if at < 0:
+            return None
+        start = at + 1 + len(prefix)
+    end = raw.find(b"\x02", start)
+    return raw[start:end] if end >= 0 else raw[start:]

@@ -1,0 +1,231 @@
+"""The message record, as it stands in the commit log and in the answer to a pull.
+
+    int32 size | int32 magic | int32 CRC32 of body & 0x7fffffff | int32 queueId | int32 flag | int64 queueOffset
+    | int64 physicalOffset | int32 sysFlag | int64 bornTimestamp | born host | int64 storeTimestamp | store host
+    | int32 reconsumeTimes | int64 preparedTransactionOffset | int32 length + body
+    | int8 (V2: int16) length + topic | int16 length + properties
+
+A host is 4 (IPv4) or 16 (IPv6) address bytes and an int32 port. Sources: store/MessageExtEncoder,
+common/message/MessageDecoder, MessageVersion. In the fixed part of an IPv4 record of version 1 every field has a
+constant place; see the OFFSET_ constants.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+from zlib import crc32
+
+from gantrymq.errors import RecordError
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+#: Magic of the blank that ends a commit log file (`CommitLog.BLANK_MAGIC_CODE`).
+MAGIC_BLANK = 0xCBD43194
+#: A topic longer than this needs version 2.
+MAX_TOPIC_LENGTH_V1 = 127
+
+#: Places in the fixed part of any record.
+OFFSET_QUEUE_OFFSET = 20
+OFFSET_PHYSICAL_OFFSET = 28
+#: Place of the store timestamp when the born host is IPv4.
+OFFSET_STORE_TIMESTAMP_V4 = 56
+
+Buffer = bytes | bytearray | memoryview
+
+_HEAD = Struct(">iIiIiqqiq")
+_HEAD_SIZE = _HEAD.size
+_FIXED_V4 = Struct(">iIiIiqqiq8sq8siqi")
+_AFTER_HOSTS = Struct(">iqi")
+_I64 = Struct(">q")
+_I32 = Struct(">i")
+_I16 = Struct(">h")
+#: Bytes of an IPv4 record of version 1 without body, topic and properties.
+FIXED_SIZE_V4 = _FIXED_V4.size + 1 + 2
+_HOST_V6 = BORN_HOST_V6 | STORE_HOST_V6
+_pack_fixed_v4 = _FIXED_V4.pack
+_pack_i16 = _I16.pack
+_TOPIC_LENGTHS = [bytes([n]) for n in range(MAX_TOPIC_LENGTH_V1 + 1)]
+
+
+class Record(NamedTuple):
+    """A record's fields as they stand in the file: the body not decompressed, topic and properties as bytes."""
+
+    size: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+
+def encode_record(
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: bytes,
+    topic: bytes,
+    properties: bytes,
+) -> bytes:
+    """The record's bytes. Hosts come from `encode_host`; sys_flag must carry the _V6 bits that fit them.
+
+    Version 2 is used only where the topic needs it, as Java's autoMessageVersionOnTopicLen does.
+    """
+    topic_length = len(topic)
+    if topic_length <= MAX_TOPIC_LENGTH_V1 and not sys_flag & _HOST_V6:
+        return b"".join(
+            (
+                _pack_fixed_v4(
+                    FIXED_SIZE_V4 + len(body) + topic_length + len(properties),
+                    MAGIC_V1,
+                    crc32(body) & 0x7FFFFFFF,
+                    queue_id,
+                    flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag,
+                    born_timestamp,
+                    born_host,
+                    store_timestamp,
+                    store_host,
+                    reconsume_times,
+                    prepared_transaction_offset,
+                    len(body),
+                ),
+                body,
+                _TOPIC_LENGTHS[topic_length],
+                topic,
+                _pack_i16(len(properties)),
+                properties,
+            )
+        )
+    version_2 = topic_length > MAX_TOPIC_LENGTH_V1
+    tail = b"".join(
+        (
+            born_host,
+            _I64.pack(store_timestamp),
+            store_host,
+            _AFTER_HOSTS.pack(reconsume_times, prepared_transaction_offset, len(body)),
+            body,
+            _pack_i16(topic_length) if version_2 else _TOPIC_LENGTHS[topic_length],
+            topic,
+            _pack_i16(len(properties)),
+            properties,
+        )
+    )
+    head = _HEAD.pack(
+        _HEAD_SIZE + len(tail),
+        MAGIC_V2 if version_2 else MAGIC_V1,
+        crc32(body) & 0x7FFFFFFF,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp,
+    )
+    return head + tail
+
+
+def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Record:
+    """The record at `pos`. Raises RecordError when it is cut off, is no record, or its body has another CRC."""
+    available = len(buffer) - pos
+    if available < _HEAD_SIZE:
+        raise RecordError(f"{available} bytes at {pos} are too few for a record")
+    size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(
+        buffer, pos
+    )
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise RecordError(f"magic {magic:#010x} at {pos} is no record's")
+    if not FIXED_SIZE_V4 <= size <= available:
+        raise RecordError(f"record at {pos} says it has {size} bytes, {available} are there")
+    end = pos + size
+    try:
+        at = pos + _HEAD_SIZE
+        born_end = at + (20 if sys_flag & BORN_HOST_V6 else 8)
+        (store_timestamp,) = _I64.unpack_from(buffer, born_end)
+        store_start = born_end + 8
+        store_end = store_start + (20 if sys_flag & STORE_HOST_V6 else 8)
+        reconsume_times, prepared, body_length = _AFTER_HOSTS.unpack_from(buffer, store_end)
+        body_start = store_end + 16
+        body_end = body_start + body_length
+        if body_length < 0 or body_end > end:
+            raise RecordError(f"body of {body_length} bytes in the record of {size} at {pos}")
+        if magic == MAGIC_V1:
+            topic_start = body_end + 1
+            topic_end = topic_start + buffer[body_end]
+        else:
+            topic_start = body_end + 2
+            topic_end = topic_start + _I16.unpack_from(buffer, body_end)[0]
+        properties_start = topic_end + 2
+        properties_end = properties_start + _I16.unpack_from(buffer, topic_end)[0]
+    except (IndexError, StructError) as e:
+        raise RecordError(f"record of {size} bytes at {pos} is cut off") from e
+    if not topic_start <= topic_end < properties_start <= properties_end == end:
+        raise RecordError(f"lengths inside the record of {size} bytes at {pos} don't add up")
+    body = bytes(buffer[body_start:body_end])
+    if check_crc and crc32(body) & 0x7FFFFFFF != body_crc:
+        raise RecordError(f"body of the record at {pos} has another CRC32 than {body_crc}")
+    return Record(
+        size,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp,
+        bytes(buffer[at:born_end]),
+        store_timestamp,
+        bytes(buffer[store_start:store_end]),
+        reconsume_times,
+        prepared,
+        body_crc,
+        body,
+        bytes(buffer[topic_start:topic_end]),
+        bytes(buffer[properties_start:properties_end]),
+    )
+
+
+def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
+    """Records one after the other, as a pull's body holds them. Raises RecordError at the first that isn't one."""
+    pos, end = 0, len(buffer)
+    while pos < end:
+        record = decode_record(buffer, pos, check_crc=check_crc)
+        yield record
+        pos += record.size
+
+
+def encode_host(ip: str, port: int) -> bytes:
+    """A host field: 8 bytes for an IPv4 address, 20 for IPv6."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return socket.inet_pton(family, ip.partition("%")[0]) + _I32.pack(port)
+
+
+def decode_host(host: bytes) -> str:
+    """host:port of a host field; an IPv6 address in brackets."""
+    (port,) = _I32.unpack_from(host, len(host) - 4)
+    if len(host) == 8:
+        return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, host[:16])}]:{port}"

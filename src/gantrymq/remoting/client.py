@@ -1,0 +1,98 @@
+"""RemotingClient: one connection per address, made when first needed and again after it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+
+from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, parse_address
+
+CONNECT_TIMEOUT_S = 3.0
+
+
+class RemotingClient:
+    """Requests to any number of servers; `handlers` answer the requests that servers make (see `connection`)."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler] | None = None,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self._handlers: Mapping[int, Handler] = handlers or {}
+        self._ssl_context = ssl_context
+        self._hooks = hooks
+        self._connect_timeout_s = connect_timeout_s
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    async def connection(self, address: str) -> Connection:
+        """The connection with host:port, made if there is none. Raises ConnectFailed or ClientClosed."""
+        connection = self._connections.get(address)
+        if connection is not None and not connection.is_closed:
+            return connection
+        if self._closed:
+            raise ClientClosed("this client is closed")
+        # All who wait for one address share one attempt, which a caller that gives up doesn't end for the others.
+        task = self._connecting.get(address)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(address))
+            self._connecting[address] = task
+            task.add_done_callback(lambda done: self._connected(address, done))
+        return await asyncio.shield(task)
+
+    async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
+        """The response of host:port, whatever its code. Raises a RemotingError."""
+        return await (await self.connection(address)).invoke(request, timeout_ms)
+
+    async def call(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
+        """The response of host:port if it is SUCCESS. Raises BrokerError otherwise, or a RemotingError."""
+        response = await self.invoke(address, request, timeout_ms)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, address)
+        return response
+
+    async def invoke_oneway(self, address: str, request: RemotingCommand) -> None:
+        """Sends without an answer. Raises ConnectFailed or ConnectionLost."""
+        await (await self.connection(address)).invoke_oneway(request)
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        self._closed = True
+        for task in list(self._connecting.values()):
+            task.cancel()
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._connections.clear()
+
+    async def _connect(self, address: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = parse_address(address)
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._handlers, hooks=self._hooks), host, port, ssl=self._ssl_context
+                )
+        except (OSError, ValueError) as e:
+            # TimeoutError and ssl.SSLError are OSErrors.
+            reason = str(e) or f"no answer in {self._connect_timeout_s} s"
+            raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
+        # Named by what was asked for: a host name stays a host name in errors.
+        connection.address = address
+        return connection
+
+    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
+        self._connecting.pop(address, None)
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._closed:
+            task.result().close()
+        else:
+            self._connections[address] = task.result()

@@ -1,0 +1,86 @@
+"""RemotingServer: listens, hands each connection the handler table, closes the idle ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+
+from gantrymq.errors import GantryError
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, format_address
+
+log = logging.getLogger(__name__)
+
+#: serverChannelMaxIdleTimeSeconds: a client that sent nothing for so long is dropped (it heartbeats each 30 s).
+MAX_IDLE_S = 120.0
+#: serverSocketBacklog.
+BACKLOG = 1024
+
+
+class RemotingServer:
+    """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`)."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        *,
+        host: str = "0.0.0.0",
+        port: int = 0,
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+        max_idle_s: float = MAX_IDLE_S,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._handlers = handlers
+        self._host = host
+        self.port = port
+        self._ssl_context = ssl_context
+        self._hooks = hooks
+        self._max_idle_s = max_idle_s
+        self._on_close = on_close
+        self.connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listens; `port` is the real one afterwards. Raises GantryError when the port is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._connected, self._host, self.port, ssl=self._ssl_context, backlog=BACKLOG
+            )
+        except OSError as e:
+            address = format_address(self._host, self.port)
+            raise GantryError(f"can't listen on {address}: {e.strerror or e}; is another server using it?") from e
+        sockets: Sequence[socket.socket] = self._server.sockets
+        self.port = sockets[0].getsockname()[1]
+        self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)
+
+    async def stop(self) -> None:
+        """Stops listening and closes every connection, after what was answered is written."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self.connections):
+                connection.close()
+            await self._server.wait_closed()
+            self._server = None
+
+    def _connected(self) -> Connection:
+        return Connection(self._handlers, hooks=self._hooks, on_open=self.connections.add, on_close=self._disconnected)
+
+    def _disconnected(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self._on_close:
+            self._on_close(connection)
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - self._max_idle_s
+        for connection in [c for c in self.connections if c.last_read < oldest]:
+            log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
+            connection.close()
+        self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)
