@@ -10,6 +10,7 @@ from struct import Struct
 from struct import error as StructError
 
 from gantrymq.errors import BodyError
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 
 _HEAD = Struct(">iiiii")
 _HEAD_SIZE = _HEAD.size
@@ -17,9 +18,11 @@ _I16 = Struct(">h")
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """`messages` are (flag, body, properties bytes)."""
+    """`messages` are (flag, body, properties bytes). Raises BodyError for properties of more than 32,767 bytes."""
     parts: list[bytes] = []
     for flag, body, properties in messages:
+        if len(properties) > MAX_PROPERTIES_LENGTH:
+            raise BodyError(f"properties of {len(properties)} bytes: at most {MAX_PROPERTIES_LENGTH} fit a message")
         size = _HEAD_SIZE + len(body) + 2 + len(properties)
         parts += (_HEAD.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(properties)), properties)
     return b"".join(parts)

@@ -9,62 +9,74 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
+from struct import error as StructError
 
 from gantrymq.errors import HeaderError
 
-_FIXED = Struct(">hBhiii")
-_FIXED_SIZE = _FIXED.size
+#: Up to the remark's length, and the ext fields' length, which follows at once where there is no remark.
+_FIXED = Struct(">hBhiiii")
+_REMARK_START = _FIXED.size - 4
 _I32 = Struct(">i")
 _NAME_LENGTH = Struct(">h")
 _MAX_CODE = 32767
+_unpack_fixed = _FIXED.unpack_from
+_pack_i32 = _I32.pack
 
 
 def encode(code: int, language: int, version: int, opaque: int, flag: int, remark: str | None, ext: bytes) -> bytes:
     """The header bytes; `ext` comes from `encode_fields`."""
     if code > _MAX_CODE:
         raise HeaderError(f"request code {code} doesn't fit the binary header's 16 bits: use JSON headers for it")
-    remark_bytes = remark.encode() if remark else b""
-    return b"".join(
-        (
-            _FIXED.pack(code, language, version, opaque, flag, len(remark_bytes)),
-            remark_bytes,
-            _I32.pack(len(ext)),
-            ext,
-        )
-    )
+    try:
+        if not remark:
+            return _FIXED.pack(code, language, version, opaque, flag, 0, len(ext)) + ext
+        remark_bytes = remark.encode()
+        fixed = _FIXED.pack(code, language, version, opaque, flag, len(remark_bytes), 0)
+    except (StructError, UnicodeEncodeError) as e:
+        raise HeaderError(f"header of code {code} can't be written: {e}") from e
+    return b"".join((fixed[:_REMARK_START], remark_bytes, _pack_i32(len(ext)), ext))
 
 
 def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
     """(code, language, version, opaque, flag, remark, ext); ext is left raw for `decode_fields`."""
     try:
-        code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)
-        pos = _FIXED_SIZE
+        code, language, version, opaque, flag, remark_length, ext_length = _unpack_fixed(header)
         remark = None
+        ext_start = _REMARK_START + 4
         if remark_length:
-            end = pos + remark_length
-            if remark_length < 0 or end > len(header):
+            remark_end = _REMARK_START + remark_length
+            if not _REMARK_START < remark_end <= len(header) - 4:
                 raise HeaderError(f"remark of {remark_length} bytes in a header of {len(header)}")
-            remark = header[pos:end].decode()
-            pos = end
-        (ext_length,) = _I32.unpack_from(header, pos)
-    except HeaderError:
-        raise
-    except Exception as e:
+            remark = header[_REMARK_START:remark_end].decode()
+            (ext_length,) = _I32.unpack_from(header, remark_end)
+            ext_start = remark_end + 4
+    except (StructError, UnicodeDecodeError) as e:
         raise HeaderError(f"binary header of {len(header)} bytes can't be read: {e}") from e
-    pos += 4
-    if ext_length < 0 or pos + ext_length > len(header):
+    ext_end = ext_start + ext_length
+    if not ext_start <= ext_end <= len(header):
         raise HeaderError(f"ext fields of {ext_length} bytes in a header of {len(header)}")
-    return code, language, version, opaque, flag, remark, header[pos : pos + ext_length]
+    return code, language, version, opaque, flag, remark, header[ext_start:ext_end]
 
 
 def encode_fields(fields: dict[str, str]) -> bytes:
     """Ext fields in their binary form."""
     parts: list[bytes] = []
-    for name, value in fields.items():
-        name_bytes, value_bytes = name.encode(), value.encode()
-        parts += (_NAME_LENGTH.pack(len(name_bytes)), name_bytes, _I32.pack(len(value_bytes)), value_bytes)
+    try:
+        for name, value in fields.items():
+            value_bytes = value.encode()
+            parts += (_encode_name(name), _pack_i32(len(value_bytes)), value_bytes)
+    except (StructError, UnicodeEncodeError) as e:
+        raise HeaderError(f"ext field {name[:100]!r} can't be written: {e}") from e
     return b"".join(parts)
+
+
+@lru_cache(1024)
+def _encode_name(name: str) -> bytes:
+    """A field's name with its length; the same few hundred names come again and again."""
+    name_bytes = name.encode()
+    return _NAME_LENGTH.pack(len(name_bytes)) + name_bytes
 
 
 def decode_fields(ext: bytes) -> dict[str, str]:
@@ -75,19 +87,17 @@ def decode_fields(ext: bytes) -> dict[str, str]:
         while pos < end:
             (length,) = _NAME_LENGTH.unpack_from(ext, pos)
             pos += 2
-            if length < 0 or pos + length > end:
+            if not 0 <= length <= end - pos:
                 raise HeaderError(f"ext field name of {length} bytes at {pos} of {end}")
             name = ext[pos : pos + length].decode()
             pos += length
             (length,) = _I32.unpack_from(ext, pos)
             pos += 4
-            if length < 0 or pos + length > end:
-                raise HeaderError(f"value of ext field {name!r} has {length} bytes at {pos} of {end}")
+            if not 0 <= length <= end - pos:
+                raise HeaderError(f"value of ext field {name[:100]!r} has {length} bytes at {pos} of {end}")
             if length and name:
                 fields[name] = ext[pos : pos + length].decode()
             pos += length
-    except HeaderError:
-        raise
-    except Exception as e:
+    except (StructError, UnicodeDecodeError) as e:
         raise HeaderError(f"ext fields can't be read at byte {pos} of {end}: {e}") from e
     return fields

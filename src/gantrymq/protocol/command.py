@@ -8,7 +8,6 @@ Source: remoting/protocol/RemotingCommand. A command is made with `RemotingComma
 
 from __future__ import annotations
 
-from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from struct import Struct
@@ -146,8 +145,10 @@ class RemotingCommand:
         """The ext fields as a typed header; raises HeaderError that names the missing or unreadable field."""
         if self._fields is None and self.serialize_type == SerializeType.JSON and self.raw_ext:
             # Straight from the JSON, without the dictionary between; what doesn't fit gets the second, tolerant look.
-            with suppress(msgspec.DecodeError):
+            try:
                 return _json_decoder(header_type).decode(self.raw_ext)  # type: ignore[return-value]
+            except json_header.UNREADABLE_JSON:
+                pass
         try:
             return msgspec.convert(self.ext_fields, header_type, strict=False)
         except msgspec.ValidationError as e:
@@ -159,11 +160,11 @@ class RemotingCommand:
 
     def encode_head(self, body_length: int) -> bytes:
         """The frame without its body, for a body of `body_length` bytes that is sent apart."""
-        fields = self.ext_fields
+        fields = self._fields
         if self.serialize_type == SerializeType.JSON:
-            encode, ext = json_header.encode, json_header.encode_fields(fields)
+            encode, ext = json_header.encode, self.raw_ext if fields is None else json_header.encode_fields(fields)
         else:
-            encode, ext = binary_header.encode, binary_header.encode_fields(fields)
+            encode, ext = binary_header.encode, self.raw_ext if fields is None else binary_header.encode_fields(fields)
         header = encode(self.code, self.language, self.version, self.opaque, self.flag, self.remark, ext)
         if len(header) > _MAX_HEADER_LENGTH:
             raise FrameError(f"header of {len(header)} bytes: at most {_MAX_HEADER_LENGTH} fit a frame")

@@ -5,6 +5,7 @@ The type stands in bits 8 to 10 of sysFlag; 0 with the COMPRESSED bit set is zli
 
 from __future__ import annotations
 
+import threading
 import zlib
 from enum import IntEnum
 
@@ -16,6 +17,9 @@ from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION
 
 #: No body grows over this many bytes: eight times Java's maxMessageSize, against decompression bombs.
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
+#: What an inflater may return at once; it may allocate that much before it knows how much there is.
+_PIECE = 65536
+#: Bytes of a zstd body given to the inflater at once, which become 32 MiB at most.
 _ZSTD_PIECE = 1024
 
 
@@ -32,11 +36,21 @@ def compression_flag(compression: CompressionType) -> int:
     return COMPRESSED | compression << COMPRESSION_SHIFT
 
 
+class _Zstd(threading.local):
+    """One decompressor per thread: making one costs 8 us, using one that another thread uses corrupts both."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
+
+
 def compress(body: bytes, compression: CompressionType, level: int = 5) -> bytes:
-    """`level` is the codec's own; 5 is the Java producer's default."""
+    """`level` is zlib's or zstd's own, 5 the Java producer's default; lz4 has none here, as in Java."""
     match compression:
         case CompressionType.LZ4:
-            return bytes(lz4.frame.compress(body, compression_level=level))
+            return bytes(lz4.frame.compress(body))
         case CompressionType.ZSTD:
             return zstandard.ZstdCompressor(level=level).compress(body)
         case CompressionType.ZLIB:
@@ -75,13 +89,19 @@ def _inflate_zlib(body: bytes, max_size: int) -> tuple[bytes, bool]:
 
 def _inflate_lz4(body: bytes, max_size: int) -> tuple[bytes, bool]:
     inflater = lz4.frame.LZ4FrameDecompressor()
-    plain = inflater.decompress(body, max_size + 1)
-    return plain, not inflater.eof and len(plain) <= max_size
+    plain = inflater.decompress(body, _PIECE)
+    if inflater.eof:
+        return plain, False
+    pieces, size = [plain], len(plain)
+    while not inflater.eof and not inflater.needs_input and size <= max_size:
+        pieces.append(inflater.decompress(b"", 16 * _PIECE))
+        size += len(pieces[-1])
+    return b"".join(pieces), not inflater.eof and size <= max_size
 
 
 def _inflate_zstd(body: bytes, max_size: int) -> tuple[bytes, bool]:
     # Java's frames don't say their size, and decompress() has no bound: small pieces keep a bomb's next step small.
-    inflater = zstandard.ZstdDecompressor().decompressobj()
+    inflater = _zstd.decompressor.decompressobj()
     plain = bytearray()
     for start in range(0, len(body), _ZSTD_PIECE):
         plain += inflater.decompress(body[start : start + _ZSTD_PIECE])

@@ -1,7 +1,9 @@
 """JSON as Java's fastjson writes it, read tolerantly; written so that every client takes it.
 
-fastjson leaves numeric map keys unquoted, `{"brokerAddrs":{0:"127.0.0.1:10911"}}`, which is no JSON. On the way in both
-forms are read; on the way out keys are always quoted, which fastjson reads into `Map<Long, ...>` as well.
+fastjson leaves numeric map keys unquoted, `{"brokerAddrs":{0:"127.0.0.1:10911"}}`, which is no JSON; so does fastjson2,
+which RocketMQ uses since 5.4. On the way in both forms are read; on the way out keys are always quoted, which fastjson
+reads into `Map<Long, ...>` as well. Clients in other languages write null for an empty list; fastjson and so this take
+null for a field that isn't there.
 Source: remoting/protocol/RemotingSerializable, namesrv/processor/ClientRequestProcessor.
 """
 
@@ -13,12 +15,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from gantrymq.errors import BodyError
+from gantrymq.protocol.json_header import UNREADABLE_JSON
 
 T = TypeVar("T")
 
-# A string is matched first and left as it is, so that a digit and colon inside one are safe.
-_BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
-_encoder = msgspec.json.Encoder(order="deterministic")
+# A string is matched first and left as it is, so that a digit and colon inside one are safe. One without an end is
+# matched too: else each quote in it would be tried as the beginning of another, and 16 MiB would take days.
+_BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
+_encoder = msgspec.json.Encoder()
 
 
 def _quote(match: re.Match[bytes]) -> bytes:
@@ -35,18 +39,25 @@ def decode_json(data: bytes, json_type: type[T]) -> T:
     """`data` as `json_type` (a msgspec.Struct, dict, ...); unknown fields are ignored. Raises BodyError."""
     try:
         return msgspec.json.decode(data, type=json_type, strict=False)
-    except msgspec.ValidationError as e:
-        raise BodyError(f"JSON body of {len(data)} bytes is not a {_name(json_type)}: {e}") from e
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE_JSON:
         pass
     try:
-        return msgspec.json.decode(quote_bare_keys(data), type=json_type, strict=False)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-        raise BodyError(f"body of {len(data)} bytes is no JSON {_name(json_type)}: {e}") from e
+        value = _without_nulls(msgspec.json.decode(quote_bare_keys(data)))
+        return msgspec.convert(value, json_type, strict=False)
+    except UNREADABLE_JSON as e:
+        raise BodyError(f"body of {len(data)} bytes is no {_name(json_type)} in JSON: {e}") from e
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_nulls(v) for v in value]
+    return value
 
 
 def encode_json(value: Any) -> bytes:
-    """Standard JSON; fields in a fixed order."""
+    """Standard JSON: fields in the order of their class, maps in their own, numeric keys quoted."""
     return _encoder.encode(value)
 
 

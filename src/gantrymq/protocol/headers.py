@@ -10,6 +10,8 @@ from functools import cache
 
 import msgspec
 
+from gantrymq.protocol.java import Int32, Int64
+
 
 class Header(msgspec.Struct, rename="camel", kw_only=True):
     """Base of all headers."""
@@ -25,9 +27,10 @@ def header_fields(header: Header) -> dict[str, str]:
     fields: dict[str, str] = {}
     for name, wire_name in _field_names(type(header)):
         value = getattr(header, name)
-        if value is None:
-            continue
-        fields[wire_name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
+        if type(value) is str:
+            fields[wire_name] = value
+        elif value is not None:
+            fields[wire_name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
     return fields
 
 
@@ -37,16 +40,16 @@ class SendMessageRequestHeader(Header):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
     batch: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
@@ -55,15 +58,15 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
     producer_group: str = msgspec.field(name="a")
     topic: str = msgspec.field(name="b")
     default_topic: str = msgspec.field(name="c")
-    default_topic_queue_nums: int = msgspec.field(name="d")
-    queue_id: int = msgspec.field(name="e")
-    sys_flag: int = msgspec.field(name="f")
-    born_timestamp: int = msgspec.field(name="g")
-    flag: int = msgspec.field(name="h")
+    default_topic_queue_nums: Int32 = msgspec.field(name="d")
+    queue_id: Int32 = msgspec.field(name="e")
+    sys_flag: Int32 = msgspec.field(name="f")
+    born_timestamp: Int64 = msgspec.field(name="g")
+    flag: Int32 = msgspec.field(name="h")
     properties: str | None = msgspec.field(name="i", default=None)
-    reconsume_times: int | None = msgspec.field(name="j", default=None)
+    reconsume_times: Int32 | None = msgspec.field(name="j", default=None)
     unit_mode: bool | None = msgspec.field(name="k", default=None)
-    max_reconsume_times: int | None = msgspec.field(name="l", default=None)
+    max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
     batch: bool | None = msgspec.field(name="m", default=None)
     broker_name: str | None = msgspec.field(name="n", default=None)
 
@@ -72,8 +75,8 @@ class SendMessageResponseHeader(Header):
     """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch."""
 
     msg_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Int32
+    queue_offset: Int64
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
@@ -84,31 +87,31 @@ class PullMessageRequestHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    max_msg_nums: int
-    sys_flag: int
-    commit_offset: int
-    suspend_timeout_millis: int
-    sub_version: int
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None
-    request_source: int | None = None
+    max_msg_bytes: Int32 | None = None
+    request_source: Int32 | None = None
     proxy_froward_client_id: str | None = None
 
 
 class PullMessageResponseHeader(Header):
     """Answer to a pull; the body is the found records, one after the other."""
 
-    suggest_which_broker_id: int
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    offset_delta: int | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
-    forbidden_type: int | None = None
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    offset_delta: Int64 | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
 
 
 class QueryConsumerOffsetRequestHeader(Header):
@@ -116,7 +119,7 @@ class QueryConsumerOffsetRequestHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     set_zero_if_not_found: bool | None = None
 
 
@@ -125,36 +128,36 @@ class UpdateConsumerOffsetRequestHeader(Header):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Int32
+    commit_offset: Int64
 
 
 class QueueRequestHeader(Header):
     """GET_MAX_OFFSET (30), GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 class SearchOffsetRequestHeader(Header):
     """SEARCH_OFFSET_BY_TIMESTAMP (29); `boundary_type` is LOWER or UPPER."""
 
     topic: str
-    queue_id: int
-    timestamp: int
+    queue_id: Int32
+    timestamp: Int64
     boundary_type: str | None = None
 
 
 class OffsetResponseHeader(Header):
     """Answer to 14, 29, 30 and 31."""
 
-    offset: int
+    offset: Int64
 
 
 class StoreTimeResponseHeader(Header):
     """Answer to GET_EARLIEST_MSG_STORETIME (32), in ms."""
 
-    timestamp: int
+    timestamp: Int64
 
 
 class GroupRequestHeader(Header):
@@ -174,13 +177,13 @@ class UnregisterClientRequestHeader(Header):
 class ConsumerSendMsgBackRequestHeader(Header):
     """CONSUMER_SEND_MSG_BACK (36); `offset` is the record's place in the commit log."""
 
-    offset: int
+    offset: Int64
     group: str
-    delay_level: int
+    delay_level: Int32
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 class CreateTopicRequestHeader(Header):
@@ -188,11 +191,11 @@ class CreateTopicRequestHeader(Header):
 
     topic: str
     default_topic: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int32 = 0
     order: bool = False
     attributes: str | None = None
 
@@ -216,17 +219,17 @@ class BrokerRequestHeader(Header):
     broker_name: str
     broker_addr: str
     cluster_name: str
-    broker_id: int
+    broker_id: Int64
 
 
 class RegisterBrokerRequestHeader(BrokerRequestHeader):
     """REGISTER_BROKER (103); a `body_crc32` of 0 is not checked."""
 
     ha_server_addr: str
-    heartbeat_timeout_millis: int | None = None
+    heartbeat_timeout_millis: Int64 | None = None
     enable_acting_master: bool | None = None
     compressed: bool = False
-    body_crc32: int = 0
+    body_crc32: Int32 = 0
 
 
 class RegisterBrokerResponseHeader(Header):
@@ -242,5 +245,86 @@ class BrokerHeartbeatRequestHeader(Header):
     cluster_name: str
     broker_addr: str
     broker_name: str
-    broker_id: int | None = None
-    heartbeat_timeout_mills: int | None = None
+    broker_id: Int64 | None = None
+    heartbeat_timeout_mills: Int64 | None = None
+
+
+class PutKVConfigRequestHeader(Header):
+    """PUT_KV_CONFIG (100)."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class KVConfigRequestHeader(Header):
+    """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+
+
+class GetKVConfigResponseHeader(Header):
+    """Answer to GET_KV_CONFIG."""
+
+    value: str
+
+
+class GetKVListByNamespaceRequestHeader(Header):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+class BrokerNameRequestHeader(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class WipeWritePermResponseHeader(Header):
+    """Answer to WIPE_WRITE_PERM_OF_BROKER: how many topics it touched."""
+
+    wipe_topic_count: Int32
+
+
+class AddWritePermResponseHeader(Header):
+    """Answer to ADD_WRITE_PERM_OF_BROKER: how many topics it touched."""
+
+    add_topic_count: Int32
+
+
+class DeleteTopicInNamesrvRequestHeader(Header):
+    """DELETE_TOPIC_IN_NAMESRV (216); without a cluster the topic goes everywhere."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class GetTopicsByClusterRequestHeader(Header):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+class QueryDataVersionResponseHeader(Header):
+    """Answer to QUERY_DATA_VERSION (322): whether the broker must register again."""
+
+    changed: bool
+
+
+class GetBrokerMemberGroupRequestHeader(Header):
+    """GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class NotifyMinBrokerIdChangeRequestHeader(Header):
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), sent by a NameServer to the brokers of one name."""
+
+    min_broker_id: Int64
+    min_broker_addr: str
+    broker_name: str | None = None
+    offline_broker_addr: str | None = None
+    ha_broker_addr: str | None = None

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from gantrymq.errors import ClientError
 from gantrymq.protocol.java import string_hash_code
 
 CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
@@ -39,12 +40,19 @@ class SubscriptionData(msgspec.Struct, rename="camel"):
     def parse(
         cls, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
     ) -> SubscriptionData:
-        """`expression` is `*`, tags separated by `||`, or SQL92 (`FilterAPI.buildSubscriptionData`)."""
+        """`expression` is `*`, tags separated by `||`, or SQL92 (`FilterAPI.build`).
+
+        Raises ClientError for an expression that has only separators: it would match nothing.
+        """
         if expression_type != EXPRESSION_TAG:
+            if not expression:
+                raise ClientError(f"a subscription of type {expression_type} needs an expression")
             return cls(topic, expression, expression_type=expression_type)
-        tags = sorted({tag.strip() for tag in expression.split("||")} - {"", SUBSCRIBE_ALL})
-        if not tags or expression.strip() == SUBSCRIBE_ALL:
+        if expression.strip() in ("", SUBSCRIBE_ALL):
             return cls(topic)
+        tags = sorted({tag.strip() for tag in expression.split("||")} - {""})
+        if not tags:
+            raise ClientError(f"{expression!r} names no tag: 'TagA || TagB' and '*' are examples")
         return cls(topic, expression, tags, [string_hash_code(tag) for tag in tags])
 
 

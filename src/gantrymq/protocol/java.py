@@ -1,6 +1,15 @@
-"""Java's own arithmetic where RocketMQ's formats depend on it."""
+"""Java's own number types and arithmetic, where RocketMQ's formats depend on them."""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated
+
+from msgspec import Meta
+
+#: `int` and `long`: numbers out of range are refused while they are decoded, not when a struct can't hold them.
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def string_hash_code(text: str) -> int:
@@ -10,3 +19,9 @@ def string_hash_code(text: str) -> int:
     for i in range(0, len(units), 2):
         h = (31 * h + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
     return h - 0x100000000 if h >= 0x80000000 else h
+
+
+@lru_cache(maxsize=10_000)
+def tags_code(tags: bytes) -> int:
+    """What a consume queue keeps of a message's tags: the hash code of the whole TAGS property, 0 without one."""
+    return string_hash_code(tags.decode(errors="replace")) if tags else 0

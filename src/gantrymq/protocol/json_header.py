@@ -11,17 +11,18 @@ import msgspec
 
 from gantrymq.errors import HeaderError
 from gantrymq.protocol.codes import LanguageCode
+from gantrymq.protocol.java import Int32
 
 _LANGUAGES: dict[str, int] = {language.name: language.value for language in LanguageCode}
 _NAMES: dict[int, str] = {language.value: language.name for language in LanguageCode}
 
 
 class _JsonHeader(msgspec.Struct):
-    code: int
+    code: Int32
     language: str | int | None = None
-    version: int = 0
-    opaque: int = 0
-    flag: int = 0
+    version: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
     remark: str | None = None
     extFields: msgspec.Raw = msgspec.Raw()
 
@@ -31,16 +32,23 @@ _decode_fields = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_json = msgspec.json.Encoder().encode
 
+#: What msgspec raises for bytes that aren't the JSON expected.
+UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 def encode(code: int, language: int, version: int, opaque: int, flag: int, remark: str | None, ext: bytes) -> bytes:
-    """The header bytes; `ext` comes from `encode_fields`, empty for none."""
+    """The header bytes; `ext` comes from `encode_fields`, empty for none. Fields in Java's order."""
+    try:
+        remark_json = b'"remark":%s,' % _encode_json(remark) if remark else b""
+    except UnicodeEncodeError as e:
+        raise HeaderError(f"remark of code {code} can't be written: {e}") from e
     return b'{"code":%d,%s"flag":%d,"language":"%s","opaque":%d,%s"serializeTypeCurrentRPC":"JSON","version":%d}' % (
         code,
         b'"extFields":%s,' % ext if ext else b"",
         flag,
         _NAMES.get(language, "OTHER").encode(),
         opaque,
-        b'"remark":%s,' % _encode_json(remark) if remark else b"",
+        remark_json,
         version,
     )
 
@@ -49,7 +57,7 @@ def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
     """(code, language, version, opaque, flag, remark, ext); ext is left raw for `decode_fields`."""
     try:
         parsed = _decode_header(header)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except UNREADABLE_JSON as e:
         raise HeaderError(f"JSON header of {len(header)} bytes can't be read: {e}") from e
     language = parsed.language
     return (
@@ -65,7 +73,10 @@ def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
 
 def encode_fields(fields: dict[str, str]) -> bytes:
     """Ext fields as a JSON object."""
-    return _encode_json(fields) if fields else b""
+    try:
+        return _encode_json(fields) if fields else b""
+    except UnicodeEncodeError as e:
+        raise HeaderError(f"extFields can't be written: {e}") from e
 
 
 def decode_fields(ext: bytes) -> dict[str, str]:
@@ -73,18 +84,13 @@ def decode_fields(ext: bytes) -> dict[str, str]:
     if not ext or ext == b"null":
         return {}
     try:
-        return _decode_fields(ext)
-    except msgspec.ValidationError:
-        return {k: v if isinstance(v, str) else _text(v) for k, v in _loose(ext).items() if v is not None}
-    except msgspec.DecodeError as e:
+        try:
+            return _decode_fields(ext)
+        except msgspec.ValidationError:
+            fields = _decode_any_fields(ext)
+            return {k: v if isinstance(v, str) else _text(v) for k, v in fields.items() if v is not None}
+    except UNREADABLE_JSON as e:
         raise HeaderError(f"extFields can't be read: {e}") from e
-
-
-def _loose(ext: bytes) -> dict[str, Any]:
-    try:
-        return _decode_any_fields(ext)
-    except msgspec.DecodeError as e:
-        raise HeaderError(f"extFields is not a JSON object: {e}") from e
 
 
 def _text(value: Any) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from gantrymq.errors import RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, Record, decode_host, decode_records
+from gantrymq.protocol.sys_flag import COMPRESSED
 
 
 class MessageQueue(NamedTuple):
@@ -94,7 +96,10 @@ class MessageExt(Message):
 
     def __init__(self, record: Record, broker_name: str = "") -> None:
         # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull.
-        self.topic = record.topic.decode()
+        try:
+            self.topic = record.topic.decode()
+        except UnicodeDecodeError as e:
+            raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
         self.body = decompress(record.body, record.sys_flag)
         self.flag = record.flag
         self._properties = None
@@ -110,7 +115,7 @@ class MessageExt(Message):
         self.reconsume_times = record.reconsume_times
         self.store_size = record.size
         self.store_timestamp = record.store_timestamp
-        self.sys_flag = record.sys_flag
+        self.sys_flag = record.sys_flag & ~COMPRESSED
 
     @property
     def properties(self) -> dict[str, str]:

@@ -31,7 +31,8 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
         raw = bytes.fromhex(message_id)
     except ValueError:
         raw = b""
-    if len(raw) not in (16, 28):
+    # fromhex takes spaces too.
+    if len(raw) not in (16, 28) or len(message_id) != 2 * len(raw):
         raise ProtocolError(f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits are")
     return decode_host(raw[:-8]), _I64.unpack_from(raw, len(raw) - 8)[0]
 

@@ -5,6 +5,8 @@ Sources: common/message/MessageDecoder (string2messageProperties, messagePropert
 
 from __future__ import annotations
 
+from gantrymq.errors import IllegalMessage
+
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
 #: The properties' length is an int16 in a record.
@@ -37,8 +39,19 @@ KEY_SEPARATOR = " "
 
 
 def encode_properties(properties: dict[str, str]) -> bytes:
-    """The properties' bytes, each property ended by \\x02."""
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+    """The properties' bytes, each property ended by \\x02.
+
+    Raises IllegalMessage where a separator inside a name or value, or text that isn't Unicode, would corrupt them.
+    """
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    if text.count(PROPERTY_SEPARATOR) != len(properties) or (
+        text.count(NAME_VALUE_SEPARATOR) != len(properties) and any(NAME_VALUE_SEPARATOR in name for name in properties)
+    ):
+        raise IllegalMessage("a property's name holds \\x01 or \\x02, or its value \\x02: they separate the properties")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise IllegalMessage(f"a property is no Unicode text: {e}") from e
 
 
 def decode_properties(raw: bytes) -> dict[str, str]:
@@ -52,7 +65,10 @@ def decode_properties(raw: bytes) -> dict[str, str]:
 
 
 def find_property(raw: bytes, name: bytes) -> bytes | None:
-    """One property's value straight from the bytes, without decoding the others; None when absent."""
+    """One property's value straight from the bytes, without decoding the others; None when absent or empty.
+
+    Where a name comes twice this is the first value and `decode_properties` has the last; no client writes that.
+    """
     prefix = name + b"\x01"
     if raw.startswith(prefix):
         start = len(prefix)
@@ -62,4 +78,4 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
             return None
         start = at + 1 + len(prefix)
     end = raw.find(b"\x02", start)
-    return raw[start:end] if end >= 0 else raw[start:]
+    return (raw[start:end] if end >= 0 else raw[start:]) or None

@@ -48,6 +48,10 @@ _I16 = Struct(">h")
 FIXED_SIZE_V4 = _FIXED_V4.size + 1 + 2
 _HOST_V6 = BORN_HOST_V6 | STORE_HOST_V6
 _pack_fixed_v4 = _FIXED_V4.pack
+_unpack_fixed_v4 = _FIXED_V4.unpack_from
+_unpack_i16 = _I16.unpack_from
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
 _pack_i16 = _I16.pack
 _TOPIC_LENGTHS = [bytes([n]) for n in range(MAX_TOPIC_LENGTH_V1 + 1)]
 
@@ -91,7 +95,8 @@ def encode_record(
 ) -> bytes:
     """The record's bytes. Hosts come from `encode_host`; sys_flag must carry the _V6 bits that fit them.
 
-    Version 2 is used only where the topic needs it, as Java's autoMessageVersionOnTopicLen does.
+    Version 2 is used only where the topic needs it, as Java's autoMessageVersionOnTopicLen does. Numbers and lengths
+    have been checked: struct.error says that one doesn't fit (properties and topic have at most 32,767 bytes).
     """
     topic_length = len(topic)
     if topic_length <= MAX_TOPIC_LENGTH_V1 and not sys_flag & _HOST_V6:
@@ -152,6 +157,61 @@ def encode_record(
 def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Record:
     """The record at `pos`. Raises RecordError when it is cut off, is no record, or its body has another CRC."""
     available = len(buffer) - pos
+    if available >= FIXED_SIZE_V4:
+        # Nearly every record: the fixed part in one go. Whatever is odd about one is said below.
+        (
+            size,
+            magic,
+            body_crc,
+            queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times,
+            prepared,
+            body_length,
+        ) = _unpack_fixed_v4(buffer, pos)
+        is_plain = magic == MAGIC_V1 and not sys_flag & _HOST_V6
+        if is_plain and 0 <= body_length <= size - FIXED_SIZE_V4 and size <= available:
+            body_start = pos + _FIXED_V4.size
+            topic_start = body_start + body_length + 1
+            topic_end = topic_start + buffer[topic_start - 1]
+            end = pos + size
+            if topic_end + 2 <= end and topic_end + 2 + _unpack_i16(buffer, topic_end)[0] == end:
+                body = bytes(buffer[body_start : topic_start - 1])
+                if check_crc and crc32(body) & 0x7FFFFFFF != body_crc:
+                    raise RecordError(f"body of the record at {pos} has another CRC32 than {body_crc}")
+                return _new(
+                    Record,
+                    (
+                        size,
+                        queue_id,
+                        flag,
+                        queue_offset,
+                        physical_offset,
+                        sys_flag,
+                        born_timestamp,
+                        born_host,
+                        store_timestamp,
+                        store_host,
+                        reconsume_times,
+                        prepared,
+                        body_crc,
+                        body,
+                        bytes(buffer[topic_start:topic_end]),
+                        bytes(buffer[topic_end + 2 : end]),
+                    ),
+                )
+    return _decode_other(buffer, pos, available, check_crc)
+
+
+def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> Record:
+    """A record of version 2 or with an IPv6 host, or the reason why it is none."""
     if available < _HEAD_SIZE:
         raise RecordError(f"{available} bytes at {pos} are too few for a record")
     size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(

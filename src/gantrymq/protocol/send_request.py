@@ -50,7 +50,16 @@ class SendRequest(NamedTuple):
 _BEFORE_BORN = b"\x00\x01g\x00\x00\x00\x0d"
 #: h (flag) as "0", then the name of i: 8 + 3 bytes.
 _FLAG_0_THEN_PROPERTIES = b"\x00\x01h\x00\x00\x00\x010\x00\x01i"
+_BEFORE_G = frozenset("abcdef")
+_AFTER_I = frozenset("jklmn")
 _CACHE_LIMIT = 4096
+#: Longer heads and tails are not remembered, so that the cache has at most some MiB. A topic and a group of the longest
+#: names that are allowed take 400 bytes.
+_LONGEST_REMEMBERED = 1024
+_ROCKETMQ = int(SerializeType.ROCKETMQ)
+_SEND_MESSAGE = int(RequestCode.SEND_MESSAGE)
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
 _targets: dict[bytes, SendTarget] = {}
 _options: dict[bytes, SendOptions] = {}
 
@@ -58,22 +67,33 @@ _options: dict[bytes, SendOptions] = {}
 def decode_send_request(command: RemotingCommand) -> SendRequest:
     """The header of SEND_MESSAGE, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE. Raises HeaderError."""
     ext = command.raw_ext
-    if command.serialize_type == SerializeType.ROCKETMQ:
+    if command.serialize_type == _ROCKETMQ and command.code != _SEND_MESSAGE:
         at = ext.find(_BEFORE_BORN)
-        target = _targets.get(ext[:at])
+        # What was remembered are whole fields, so at `at` a field begins, whatever bytes the values hold.
+        target = _targets.get(ext[:at]) if at > 0 else None
         if target is not None and ext[at + 20 : at + 31] == _FLAG_0_THEN_PROPERTIES:
             start = at + 35
-            end = start + int.from_bytes(ext[at + 31 : start])
+            end = start + int.from_bytes(ext[at + 31 : start], "big")
             options = _options.get(ext[end:])
             born = ext[at + 7 : at + 20]
-            if options is not None and end <= len(ext) and born.isdigit():
-                return SendRequest(target, int(born), 0, ext[start:end], options)
+            if options is not None and end <= len(ext) and born.isdigit() and born >= b"1":
+                properties = ext[start:end]
+                if properties.isascii() or _is_utf8(properties):
+                    return _new(SendRequest, (target, int(born), 0, properties, options))
     return _decode_any(command)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decode_any(command: RemotingCommand) -> SendRequest:
     header: SendMessageRequestHeader
-    if command.code == RequestCode.SEND_MESSAGE:
+    if command.code == _SEND_MESSAGE:
         header = command.read_header(SendMessageRequestHeader)
     else:
         header = command.read_header(SendMessageRequestHeaderV2)
@@ -88,8 +108,11 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
     options = SendOptions(
         header.reconsume_times or 0, bool(header.unit_mode), header.max_reconsume_times, bool(header.batch)
     )
-    properties = (header.properties or "").encode()
-    if command.serialize_type == SerializeType.ROCKETMQ and command.code != RequestCode.SEND_MESSAGE:
+    try:
+        properties = (header.properties or "").encode()
+    except UnicodeEncodeError as e:
+        raise HeaderError(f"properties are no text: {e}") from e
+    if command.serialize_type == _ROCKETMQ and command.code != _SEND_MESSAGE:
         _remember(command.raw_ext, properties, target, options)
     return SendRequest(target, header.born_timestamp, header.flag, properties, options)
 
@@ -99,16 +122,19 @@ def _remember(ext: bytes, properties: bytes, target: SendTarget, options: SendOp
     at = ext.find(_BEFORE_BORN)
     start = at + 35
     end = start + len(properties)
+    head, tail = ext[:at], ext[end:]
     if at < 0 or ext[at + 20 : at + 31] != _FLAG_0_THEN_PROPERTIES or ext[start:end] != properties:
         return
+    if len(head) > _LONGEST_REMEMBERED or len(tail) > _LONGEST_REMEMBERED:
+        return
     try:
-        head, tail = binary_header.decode_fields(ext[:at]), binary_header.decode_fields(ext[end:])
+        before, after = binary_header.decode_fields(head), binary_header.decode_fields(tail)
     except HeaderError:
         return
-    if not head.keys() <= set("abcdef") or not tail.keys() <= set("jklmn"):
+    if not before.keys() <= _BEFORE_G or not after.keys() <= _AFTER_I:
         return
     for cache in (_targets, _options):
         if len(cache) >= _CACHE_LIMIT:
             cache.clear()
-    _targets[ext[:at]] = target
-    _options[ext[end:]] = options
+    _targets[head] = target
+    _options[tail] = options

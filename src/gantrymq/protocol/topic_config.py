@@ -147,7 +147,10 @@ def _prefixed(data: bytes) -> bytes:
 
 
 def _topic_text(config: TopicConfig) -> str:
-    """`TopicConfig.encode`: fields separated by spaces, attributes as JSON at the end."""
+    """`TopicConfig.encode`: fields separated by spaces, attributes as JSON at the end.
+
+    NameServers before 5.0 take five fields only, so empty attributes are left out.
+    """
     text = (
         f"{config.topic_name} {config.read_queue_nums} {config.write_queue_nums} {config.perm} "
         f"{config.topic_filter_type} "

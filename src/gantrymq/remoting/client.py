@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, parse_address
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, parse_address
 
 CONNECT_TIMEOUT_S = 3.0
 
@@ -46,7 +46,12 @@ class RemotingClient:
             task = asyncio.get_running_loop().create_task(self._connect(address))
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._connected(address, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise ClientClosed("this client was closed while it connected") from None
+            raise
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """The response of host:port, whatever its code. Raises a RemotingError."""
@@ -60,17 +65,15 @@ class RemotingClient:
         return response
 
     async def invoke_oneway(self, address: str, request: RemotingCommand) -> None:
-        """Sends without an answer. Raises ConnectFailed or ConnectionLost."""
+        """Sends without an answer. Raises a RemotingError."""
         await (await self.connection(address)).invoke_oneway(request)
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection. Requests under way end with ConnectionLost, connects with ClientClosed."""
         self._closed = True
         for task in list(self._connecting.values()):
             task.cancel()
-        for connection in list(self._connections.values()):
-            connection.close()
-        self._connections.clear()
+        await close_all(list(self._connections.values()))
 
     async def _connect(self, address: str) -> Connection:
         loop = asyncio.get_running_loop()
@@ -78,7 +81,10 @@ class RemotingClient:
             host, port = parse_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._handlers, hooks=self._hooks), host, port, ssl=self._ssl_context
+                    lambda: Connection(self._handlers, hooks=self._hooks, on_close=self._disconnected),
+                    host,
+                    port,
+                    ssl=self._ssl_context,
                 )
         except (OSError, ValueError) as e:
             # TimeoutError and ssl.SSLError are OSErrors.
@@ -92,7 +98,12 @@ class RemotingClient:
         self._connecting.pop(address, None)
         if task.cancelled() or task.exception() is not None:
             return
+        connection = task.result()
         if self._closed:
-            task.result().close()
-        else:
-            self._connections[address] = task.result()
+            connection.abort()
+        elif not connection.is_closed:
+            self._connections[address] = connection
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]

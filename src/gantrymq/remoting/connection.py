@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, GantryError, ProtocolError, RequestRefused, RequestTimeout
@@ -26,12 +27,19 @@ Buffers = Sequence[bytes | memoryview]
 Reply = RemotingCommand | Buffers | None
 Handler = Callable[["Connection", RemotingCommand], Reply]
 
-#: Unwritten bytes at which a connection stops being read until its peer has taken half of them.
+#: Unwritten bytes at which writers wait, and a server stops reading, until the peer has taken three quarters of them.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
+#: How long a closing connection may take to send what it has to, in seconds.
+CLOSE_TIMEOUT_S = 2.0
+#: Longer remarks of errors are cut: they may quote what the peer sent.
+_LONGEST_REMARK = 2000
 
 
 class RpcHook(Protocol):
-    """Sees every command of a connection on its way (`RPCHook`): signing, checking, tracing."""
+    """Sees the commands of a connection on their way (`RPCHook`): signing, checking, tracing.
+
+    An answer that a handler gives as encoded frames passes by.
+    """
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
         """May change `request` (client) or raise a GantryError to refuse it (server)."""
@@ -41,13 +49,18 @@ class RpcHook(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A connected peer at `address` (host:port). `attributes` is free for the layers above."""
+    """A connected peer at `address` (host:port). `attributes` is free for the layers above.
+
+    A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
+    reads always: if both stopped, two that have much to say to each other would wait for ever.
+    """
 
     def __init__(
         self,
         handlers: Mapping[int, Handler],
         *,
         hooks: Sequence[RpcHook] = (),
+        is_server: bool = False,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -56,6 +69,7 @@ class Connection(asyncio.Protocol):
         self.last_read = 0.0
         self._handlers = handlers
         self._hooks = hooks
+        self._is_server = is_server
         self._on_open = on_open
         self._on_close = on_close
         self._reader = FrameReader()
@@ -63,8 +77,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._next_opaque = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[RemotingCommand]] = set()
+        #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
+        self._closing = False
+        self._lost: asyncio.Future[None] = self._loop.create_future()
         #: Answers of the read under way; None between reads, when answers are written at once.
         self._batch: list[bytes | memoryview] | None = None
 
@@ -81,23 +98,24 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_read = self._loop.time()
-        batch: list[bytes | memoryview] = []
-        self._batch = batch
+        self._batch = []
         try:
             for command in self._reader.feed(data):
+                if self._closing:
+                    break
                 if command.flag & RESPONSE_FLAG:
                     self._response_received(command)
                 else:
                     self._request_received(command)
         except ProtocolError as e:
             log.warning("closing the connection with %s: %s", self.address, e)
-            self._flush(batch)
             self.close()
-            return
-        self._flush(batch)
+        finally:
+            self._flush()
 
-    def _flush(self, batch: list[bytes | memoryview]) -> None:
-        self._batch = None
+    def _flush(self) -> None:
+        """Writes the answers of the read under way."""
+        batch, self._batch = self._batch, None
         if batch and self._transport is not None:
             if len(batch) == 1:
                 self._transport.write(batch[0])
@@ -105,30 +123,32 @@ class Connection(asyncio.Protocol):
                 self._transport.writelines(batch)
 
     def pause_writing(self) -> None:
-        # A peer that sends requests but doesn't take the answers is not read any further: its backlog is bounded.
-        assert self._transport is not None
-        self._transport.pause_reading()
         self._writable = self._loop.create_future()
+        if self._is_server and self._transport is not None:
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._writable is not None:
-            if not self._writable.done():
-                self._writable.set_result(None)
-            self._writable = None
-        if self._transport is not None and not self._transport.is_closing():
+        self._wake_writers()
+        if self._is_server and self._transport is not None and not self._closing:
             self._transport.resume_reading()
+
+    def _wake_writers(self) -> None:
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-            self._writable = None
-        pending, self._pending = self._pending, {}
-        for future in pending.values():
+        self._closing = True
+        self._wake_writers()
+        message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
+        for future in self._pending.values():
             if not future.done():
-                future.set_exception(ConnectionLost(f"{self.address} closed the connection: {exc}", self.address))
-        for task in self._tasks:
+                future.set_exception(ConnectionLost(message, self.address))
+        self._pending.clear()
+        for task in list(self._tasks):
             task.cancel()
+        self._lost.set_result(None)
         if self._on_close:
             self._on_close(self)
 
@@ -153,63 +173,91 @@ class Connection(asyncio.Protocol):
 
     def reply(self, request: RemotingCommand, reply: RemotingCommand | Buffers) -> None:
         """Answers `request`, in its header encoding. Nothing is sent for a one-way request or after the close."""
-        if request.flag & ONEWAY_FLAG or self._transport is None:
+        if request.flag & ONEWAY_FLAG or self._closing or self._transport is None:
             return
         if isinstance(reply, RemotingCommand):
-            reply.opaque = request.opaque
-            reply.flag |= RESPONSE_FLAG
-            reply.serialize_type = request.serialize_type
-            for hook in self._hooks:
-                hook.after_response(self.address, request, reply)
-            reply = (reply.encode(),)
+            try:
+                for hook in self._hooks:
+                    hook.after_response(self.address, request, reply)
+                reply = (_encode_reply(request, reply),)
+            except Exception as e:
+                reply = (_encode_reply(request, error_response(e, request, self.address)),)
         if self._batch is not None:
             self._batch += reply
         else:
             self._transport.writelines(reply)
 
     def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand]) -> None:
-        """Answers `request` with what `work` returns, in a task of its own: for rare requests only."""
+        """Answers `request` with what `work` returns, in a task of its own: for rare requests only.
 
-        async def run() -> None:
-            try:
-                reply = await work
-            except Exception as e:
-                reply = error_response(e, request, self.address)
-            self.reply(request, reply)
-
-        task = self._loop.create_task(run())
+        When the connection is lost `work` is cancelled; it shields what must not be left half done.
+        """
+        if self._closing:
+            work.close()
+            return
+        task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._work_done, request))
+
+    def _work_done(self, request: RemotingCommand, task: asyncio.Task[RemotingCommand]) -> None:
+        self._tasks.discard(task)
+        try:
+            reply = task.result()
+        except asyncio.CancelledError:
+            reply = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "the request was cancelled")
+        except Exception as e:
+            reply = error_response(e, request, self.address)
+        self.reply(request, reply)
 
     # -- requests to the peer -----------------------------------------------------------------------------------
 
     async def invoke(self, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends `request`, waits for its response. Raises ConnectionLost or RequestTimeout."""
+        """Sends `request` when there is room in the write buffer, waits for its response.
+
+        Raises ConnectionLost, or RequestTimeout when both together took longer than `timeout_ms`.
+        """
         if self._writable is not None:
-            await asyncio.shield(self._writable)
-        future = self.start_request(request, timeout_ms)
-        try:
-            response = await future
-        finally:
-            self._pending.pop(request.opaque, None)
+            timeout_ms = await self._room_to_write(timeout_ms)
+        response = await self.start_request(request, timeout_ms)
         for hook in self._hooks:
             hook.after_response(self.address, request, response)
         return response
 
     def start_request(self, request: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
-        """Sends `request` now; the future is its response."""
+        """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
         self._send(request)
+        opaque = request.opaque
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        self._pending[request.opaque] = future
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, request.opaque, timeout_ms)
-        future.add_done_callback(lambda _: timer.cancel())
+        self._pending[opaque] = future
+        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, opaque, timeout_ms)
+
+        def done(_: object) -> None:
+            timer.cancel()
+            self._pending.pop(opaque, None)
+
+        future.add_done_callback(done)
         return future
 
-    async def invoke_oneway(self, request: RemotingCommand) -> None:
-        """Sends `request` without waiting for an answer, only for room in the write buffer."""
+    async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
+        """Sends `request` without waiting for an answer, only for room in the write buffer.
+
+        Raises ConnectionLost, or RequestTimeout when there was no room.
+        """
         if self._writable is not None:
-            await asyncio.shield(self._writable)
+            await self._room_to_write(timeout_ms)
         self.send_oneway(request)
+
+    async def _room_to_write(self, timeout_ms: int) -> int:
+        """Waits until the write buffer has room; what is left of `timeout_ms`."""
+        deadline = self._loop.time() + timeout_ms / 1000
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._writable is not None:
+                    await asyncio.shield(self._writable)
+        except TimeoutError:
+            message = f"{self.address} did not take what was sent before in {timeout_ms} ms"
+            raise RequestTimeout(message, self.address) from None
+        return max(1, round((deadline - self._loop.time()) * 1000))
 
     def send_oneway(self, request: RemotingCommand) -> None:
         """Like `invoke_oneway`, without the wait."""
@@ -217,7 +265,7 @@ class Connection(asyncio.Protocol):
         self._send(request)
 
     def _send(self, request: RemotingCommand) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self.is_closed:
             raise ConnectionLost(f"the connection with {self.address} is closed", self.address)
         self._next_opaque = request.opaque = (self._next_opaque + 1) & 0x7FFFFFFF
         for hook in self._hooks:
@@ -229,10 +277,10 @@ class Connection(asyncio.Protocol):
 
     def _response_received(self, response: RemotingCommand) -> None:
         future = self._pending.pop(response.opaque, None)
-        if future is None:
-            log.debug("response %d of %s came too late", response.opaque, self.address)
-        elif not future.done():
+        if future is not None and not future.done():
             future.set_result(response)
+        else:
+            log.debug("response %d of %s answers nothing, or came too late", response.opaque, self.address)
 
     def _time_out(self, opaque: int, timeout_ms: int) -> None:
         future = self._pending.pop(opaque, None)
@@ -243,28 +291,62 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
+        return self._closing or self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
-        """Closes after what is in the write buffer was sent."""
+        """Closes after what is in the write buffer was sent; see `close_all` for a peer that may not take it."""
+        self._flush()
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Closes at once."""
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
 
+async def close_all(connections: Collection[Connection], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    """Closes `connections` and waits until they are; those whose peer doesn't take the rest in time are cut off."""
+    lost = [connection._lost for connection in connections if connection._transport is not None]
+    for connection in connections:
+        connection.close()
+    if not lost:
+        return
+    _, late = await asyncio.wait(lost, timeout=timeout_s)
+    if late:
+        for connection in connections:
+            connection.abort()
+        await asyncio.wait(late)
+
+
+def _encode_reply(request: RemotingCommand, reply: RemotingCommand) -> bytes:
+    if reply.serialize_type != request.serialize_type:
+        _ = reply.ext_fields  # Those of a command that another server sent are still in its encoding.
+        reply.serialize_type = request.serialize_type
+    reply.opaque = request.opaque
+    reply.flag |= RESPONSE_FLAG
+    return reply.encode()
+
+
 def error_response(error: Exception, request: RemotingCommand, address: str) -> RemotingCommand:
-    """The answer for a handler that raised: SYSTEM_ERROR with the reason, logged once."""
+    """The answer for a handler that raised: a RequestRefused's code and remark, else SYSTEM_ERROR and the reason.
+
+    A refusal is an everyday answer; anything else is logged.
+    """
+    if isinstance(error, RequestRefused):
+        return RemotingCommand.response(error.code, _remark(str(error)))
     if isinstance(error, GantryError):
         log.warning("request %d of %s failed: %s", request.code, address, error)
     else:
         log.error("request %d of %s failed", request.code, address, exc_info=error)
-    if isinstance(error, RequestRefused):
-        return RemotingCommand.response(error.code, str(error))
-    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, _remark(f"{type(error).__name__}: {error}"))
+
+
+def _remark(text: str) -> str:
+    """`text` as any header can carry it."""
+    return text[:_LONGEST_REMARK].encode(errors="backslashreplace").decode()
 
 
 def format_address(host: str, port: int) -> str:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.errors import GantryError
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, format_address
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, format_address
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +46,52 @@ class RemotingServer:
 
     async def start(self) -> None:
         """Listens; `port` is the real one afterwards. Raises GantryError when the port is taken."""
+        await self.bind()
+        await self.serve()
+
+    async def bind(self) -> None:
+        """Takes the port, so that `port` is known, but no connection yet. Raises GantryError when it is taken."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self._connected, self._host, self.port, ssl=self._ssl_context, backlog=BACKLOG
+                self._connected,
+                self._host,
+                self.port,
+                ssl=self._ssl_context,
+                backlog=BACKLOG,
+                start_serving=False,
             )
         except OSError as e:
             address = format_address(self._host, self.port)
             raise GantryError(f"can't listen on {address}: {e.strerror or e}; is another server using it?") from e
         sockets: Sequence[socket.socket] = self._server.sockets
         self.port = sockets[0].getsockname()[1]
-        self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)
+
+    async def serve(self) -> None:
+        """Begins to take connections."""
+        assert self._server is not None
+        await self._server.start_serving()
+        self._idle_timer = asyncio.get_running_loop().call_later(self._max_idle_s / 4, self._close_idle)
 
     async def stop(self) -> None:
-        """Stops listening and closes every connection, after what was answered is written."""
+        """Stops listening and closes every connection, after what was answered is written if the peers take it soon."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._server is not None:
             self._server.close()
-            for connection in list(self.connections):
-                connection.close()
-            await self._server.wait_closed()
             self._server = None
+            await close_all(self.connections.copy())
 
     def _connected(self) -> Connection:
-        return Connection(self._handlers, hooks=self._hooks, on_open=self.connections.add, on_close=self._disconnected)
+        return Connection(
+            self._handlers, hooks=self._hooks, is_server=True, on_open=self._opened, on_close=self._disconnected
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        if self._server is None:
+            # Its TLS handshake ended after stop().
+            connection.abort()
+        self.connections.add(connection)
 
     def _disconnected(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -82,5 +103,6 @@ class RemotingServer:
         oldest = loop.time() - self._max_idle_s
         for connection in [c for c in self.connections if c.last_read < oldest]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
-            connection.close()
+            # Not close(): a peer that is gone, or stopped reading, would never take what it is still to get.
+            connection.abort()
         self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)

@@ -1,0 +1,75 @@
+"""The one way in which the broker puts a message into its store and tells those who wait for it."""
+
+from __future__ import annotations
+
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.errors import RequestRefused, StoreFull
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import STORE_HOST_V6
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore, PutResult
+
+
+class Appender:
+    """Appends to the store of one broker; `store_host` as in a record."""
+
+    def __init__(self, store: MessageStore, store_host: bytes, polling: LongPolling) -> None:
+        self.store = store
+        self.store_host = store_host
+        self._store_v6 = STORE_HOST_V6 if len(store_host) > 8 else 0
+        self._polling = polling
+        self.max_message_size = store.config.max_message_size
+
+    def append(
+        self,
+        queue: ConsumeQueue,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        body: bytes,
+        properties: bytes,
+        tags_code: int,
+    ) -> PutResult:
+        """Stores a message. Raises RequestRefused: too large, or no room."""
+        if len(body) > self.max_message_size or len(properties) > MAX_PROPERTIES_LENGTH:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: its body has {len(body)} bytes of at most {self.max_message_size}, "
+                f"its properties {len(properties)} bytes of at most {MAX_PROPERTIES_LENGTH}",
+            )
+        try:
+            result = self.store.append(
+                queue,
+                flag,
+                sys_flag & ~STORE_HOST_V6 | self._store_v6,
+                born_timestamp,
+                born_host,
+                reconsume_times,
+                body,
+                properties,
+                tags_code,
+            )
+        except StoreFull as e:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
+        self._polling.message_arrived(queue)
+        return result
+
+    def append_again(
+        self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int
+    ) -> PutResult:
+        """Stores what a record holds once more, in another queue."""
+        return self.append(
+            queue,
+            record.flag,
+            record.sys_flag,
+            record.born_timestamp,
+            record.born_host,
+            reconsume_times,
+            record.body,
+            properties,
+            tags_code,
+        )

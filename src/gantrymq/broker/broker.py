@@ -1,0 +1,146 @@
+"""Broker: puts the parts together, starts and stops them in order (`BrokerController`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.clients import Clients
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.pull import Pulling
+from gantrymq.broker.queue_offsets import QueueOffsets
+from gantrymq.broker.registration import Registration
+from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.send import Sending
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topic_admin import TopicAdmin
+from gantrymq.broker.topics import TopicTable
+from gantrymq.protocol.record import encode_host
+from gantrymq.remoting.connection import Connection, Handler, format_address
+from gantrymq.remoting.server import RemotingServer
+from gantrymq.store.delay_level import parse_delay_levels
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+#: How often clients that fell silent are looked for (`ClientHousekeepingService`), s.
+_CLIENT_SCAN_S = 10.0
+
+
+class Broker:
+    """A master broker. `address` is what it tells NameServers and clients, once started."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self._handlers: dict[int, Handler] = {}
+        self._server = RemotingServer(
+            self._handlers, host=config.bind_address, port=config.listen_port, on_close=self._connection_closed
+        )
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def address(self) -> str:
+        return format_address(self.config.broker_ip1, self.port)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def start(self) -> None:
+        """Opens the store, listens, registers. Raises StoreLocked, StoreError, ConfigError or GantryError."""
+        config = self.config
+        # The port comes first: records and ids carry it, and a taken one must leave the store alone.
+        await self._server.bind()
+        store_host = encode_host(config.broker_ip1, self.port)
+        self.store = MessageStore(config.store, store_host)
+        try:
+            self.store.open()
+            self._wire(store_host)
+            await self._server.serve()
+        except BaseException:
+            await self._server.stop()
+            self.store.close()
+            raise
+        self._schedule.start()
+        await self._registration.start()
+        self._every("offsets", config.flush_consumer_offset_interval / 1000, self._save_offsets)
+        self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
+        log.info("broker %s of %s at %s", config.broker_name, config.broker_cluster_name, self.address)
+
+    def _wire(self, store_host: bytes) -> None:
+        config, store = self.config, self.store
+        directory = config.store.config_directory
+        self.topics = TopicTable(config, directory / "topics.json", self._topics_changed)
+        self.groups = SubscriptionGroupTable(
+            directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group
+        )
+        self.offsets = ConsumerOffsets(directory / "consumerOffset.json")
+        self.members: GroupMembers[Connection] = GroupMembers()
+        self._pulling = Pulling(config, store, self.topics, self.groups, self.members, self.offsets)
+        self.polling = self._pulling.polling
+        appender = Appender(store, store_host, self.polling)
+        self._schedule = Schedule(
+            directory / "delayOffset.json", parse_delay_levels(config.store.message_delay_level), appender
+        )
+        retry = RetryTopics(appender, self.topics, self.groups, self._schedule)
+        self._sending = Sending(config, appender, self.topics, self._schedule, retry)
+        self._clients = Clients(store, self.topics, self.groups, self.members, self.offsets)
+        self._registration = Registration(config, self.address, self.topics)
+        for table in (self.topics, self.groups, self.offsets, self._schedule):
+            table.load()
+        for part in (
+            self._sending,
+            self._pulling,
+            retry,
+            self._clients,
+            QueueOffsets(store, self.topics),
+            TopicAdmin(store, self.topics, self.offsets),
+        ):
+            self._handlers.update(part.handlers())
+
+    async def stop(self) -> None:
+        """Leaves the NameServers, answers who waits, closes connections, then the store."""
+        for timer in self._timers.values():
+            timer.cancel()
+        await self._registration.stop()
+        self.polling.stop()
+        await self._server.stop()
+        self._schedule.stop()
+        self.offsets.save()
+        self.store.close()
+
+    def _topics_changed(self) -> None:
+        self._sending.topics_changed()
+        self._registration.topics_changed()
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self.polling.drop(connection)
+        self._clients.connection_closed(connection)
+
+    def _save_offsets(self) -> None:
+        self.offsets.save()
+        self._schedule.save()
+
+    def _expire_clients(self) -> None:
+        oldest = asyncio.get_running_loop().time() - self.config.channel_expired_timeout / 1000
+        changed, silent = self.members.expire(oldest)
+        for connection in silent:
+            log.info("client %s sent no heartbeat for too long: dropped", connection.address)
+            connection.close()
+        self._clients.notify(changed)
+
+    def _every(self, name: str, seconds: float, work: object) -> None:
+        assert callable(work)
+
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("%s failed", name)
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
+
+        self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)

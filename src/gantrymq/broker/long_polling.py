@@ -1,0 +1,105 @@
+"""Pulls that wait for messages (`PullRequestHoldService`).
+
+A waiting pull costs an entry in two dictionaries and no timer of its own: one timer a second looks at the pulls whose
+second has come. Arrivals are gathered and answered once per turn of the loop, so a pull gets all that came in one read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import PullMessageRequestHeader
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.consume_queue import ConsumeQueue
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True, eq=False)
+class WaitingPull:
+    """A pull request on hold until `deadline` (loop time, s)."""
+
+    connection: Connection
+    request: RemotingCommand
+    header: PullMessageRequestHeader
+    queue: ConsumeQueue
+    accepts: Callable[[int], bool] | None
+    deadline: float
+
+
+class LongPolling:
+    """`retry(pull, expired)` answers the pull or holds it again."""
+
+    def __init__(self, retry: Callable[[WaitingPull, bool], None]) -> None:
+        self._retry = retry
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[ConsumeQueue, set[WaitingPull]] = {}
+        self._by_second: dict[int, set[WaitingPull]] = {}
+        self._arrived: set[ConsumeQueue] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def hold(self, pull: WaitingPull) -> None:
+        """Keeps `pull` until its queue grows or its deadline comes."""
+        if self._stopped:
+            self._retry(pull, True)
+            return
+        self._waiting.setdefault(pull.queue, set()).add(pull)
+        self._by_second.setdefault(int(pull.deadline), set()).add(pull)
+        if self._timer is None:
+            self._timer = self._loop.call_later(1.0, self._expire)
+
+    def message_arrived(self, queue: ConsumeQueue) -> None:
+        """Called for every message stored: costs one look-up when nobody waits."""
+        if queue in self._waiting:
+            if not self._arrived:
+                self._loop.call_soon(self._answer)
+            self._arrived.add(queue)
+
+    def drop(self, connection: Connection) -> None:
+        """A client is gone, and its pulls with it."""
+        for pull in [pull for pulls in self._waiting.values() for pull in pulls if pull.connection is connection]:
+            self._remove(pull)
+
+    def stop(self) -> None:
+        """Answers all that wait: the broker is going down."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for pull in [pull for pulls in self._waiting.values() for pull in pulls]:
+            self._remove(pull)
+            self._retry(pull, True)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def _answer(self) -> None:
+        arrived, self._arrived = self._arrived, set()
+        for queue in arrived:
+            for pull in list(self._waiting.get(queue, ())):
+                self._remove(pull)
+                self._retry(pull, False)
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for second in [second for second in self._by_second if second < int(now)]:
+            for pull in list(self._by_second.get(second, ())):
+                self._remove(pull)
+                self._retry(pull, True)
+        self._timer = self._loop.call_later(1.0, self._expire) if self._waiting else None
+
+    def _remove(self, pull: WaitingPull) -> None:
+        _discard(self._waiting, pull.queue, pull)
+        _discard(self._by_second, int(pull.deadline), pull)
+
+
+def _discard(table: dict[K, set[WaitingPull]], key: K, pull: WaitingPull) -> None:
+    pulls = table.get(key)
+    if pulls is not None:
+        pulls.discard(pull)
+        if not pulls:
+            del table[key]

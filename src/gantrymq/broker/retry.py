@@ -1,0 +1,98 @@
+"""Messages that a consumer failed on: %RETRY%group with growing delays, then %DLQ%group.
+
+CONSUMER_SEND_MSG_BACK (`AbstractSendMessageProcessor.consumerSendMsgBack`) and plain sends to a retry topic
+(`SendMessageProcessor.handleRetryAndDLQ`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.consume_queue import ConsumeQueue
+
+DLQ_QUEUE_NUMS = 1
+#: The first retry waits for this delay level, each further one a level more.
+FIRST_RETRY_LEVEL = 3
+
+
+class RetryTopics:
+    """The retry and dead-letter topics of one broker."""
+
+    def __init__(
+        self, appender: Appender, topics: TopicTable, groups: SubscriptionGroupTable, schedule: Schedule
+    ) -> None:
+        self._appender = appender
+        self._topics = topics
+        self._groups = groups
+        self._schedule = schedule
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A consumer gives a message back to have it again later."""
+        header = request.read_header(ConsumerSendMsgBackRequestHeader)
+        group = self._group(header.group)
+        if group.retry_queue_nums <= 0:
+            return RemotingCommand.response()
+        try:
+            record = self._appender.store.read_record(header.offset)
+        except GantryError as e:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}: {e}"
+            ) from e
+        max_times = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        fields = decode_properties(record.properties)
+        fields.setdefault(names.RETRY_TOPIC, record.topic.decode())
+        fields.setdefault(names.ORIGIN_MESSAGE_ID, encode_offset_message_id(record.store_host, record.physical_offset))
+        fields.pop(names.DELAY_TIME_LEVEL, None)
+        code = tags_code(fields.get(names.TAGS, "").encode())
+        if record.reconsume_times >= max_times or header.delay_level < 0:
+            queue = self._dead_letter_queue(group)
+            properties = encode_properties(fields)
+        else:
+            level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
+            topic = self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
+            if not topic.is_writable:
+                raise RequestRefused(
+                    ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
+                )
+            target = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
+            queue, properties, code = self._schedule.redirect(
+                target, encode_properties(fields), level, time.time_ns() // 1_000_000
+            )
+        self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
+        return RemotingCommand.response()
+
+    def dead_letter_queue_for(
+        self, topic: str, reconsume_times: int, max_reconsume_times: int | None
+    ) -> ConsumeQueue | None:
+        """The dead-letter queue for what was sent to a retry topic too often, None while it may be retried."""
+        group = self._group(topic.removeprefix(RETRY_TOPIC_PREFIX))
+        max_times = group.retry_max_times if max_reconsume_times is None else max_reconsume_times
+        return self._dead_letter_queue(group) if reconsume_times > max_times else None
+
+    def _dead_letter_queue(self, group: SubscriptionGroupConfig) -> ConsumeQueue:
+        topic = self._topics.create_if_absent(DLQ_TOPIC_PREFIX + group.group_name, DLQ_QUEUE_NUMS)
+        return self._appender.store.queue(topic.topic_name, random.randrange(DLQ_QUEUE_NUMS))
+
+    def _group(self, name: str) -> SubscriptionGroupConfig:
+        group = self._groups.get(name)
+        if group is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+        return group

@@ -1,0 +1,137 @@
+"""Delayed messages of the 18 levels (`ScheduleMessageService`, `HookUtils`).
+
+A message with a delay level waits in queue level-1 of SCHEDULE_TOPIC_XXXX, its tags code being the time it is due (ms);
+when due it is stored again in its real queue. All messages of a level wait equally long, so a queue is in order of time
+and only its head matters. How far each level has got is delayOffset.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.broker.appender import Appender
+from gantrymq.errors import GantryError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
+from gantrymq.protocol.record import decode_records
+from gantrymq.protocol.topic_config import DataVersion
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.store.message_store import GetStatus
+
+log = logging.getLogger(__name__)
+
+#: Messages of one level that are delivered before the loop gets its turn.
+_BATCH = 256
+#: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
+_AFTER_ERROR_S = 10.0
+
+
+class _DelayOffsets(msgspec.Struct, rename="camel"):
+    offset_table: dict[int, int] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class Schedule:
+    """Delays messages and delivers them when they are due."""
+
+    def __init__(self, path: Path, levels_ms: list[int], appender: Appender) -> None:
+        self._file = JsonConfigFile(path)
+        self._levels_ms = levels_ms
+        self._appender = appender
+        self._offsets = _DelayOffsets()
+        self._changed = False
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def load(self) -> None:
+        data = self._file.load(lambda content: decode_json(content, _DelayOffsets))
+        if data is not None:
+            self._offsets = decode_json(data, _DelayOffsets)
+
+    def start(self) -> None:
+        """Takes up every level where it stopped."""
+        for level in range(1, len(self._levels_ms) + 1):
+            self._wake(level, 0.0)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self.save()
+
+    def save(self) -> None:
+        """Writes delayOffset.json when it changed."""
+        if self._changed:
+            self._changed = False
+            self._offsets.data_version.advance()
+            self._file.save(encode_json(self._offsets))
+
+    def redirect(
+        self, queue: ConsumeQueue, properties: bytes, level: int, now_ms: int
+    ) -> tuple[ConsumeQueue, bytes, int]:
+        """Where a message for `queue` waits: (queue, properties, tags code). A level too high is the highest."""
+        level = min(level, len(self._levels_ms))
+        fields = decode_properties(properties)
+        fields[names.DELAY_TIME_LEVEL] = str(level)
+        fields[names.REAL_TOPIC] = queue.topic
+        fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
+        delay_ms = self._levels_ms[level - 1]
+        if level not in self._timers:
+            self._wake(level, delay_ms / 1000)
+        return self._queue(level), encode_properties(fields), now_ms + delay_ms
+
+    def _queue(self, level: int) -> ConsumeQueue:
+        return self._appender.store.queue(SCHEDULE_TOPIC, level - 1)
+
+    def _wake(self, level: int, after_s: float) -> None:
+        self._timers[level] = self._loop.call_later(after_s, self._deliver, level)
+
+    def _deliver(self, level: int) -> None:
+        del self._timers[level]
+        try:
+            after_s = self._deliver_due(level)
+        except (GantryError, ValueError) as e:
+            log.error("delay level %d: delivery failed, trying again in %d s: %s", level, _AFTER_ERROR_S, e)
+            after_s = _AFTER_ERROR_S
+        if after_s is not None:
+            self._wake(level, after_s)
+
+    def _deliver_due(self, level: int) -> float | None:
+        """Stores again what is due; returns the seconds to the next message, None when the queue is empty."""
+        queue = self._queue(level)
+        delay_ms = self._levels_ms[level - 1]
+        offset = self._offsets.offset_table.get(level, 0)
+        found = self._appender.store.get(queue, offset, _BATCH, 4 * self._appender.max_message_size)
+        if found.status is not GetStatus.FOUND:
+            if found.next_begin_offset != offset:
+                self._advance(level, found.next_begin_offset)
+            return None if found.next_begin_offset >= queue.max_offset else 0.0
+        now_ms = time.time_ns() // 1_000_000
+        for buffer in found.buffers:
+            for record in decode_records(buffer):
+                due_ms = record.store_timestamp + delay_ms
+                if due_ms > now_ms:
+                    return (due_ms - now_ms) / 1000
+                fields = decode_properties(record.properties)
+                topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
+                if topic and queue_id.isdigit():
+                    target = self._appender.store.queue(topic, int(queue_id))
+                    code = tags_code(find_property(record.properties, b"TAGS") or b"")
+                    self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
+                else:
+                    log.error("delayed message at %d has no REAL_TOPIC: skipped", record.physical_offset)
+                self._advance(level, record.queue_offset + 1)
+        return 0.0
+
+    def _advance(self, level: int, offset: int) -> None:
+        self._offsets.offset_table[level] = offset
+        self._changed = True

@@ -1,0 +1,138 @@
+"""The broker's topics: the table, how topics come to be, and topics.json (`TopicConfigManager`; seed 004)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.topic_config import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TopicConfig,
+    TopicConfigTable,
+)
+from gantrymq.protocol.topic_name import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_EVENT,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
+from gantrymq.store.json_config import JsonConfigFile
+
+log = logging.getLogger(__name__)
+
+SCHEDULE_QUEUE_NUMS = 18
+REVIVE_QUEUE_NUMS = 8
+REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
+
+
+class TopicTable:
+    """Topic name -> TopicConfig. `on_change` is called after every change, once it is on disk."""
+
+    def __init__(self, config: BrokerConfig, path: Path, on_change: Callable[[], None]) -> None:
+        self._config = config
+        self._file = JsonConfigFile(path)
+        self._on_change = on_change
+        self._table = TopicConfigTable()
+        self.system_topics: set[str] = set()
+
+    def load(self) -> None:
+        """Reads topics.json, then adds the system's own topics."""
+        data = self._file.load(lambda content: decode_json(content, TopicConfigTable))
+        if data is not None:
+            self._table = decode_json(data, TopicConfigTable)
+        for topic in system_topics(self._config):
+            self._table.topic_config_table[topic.topic_name] = topic
+            self.system_topics.add(topic.topic_name)
+
+    @property
+    def table(self) -> TopicConfigTable:
+        """All topics and their version, as a registration carries them."""
+        return self._table
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.topic_config_table.get(topic)
+
+    def put(self, topic: TopicConfig) -> None:
+        """Creates or replaces a topic."""
+        self._table.topic_config_table[topic.topic_name] = topic
+        self._changed()
+
+    def remove(self, topic: str) -> bool:
+        """False when there was no such topic."""
+        if self._table.topic_config_table.pop(topic, None) is None:
+            return False
+        self._changed()
+        return True
+
+    def create_in_send(self, topic: str, default_topic: str, client_queue_nums: int, peer: str) -> TopicConfig | None:
+        """What a send to an unknown topic makes: a topic after `default_topic`, if that one may be inherited.
+
+        Normally TBW102, which is there only with autoCreateTopicEnable; min(client's queue count, its write queues).
+        """
+        default = self.get(default_topic)
+        if default is None or not default.perm & PERM_INHERIT:
+            log.warning("topic %s of producer %s is not created: no default topic %s", topic, peer, default_topic)
+            return None
+        queue_nums = max(0, min(client_queue_nums, default.write_queue_nums))
+        created = TopicConfig(
+            topic,
+            queue_nums,
+            queue_nums,
+            default.perm & ~PERM_INHERIT,
+            default.topic_filter_type,
+        )
+        log.info("created topic %s with %d queues for producer %s", topic, queue_nums, peer)
+        self.put(created)
+        return created
+
+    def create_if_absent(self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+        """What retry and dead-letter topics come from."""
+        config = self.get(topic)
+        if config is None:
+            config = TopicConfig(topic, queue_nums, queue_nums, perm)
+            log.info("created topic %s with %d queues", topic, queue_nums)
+            self.put(config)
+        return config
+
+    def _changed(self) -> None:
+        self._table.data_version.advance()
+        self._file.save(encode_json(self._table))
+        self._on_change()
+
+
+def system_topics(config: BrokerConfig) -> list[TopicConfig]:
+    """The topics that every broker has from its start."""
+    read_write = PERM_READ | PERM_WRITE
+
+    def topic(name: str, queue_nums: int, perm: int = read_write) -> TopicConfig:
+        return TopicConfig(name, queue_nums, queue_nums, perm)
+
+    cluster, name = config.broker_cluster_name, config.broker_name
+    topics = [
+        topic(SELF_TEST_TOPIC, 1),
+        topic(BENCHMARK_TOPIC, 1024),
+        topic(cluster, 16, PERM_INHERIT | (read_write if config.cluster_topic_enable else 0)),
+        topic(name, 1, PERM_INHERIT | (read_write if config.broker_topic_enable else 0)),
+        topic(OFFSET_MOVED_EVENT, 1),
+        topic(SCHEDULE_TOPIC, SCHEDULE_QUEUE_NUMS),
+        topic(f"{cluster}_{REPLY_TOPIC_POSTFIX}", 1),
+        topic(f"{SYSTEM_TOPIC_PREFIX}REVIVE_LOG_{cluster}", REVIVE_QUEUE_NUMS),
+        topic(f"{SYSTEM_TOPIC_PREFIX}SYNC_BROKER_MEMBER_{name}", 1, PERM_INHERIT),
+        topic(TRANSACTION_HALF_TOPIC, 1),
+        topic(TRANSACTION_OP_TOPIC, 1),
+        topic(f"{SYSTEM_TOPIC_PREFIX}wheel_timer", 1),
+    ]
+    if config.auto_create_topic_enable:
+        topics.append(topic(AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | read_write))
+    if config.trace_topic_enable:
+        topics.append(topic(config.msg_trace_topic_name, 1))
+    return topics

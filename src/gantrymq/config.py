@@ -1,0 +1,230 @@
+"""Java `.properties` files to configuration dataclasses and back.
+
+A configuration class is a plain dataclass. Its field `flush_disk_type` is Java's key `flushDiskType`; a name that
+doesn't follow the rule says so: `field(default=..., metadata={"key": "brokerIP1"})`. `minimum` and `maximum` in the
+metadata bound a number. Java spreads one file over several objects, so each class takes the keys it knows;
+`unknown_keys` are those that none took. Sources: java.util.Properties, common/MixAll (properties2Object).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gantrymq.errors import ConfigError
+
+T = TypeVar("T")
+
+#: No configuration file is larger; what is, is not one.
+MAX_FILE_BYTES = 1024 * 1024
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+# The key ends at the first separator that has no backslash before it; around = or : blanks don't count.
+_ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.DOTALL)
+
+
+# -- properties -------------------------------------------------------------------------------------------------
+
+
+def load_properties(path: Path) -> dict[str, str]:
+    """The keys and values of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as e:
+        raise ConfigError(f"can't read the configuration file {path}: {e.strerror or e}") from e
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: not a configuration")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return parse_properties(text, source=str(path))
+
+
+def parse_properties(text: str, *, source: str) -> dict[str, str]:
+    """The keys and values of properties text; the last of equal keys counts. Raises ConfigError for a broken escape."""
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(f"{source} has more than {MAX_FILE_BYTES} characters: not a configuration")
+    properties: dict[str, str] = {}
+    for number, line in _logical_lines(text):
+        match = _ENTRY.fullmatch(line)
+        if match is None:
+            raise ConfigError(f"{source}, line {number}: {line[:100]!r} is no key=value")
+        key, value = match.groups()
+        try:
+            properties[_unescape(key)] = _unescape(value)
+        except ValueError as e:
+            raise ConfigError(f"{source}, line {number}: {e}") from e
+    return properties
+
+
+def format_properties(properties: Mapping[str, str]) -> str:
+    """Text that `parse_properties` and Java read back, one sorted key=value a line."""
+    return "".join(f"{_escape(key, '=: ')}={_escape(properties[key], '')}\n" for key in sorted(properties))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file so that a crash leaves the old or the new one, never a part. Raises ConfigError."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as e:
+        raise ConfigError(f"can't write {path}: {e.strerror or e}") from e
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """(line number, line) without comments, blank lines and leading blanks; continued lines are joined."""
+    joined, start = "", 0
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+        line = line.lstrip(" \t\f")
+        if not start:
+            if not line or line[0] in "#!":
+                continue
+            start = number
+        # An odd number of backslashes at the end continues the line.
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            joined += line[:-1]
+            continue
+        yield start, joined + line
+        joined, start = "", 0
+    if joined:
+        yield start, joined
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+
+    def plain(match: re.Match[str]) -> str:
+        code, char = match.groups()
+        if code is not None:
+            return chr(int(code, 16))
+        if char == "u":
+            raise ValueError(f"\\u needs four hexadecimal digits in {text[:100]!r}")
+        return _ESCAPES.get(char, char)
+
+    # \uD83D\uDE00 is one character.
+    unescaped = _ESCAPE.sub(plain, text)
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _escape(text: str, separators: str) -> str:
+    text = text.replace("\\", "\\\\")
+    for letter, char in _ESCAPES.items():
+        text = text.replace(char, "\\" + letter)
+    for separator in separators:
+        text = text.replace(separator, "\\" + separator)
+    return "\\" + text if text.startswith((" ", "#", "!")) else text
+
+
+# -- dataclasses ------------------------------------------------------------------------------------------------
+
+
+def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str) -> T:
+    """An instance of the dataclass `cls` with what `properties` say, defaults for the rest; other keys are ignored.
+
+    Types: int, float, bool, str, Path, list[str] (semicolon separated), an Enum by value, each also `| None`.
+    Raises ConfigError, which names the key, the value and `source`, for a bad value or a missing one without default.
+    """
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        key = property_key(field)
+        text = properties.get(key)
+        if text is not None:
+            values[field.name] = _value(field, hints[field.name], text.strip(), source)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{source}: the key {key} is missing")
+    return cls(**values)
+
+
+def to_properties(config: object) -> dict[str, str]:
+    """Java's keys and the text of each value; None is left out."""
+    properties: dict[str, str] = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if value is not None:
+            properties[property_key(field)] = _text(value)
+    return properties
+
+
+def unknown_keys(classes: Iterable[type], properties: Mapping[str, str]) -> list[str]:
+    """The keys that belong to none of the dataclasses, sorted: the caller warns."""
+    known = {property_key(field) for cls in classes for field in fields(cls)}
+    return sorted(properties.keys() - known)
+
+
+def property_key(field: Field[Any]) -> str:
+    """Java's key of a dataclass field."""
+    key: str | None = field.metadata.get("key")
+    if key is not None:
+        return key
+    first, *rest = field.name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in rest)
+
+
+def _value(field: Field[Any], hint: Any, text: str, source: str) -> Any:
+    hint = _without_none(hint)
+    try:
+        value = _parse(hint, text)
+    except ValueError as e:
+        raise ConfigError(f"{source}: {property_key(field)}={text[:200]}: {e}") from e
+    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+        bounds = " and ".join(
+            [f"at least {minimum}"] * (minimum is not None) + [f"at most {maximum}"] * (maximum is not None)
+        )
+        raise ConfigError(f"{source}: {property_key(field)}={text[:200]}: must be {bounds}")
+    return value
+
+
+def _parse(hint: Any, text: str) -> Any:
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("must be true or false")
+        return text.lower() == "true"
+    if hint is int or hint is float:
+        try:
+            return hint(text)
+        except ValueError as e:
+            raise ValueError("must be a whole number" if hint is int else "must be a number") from e
+    if hint is Path:
+        return Path(text).expanduser()
+    if hint == list[str]:
+        return [part.strip() for part in text.split(";") if part.strip()]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        by_text = {str(member.value): member for member in hint}
+        if text not in by_text:
+            raise ValueError(f"must be one of {', '.join(by_text)}")
+        return by_text[text]
+    return text
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
+    return hint
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ";".join(value)
+    if isinstance(value, Enum):
+        return str(value.value)
+    return str(value)

@@ -1,0 +1,43 @@
+"""Response bodies: JSON that leaves null out, as fastjson does, and routes narrowed to a zone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.route import TopicRouteData
+
+
+def encode_body(value: msgspec.Struct | dict[str, Any]) -> bytes:
+    """Standard JSON without nulls: map keys are quoted, which old and new clients read."""
+    return encode_json(_without_null(msgspec.to_builtins(value, str_keys=True)))
+
+
+def in_zone(route: TopicRouteData, zone_name: str) -> TopicRouteData:
+    """The brokers of a zone and those that have no master, which serve every zone (namesrv/route/ZoneRouteRPCHook)."""
+    wanted = zone_name.lower()
+    brokers = [
+        broker
+        for broker in route.broker_datas
+        if broker.master_address is None or (broker.zone_name or "").lower() == wanted
+    ]
+    left_out = [broker for broker in route.broker_datas if broker not in brokers]
+    names = {broker.broker_name for broker in left_out}
+    addresses = {address for broker in left_out for address in broker.broker_addrs.values()}
+    return TopicRouteData(
+        [queues for queues in route.queue_datas if queues.broker_name not in names],
+        brokers,
+        {address: servers for address, servers in route.filter_server_table.items() if address not in addresses},
+        route.order_topic_conf,
+        route.topic_queue_mapping_by_broker,
+    )
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(v) for key, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_null(v) for v in value]
+    return value

@@ -1,0 +1,41 @@
+"""NamesrvConfig: the NameServer's configuration, under Java's keys (NamesrvConfig, NettyServerConfig)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: May never be changed over the network, whatever configBlackList says (DefaultRequestProcessor.initConfigBlackList).
+FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+
+
+@dataclass
+class NamesrvConfig:
+    """Defaults are Java's. Times are in the unit that Java's key has: ms, or s where the name says so."""
+
+    #: 0 takes any free port.
+    listen_port: int = field(default=9876, metadata={"minimum": 0, "maximum": 65535})
+    bind_address: str = "0.0.0.0"
+    #: A connection that sent nothing for so long is closed.
+    server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1})
+    #: KV configuration as JSON, written at each change.
+    kv_config_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
+    #: Where UPDATE_NAMESRV_CONFIG writes the configuration.
+    config_store_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "namesrv.properties")
+    config_black_list: list[str] = field(default_factory=lambda: ["configBlackList", "configStorePath", "kvConfigPath"])
+    #: Milliseconds between looks for brokers that fell silent.
+    scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10})
+    #: Whether routes carry the topic's value of the KV namespace ORDER_TOPIC_CONFIG.
+    order_message_enable: bool = False
+    return_order_topic_config_to_broker: bool = True
+    #: Whether the slave with the lowest id stands in for a master that is gone.
+    support_acting_master: bool = False
+    #: Whether brokers of a name are told when their lowest id changes.
+    notify_min_broker_id_changed: bool = False
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    #: Whether no route is answered in the first `wait_seconds_for_service` seconds.
+    need_wait_for_service: bool = False
+    wait_seconds_for_service: int = field(default=45, metadata={"minimum": 0})
+    #: Whether a topic that a registration no longer lists is taken from the broker.
+    delete_topic_with_broker_registration: bool = False

@@ -1,0 +1,291 @@
+"""RequestHandlers: one function for each request code of a NameServer (namesrv/processor/*).
+
+They read the header, ask or change the tables, and answer at once. A request that can't be read changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from gantrymq.config import (
+    format_properties,
+    from_properties,
+    parse_properties,
+    replace_file,
+    to_properties,
+    unknown_keys,
+)
+from gantrymq.errors import RequestRefused
+from gantrymq.namesrv.answers import encode_body, in_zone
+from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
+from gantrymq.namesrv.kv_config import KVConfigManager
+from gantrymq.namesrv.registration import check_queues, read_registration
+from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    AddWritePermResponseHeader,
+    BrokerHeartbeatRequestHeader,
+    BrokerNameRequestHeader,
+    BrokerRequestHeader,
+    DeleteTopicInNamesrvRequestHeader,
+    GetBrokerMemberGroupRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    KVConfigRequestHeader,
+    PutKVConfigRequestHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerResponseHeader,
+    TopicRequestHeader,
+    WipeWritePermResponseHeader,
+)
+from gantrymq.protocol.route import KVTable, TopicList, TopicRouteData
+from gantrymq.protocol.topic_config import DataVersion
+from gantrymq.remoting.connection import Connection, Handler
+
+log = logging.getLogger(__name__)
+
+#: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
+ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
+#: MixAll: what a broker says of its zone, and a client of the zone it prefers; beside the typed headers.
+ZONE_NAME_FIELD = "__ZONE_NAME"
+ZONE_MODE_FIELD = "__ZONE_MODE"
+
+_ZONE_MODE_BYTES = ZONE_MODE_FIELD.encode()
+_response = RemotingCommand.response
+
+
+class RequestHandlers:
+    """`notify` is told which brokers must learn of a changed lowest id. Made in the loop that will call it."""
+
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        table: RouteTable,
+        kv_config: KVConfigManager,
+        notify: Callable[[Iterable[MinBrokerIdChange]], None],
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._kv_config = kv_config
+        self._notify = notify
+        self._clock = asyncio.get_running_loop().time
+        self._started = self._clock()
+
+    def by_code(self) -> dict[int, Handler]:
+        """What a RemotingServer wants."""
+        return {
+            RequestCode.PUT_KV_CONFIG: self._put_kv_config,
+            RequestCode.GET_KV_CONFIG: self._get_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._get_kv_list,
+            RequestCode.REGISTER_BROKER: self._register_broker,
+            RequestCode.UNREGISTER_BROKER: self._unregister_broker,
+            RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._get_route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._get_cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self._get_member_group,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._get_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._get_topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda c, r: _listed(self._table.system_topics()),
+            RequestCode.GET_UNIT_TOPIC_LIST: lambda c, r: self._topic_list(self._table.unit_topics),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: lambda c, r: self._topic_list(self._table.unit_sub_topics),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: lambda c, r: self._topic_list(
+                self._table.unit_sub_ununit_topics
+            ),
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self._get_config,
+        }
+
+    # -- clients ------------------------------------------------------------------------------------------------
+
+    def _get_route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        # The answer is always standard JSON: acceptStandardJsonOnly need not be looked at.
+        topic = request.read_header(TopicRequestHeader).topic
+        config = self._config
+        if config.need_wait_for_service and self._clock() - self._started < config.wait_seconds_for_service:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "name server not ready")
+        zone_name = None
+        if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":
+            zone_name = request.ext_fields.get(ZONE_NAME_FIELD, "").strip()
+        order = self._kv_config.get(ORDER_TOPIC_NAMESPACE, topic) if config.order_message_enable else None
+        if zone_name or order is not None:
+            route = self._table.route(topic)
+            body = encode_body(_narrowed(route, zone_name, order)) if route is not None else None
+        else:
+            body = self._table.encoded_route(topic)
+        if body is None:
+            # Not worth a line in the log: clients ask for their topics until these are there.
+            return _response(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {topic}. Create it, or let a broker with "
+                "autoCreateTopicEnable=true do so at the first message.",
+            )
+        return _response(body=body)
+
+    def _get_cluster_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _response(body=encode_body(self._table.cluster_info()))
+
+    def _get_member_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(GetBrokerMemberGroupRequestHeader)
+        group = {
+            "cluster": header.cluster_name,
+            "brokerName": header.broker_name,
+            "brokerAddrs": self._table.broker_addresses(header.broker_name),
+        }
+        return _response(body=encode_body({"brokerMemberGroup": group}))
+
+    def _get_all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        if not self._config.enable_all_topic_list:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "disable")
+        return _listed(self._table.all_topics())
+
+    def _get_topics_by_cluster(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        cluster_name = request.read_header(GetTopicsByClusterRequestHeader).cluster
+        return self._topic_list(lambda: self._table.topics_of_cluster(cluster_name))
+
+    def _topic_list(self, topics: Callable[[], TopicList]) -> RemotingCommand:
+        if not self._config.enable_topic_list:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "disable")
+        return _listed(topics())
+
+    # -- brokers ------------------------------------------------------------------------------------------------
+
+    def _register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header, body = read_registration(request)
+        registered = self._table.register(
+            header,
+            body,
+            zone_name=request.ext_fields.get(ZONE_NAME_FIELD),
+            connection=connection,
+            now_ms=self._now_ms(),
+        )
+        if registered.min_broker_id_change is not None:
+            self._notify([registered.min_broker_id_change])
+        order_topics = None
+        if self._config.return_order_topic_config_to_broker:
+            order_topics = self._kv_config.namespace(ORDER_TOPIC_NAMESPACE)
+        return _response(
+            header=RegisterBrokerResponseHeader(
+                ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
+            ),
+            body=encode_body(KVTable(order_topics)) if order_topics is not None else b"",
+        )
+
+    def _unregister_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self._notify(self._table.unregister([request.read_header(BrokerRequestHeader)]))
+        return _response()
+
+    def _broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(BrokerHeartbeatRequestHeader)
+        self._table.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        return _response()
+
+    def _query_data_version(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(BrokerRequestHeader)
+        theirs = decode_json(request.body, DataVersion) if request.body else None
+        ours = self._table.data_version(header.cluster_name, header.broker_addr)
+        self._table.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        return _response(
+            header=QueryDataVersionResponseHeader(changed=ours is None or ours != theirs),
+            body=encode_json(ours) if ours is not None else b"",
+        )
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    # -- administration -----------------------------------------------------------------------------------------
+
+    def _wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = request.read_header(BrokerNameRequestHeader).broker_name
+        count = self._table.wipe_write_perm(name)
+        log.info("%s wiped the write permission of broker %s, %d topics", connection.address, name, count)
+        return _response(header=WipeWritePermResponseHeader(wipe_topic_count=count))
+
+    def _add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = request.read_header(BrokerNameRequestHeader).broker_name
+        count = self._table.add_write_perm(name)
+        log.info("%s added the write permission of broker %s, %d topics", connection.address, name, count)
+        return _response(header=AddWritePermResponseHeader(add_topic_count=count))
+
+    def _register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic = request.read_header(TopicRequestHeader).topic
+        if request.body:
+            queues = decode_json(request.body, TopicRouteData).queue_datas
+            for q in queues:
+                check_queues(topic, q.read_queue_nums, q.write_queue_nums, q.perm, q.topic_sys_flag)
+            self._table.register_topic(topic, queues)
+        return _response()
+
+    def _delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(DeleteTopicInNamesrvRequestHeader)
+        self._table.delete_topic(header.topic, header.cluster_name)
+        log.info("%s deleted topic %s of cluster %s", connection.address, header.topic, header.cluster_name or "any")
+        return _response()
+
+    def _put_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(PutKVConfigRequestHeader)
+        self._kv_config.put(header.namespace, header.key, header.value)
+        log.info("%s set KV config %s/%s", connection.address, header.namespace, header.key)
+        return _response()
+
+    def _get_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(KVConfigRequestHeader)
+        value = self._kv_config.get(header.namespace, header.key)
+        if value is None:
+            return _response(
+                ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            )
+        return _response(header=GetKVConfigResponseHeader(value=value))
+
+    def _delete_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(KVConfigRequestHeader)
+        self._kv_config.delete(header.namespace, header.key)
+        log.info("%s deleted KV config %s/%s", connection.address, header.namespace, header.key)
+        return _response()
+
+    def _get_kv_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        namespace = request.read_header(GetKVListByNamespaceRequestHeader).namespace
+        table = self._kv_config.namespace(namespace)
+        if table is None:
+            return _response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return _response(body=encode_body(KVTable(table)))
+
+    def _update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        source = f"UPDATE_NAMESRV_CONFIG of {connection.address}"
+        changes = parse_properties(request.body.decode("utf-8", "replace"), source=source)
+        forbidden = sorted(changes.keys() & (FIXED_KEYS | set(self._config.config_black_list)))
+        if forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
+            )
+        for key in unknown_keys([NamesrvConfig], changes):
+            log.warning("%s: the key %s is not known", source, key)
+        updated = from_properties(NamesrvConfig, {**to_properties(self._config), **changes}, source=source)
+        replace_file(updated.config_store_path, format_properties(to_properties(updated)).encode())
+        # All parts of the server hold this one object.
+        vars(self._config).update(vars(updated))
+        self._table.forget_answers()
+        log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
+        return _response()
+
+    def _get_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _response(body=format_properties(to_properties(self._config)).encode())
+
+
+def _listed(topics: TopicList) -> RemotingCommand:
+    return _response(body=encode_body(topics))
+
+
+def _narrowed(route: TopicRouteData, zone_name: str | None, order: str | None) -> TopicRouteData:
+    route.order_topic_conf = order
+    return in_zone(route, zone_name) if zone_name else route

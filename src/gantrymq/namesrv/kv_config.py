@@ -1,0 +1,66 @@
+"""KVConfigManager: string tables by namespace, in a JSON file that is replaced whole at each change.
+
+The form of the file is Java's: `{"configTable":{"NAMESPACE":{"key":"value"}}}` (namesrv/kvconfig/*).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.config import replace_file
+from gantrymq.errors import BodyError, ConfigError
+from gantrymq.protocol.fastjson import decode_json, encode_json
+
+#: The file may not grow over this, in bytes.
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+class _File(msgspec.Struct, rename="camel"):
+    config_table: dict[str, dict[str, str]] = {}
+
+
+class KVConfigManager:
+    """The tables; `path` is read by `load` and need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tables: dict[str, dict[str, str]] = {}
+
+    def load(self) -> None:
+        """Reads the file. Raises ConfigError when it is there but can't be read: it would be overwritten."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise ConfigError(f"can't read the KV configuration {self._path}: {e.strerror or e}") from e
+        try:
+            self._tables = decode_json(data, _File).config_table
+        except BodyError as e:
+            raise ConfigError(f"the KV configuration {self._path} is damaged, repair or remove it: {e}") from e
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Sets one value. Raises ConfigError, with nothing changed, when the file can't be written or is full."""
+        self._store({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}})
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Removes one value if it is there; the namespace stays. Raises ConfigError as `put` does."""
+        table = dict(self._tables.get(namespace, {}))
+        if table.pop(key, None) is not None:
+            self._store({**self._tables, namespace: table})
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._tables.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> dict[str, str] | None:
+        """All values of a namespace; None when it was never used."""
+        return self._tables.get(namespace)
+
+    def _store(self, tables: dict[str, dict[str, str]]) -> None:
+        data = encode_json(_File(tables))
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"the KV configuration {self._path} would grow over {MAX_FILE_BYTES} bytes")
+        replace_file(self._path, data)
+        self._tables = tables

@@ -1,0 +1,422 @@
+"""RouteTable: which brokers live, what topics they have, and the routes that follow from it.
+
+Everything that a NameServer knows and that changes with registrations is here; nothing waits, writes or reads a clock.
+The rules are Java's (namesrv/routeinfo/RouteInfoManager):
+
+- A broker is (broker name, broker id) at an address of a cluster. The lowest id of a name leads; 0 is a master.
+- Topics come from the master, or from the leading slave when it says enableActingMaster.
+- A registration whose data version is known touches only the topics that the table lacks.
+- A broker goes when it unregisters, when the connection of its last registration closes, or when it was silent for its
+  heartbeat timeout. With the last broker of a name go the name's queues, and a topic with its last queues.
+
+An encoded route is kept until a broker changes (`topic_table`: topics with the same queues share it).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gantrymq.errors import RequestRefused
+from gantrymq.namesrv.answers import encode_body
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
+from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
+
+log = logging.getLogger(__name__)
+
+#: DEFAULT_BROKER_CHANNEL_EXPIRED_TIME: how long a broker may be silent that names no heartbeat timeout.
+DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
+#: TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX: such a topic's route shows the brokers as they are.
+SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+
+#: topicSysFlag: the topic is a unit's own; it is subscribed to by units (common/sysflag/TopicSysFlag).
+UNIT_FLAG = 1
+UNIT_SUB_FLAG = 2
+
+
+@dataclass(slots=True)
+class LiveBroker:
+    """What the last registration from one address said; `connection` is the one it came by."""
+
+    broker_name: str
+    broker_id: int
+    last_update_ms: int
+    heartbeat_timeout_ms: int
+    data_version: DataVersion
+    connection: object
+    ha_server_addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class MinBrokerIdChange:
+    """The brokers at `notify` are to be told that another broker of their name has the lowest id."""
+
+    broker_name: str
+    min_broker_id: int
+    min_broker_addr: str
+    offline_broker_addr: str | None
+    ha_broker_addr: str | None
+    notify: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Answer to a registration: a slave learns its master."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+    min_broker_id_change: MinBrokerIdChange | None = None
+
+
+class RouteTable:
+    """The tables. Times are milliseconds of any clock that doesn't jump; connections are only compared."""
+
+    def __init__(self, config: NamesrvConfig) -> None:
+        self._config = config
+        self._topics = TopicTable()
+        self._brokers: dict[str, BrokerData] = {}
+        self._clusters: dict[str, set[str]] = {}
+        self._live: dict[tuple[str, str], LiveBroker] = {}
+        self._filter_servers: dict[tuple[str, str], list[str]] = {}
+        #: Static topics: topic -> broker name -> TopicQueueMappingInfo.
+        self._mappings: dict[str, dict[str, dict[str, Any]]] = {}
+
+    # -- brokers come -------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        header: RegisterBrokerRequestHeader,
+        body: RegisterBrokerBody,
+        *,
+        zone_name: str | None,
+        connection: object,
+        now_ms: int,
+    ) -> Registered:
+        """Takes a broker's registration. Raises RequestRefused for a single topic of a broker that isn't known."""
+        name, broker_id, address = header.broker_name, header.broker_id, header.broker_addr
+        table = body.topic_config_serialize_wrapper
+        key = (header.cluster_name, address)
+        broker = self._brokers.get(name)
+        if (broker is None or broker_id not in broker.broker_addrs) and len(table.topic_config_table) == 1:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"register broker failed: {name} ({broker_id}) at {address} must register all topics before one alone",
+            )
+        renamed = self._live.get(key)
+        if renamed is not None and renamed.broker_name != name:
+            # Java keeps the address under both names, the old one for ever.
+            self.unregister([_identity(key, renamed)])
+        if broker is None:
+            log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
+            broker = self._brokers[name] = BrokerData(header.cluster_name, name, {})
+        self._clusters.setdefault(header.cluster_name, set()).add(name)
+        addresses = broker.broker_addrs
+        before = (dict(addresses), broker.zone_name, broker.enable_acting_master)
+        broker.enable_acting_master = bool(header.enable_acting_master)
+        broker.zone_name = zone_name
+        min_id_changed = bool(addresses) and broker_id < min(addresses)
+
+        # An address has one id: a slave that became master leaves its old place.
+        for other_id in [i for i, a in addresses.items() if a == address and i != broker_id]:
+            del addresses[other_id]
+        old_address = addresses.get(broker_id)
+        if old_address is not None and old_address != address:
+            rival = self._live.get((header.cluster_name, old_address))
+            if rival is not None and rival.data_version.state_version > table.data_version.state_version:
+                log.warning(
+                    "ignoring broker %s (%d) at %s: %s has the same id and a newer state (%d > %d)",
+                    *(name, broker_id, address, old_address),
+                    *(rival.data_version.state_version, table.data_version.state_version),
+                )
+                self._live.pop(key, None)
+                self._broker_changed(broker, before)
+                return Registered()
+        addresses[broker_id] = address
+
+        leads = broker_id == MASTER_ID or (header.enable_acting_master is not None and broker_id == min(addresses))
+        if leads:
+            self._take_topics(header, body, is_new=not old_address)
+        timeout_ms = header.heartbeat_timeout_millis
+        if timeout_ms is None:
+            timeout_ms = DEFAULT_HEARTBEAT_TIMEOUT_MS
+        self._live[key] = LiveBroker(
+            name, broker_id, now_ms, timeout_ms, table.data_version, connection, header.ha_server_addr
+        )
+        self._set_filter_servers(key, body.filter_server_list)
+        self._broker_changed(broker, before)
+
+        master_address = broker.master_address if broker_id != MASTER_ID else None
+        master = self._live.get((header.cluster_name, master_address)) if master_address else None
+        change = None
+        if min_id_changed and self._config.notify_min_broker_id_changed:
+            change = _min_broker_id_change(broker, None, header.ha_server_addr)
+        if master is None:
+            return Registered(min_broker_id_change=change)
+        return Registered(master.ha_server_addr, master_address, change)
+
+    def heartbeat(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
+        """The broker at this address is alive; an unknown one is ignored, as it must register."""
+        live = self._live.get((cluster_name, broker_addr))
+        if live is not None:
+            live.last_update_ms = now_ms
+
+    def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
+        """The version of the topics that the broker at this address last registered."""
+        live = self._live.get((cluster_name, broker_addr))
+        return live.data_version if live is not None else None
+
+    def _take_topics(self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, *, is_new: bool) -> None:
+        table = body.topic_config_serialize_wrapper
+        # The string that is there already: its topics' queues all refer to it.
+        name = self._brokers[header.broker_name].broker_name
+        topics, mappings = table.topic_config_table, table.topic_queue_mapping_info_map
+        changed = is_new or self.data_version(header.cluster_name, header.broker_addr) != table.data_version
+        if self._config.delete_topic_with_broker_registration and not mappings:
+            self._take_queues([topic for topic in self._topics.names_of(name) if topic not in topics], [name])
+        # A slave that leads stands in for its master: what is there can be read, nothing written.
+        perm_mask = ~PERM_WRITE if header.broker_id != MASTER_ID and header.enable_acting_master else ~0
+        self._topics.put(
+            (config.topic_name, _broker_queues(name, config, perm_mask))
+            for config in topics.values()
+            if changed or not self._has_queues(config.topic_name, name)
+        )
+        if changed:
+            for topic, mapping in mappings.items():
+                self._mappings.setdefault(topic, {})[str(mapping.get("bname"))] = mapping
+
+    def _set_filter_servers(self, key: tuple[str, str], servers: list[str] | None) -> None:
+        # None: a broker so old that it knows no filter servers. An empty list takes them away.
+        if servers is not None and servers != self._filter_servers.get(key, []):
+            if servers:
+                self._filter_servers[key] = servers
+            else:
+                del self._filter_servers[key]
+            self.forget_answers()
+
+    def _broker_changed(self, broker: BrokerData, before: tuple[dict[int, str], str | None, bool]) -> None:
+        if before != (broker.broker_addrs, broker.zone_name, broker.enable_acting_master):
+            self.forget_answers()
+
+    # -- brokers go ---------------------------------------------------------------------------------------------
+
+    def unregister(self, requests: Iterable[BrokerRequestHeader]) -> list[MinBrokerIdChange]:
+        """Takes brokers away; one that isn't there is ignored. Returns whom to notify."""
+        removed: set[str] = set()
+        reduced: dict[str, BrokerData] = {}
+        offline: dict[str, str] = {}
+        for request in requests:
+            name, address = request.broker_name, request.broker_addr
+            key = (request.cluster_name, address)
+            if self._live.pop(key, None) is not None:
+                log.info("broker %s of cluster %s at %s is gone", name, request.cluster_name, address)
+            self._filter_servers.pop(key, None)
+            broker = self._brokers.get(name)
+            if broker is None:
+                continue
+            ids = [i for i, a in broker.broker_addrs.items() if a == address]
+            if ids and min(ids) == min(broker.broker_addrs):
+                offline[name] = address
+            for broker_id in ids:
+                del broker.broker_addrs[broker_id]
+            if broker.broker_addrs:
+                reduced[name] = broker
+            else:
+                self._remove_name(name)
+                removed.add(name)
+        if removed:
+            self._take_queues(self._topics.names(), removed)
+        for name, broker in reduced.items():
+            if name not in removed and broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
+                self._topics.set_perm(name, lambda perm: perm & ~PERM_WRITE)
+        self.forget_answers()
+        if not self._config.notify_min_broker_id_changed:
+            return []
+        return [
+            _min_broker_id_change(self._brokers[name], address, None)
+            for name, address in offline.items()
+            if name in self._brokers and self._brokers[name].enable_acting_master
+        ]
+
+    def connection_closed(self, connection: object) -> list[MinBrokerIdChange]:
+        """Takes the brokers away whose last registration came by this connection."""
+        gone = [_identity(key, live) for key, live in self._live.items() if live.connection is connection]
+        return self.unregister(gone) if gone else []
+
+    def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
+        """Takes the silent brokers away. Returns their connections, to be closed, and whom to notify."""
+        silent = [
+            (key, live) for key, live in self._live.items() if live.last_update_ms + live.heartbeat_timeout_ms < now_ms
+        ]
+        for (cluster_name, address), live in silent:
+            log.warning(
+                "broker %s of cluster %s at %s was silent for %d ms",
+                *(live.broker_name, cluster_name, address, now_ms - live.last_update_ms),
+            )
+        if not silent:
+            return [], []
+        return [live.connection for _, live in silent], self.unregister([_identity(*entry) for entry in silent])
+
+    def _remove_name(self, name: str) -> None:
+        del self._brokers[name]
+        for cluster_name in [c for c, names in self._clusters.items() if name in names]:
+            self._clusters[cluster_name].discard(name)
+            if not self._clusters[cluster_name]:
+                del self._clusters[cluster_name]
+
+    def _take_queues(self, topics: list[str], broker_names: Iterable[str]) -> None:
+        for topic in self._topics.take(topics, broker_names):
+            self._mappings.pop(topic, None)
+
+    def _has_queues(self, topic: str, broker_name: str) -> bool:
+        queues = self._topics.get(topic)
+        return queues is not None and queues.of(broker_name) is not None
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
+        """Adds or replaces queues by hand; nothing happens when a broker isn't known."""
+        known = [
+            BrokerQueues(q.broker_name, q.read_queue_nums, q.write_queue_nums, q.perm, q.topic_sys_flag) for q in queues
+        ]
+        if not known or any(q.broker_name not in self._brokers for q in known):
+            log.warning("topic %s not registered: brokers %s", topic, [q.broker_name for q in known])
+            return
+        self._topics.put((topic, broker_queues) for broker_queues in known)
+
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
+        """Forgets a topic, on the brokers of one cluster or everywhere."""
+        if self._topics.get(topic) is None:
+            return
+        if cluster_name:
+            self._take_queues([topic], self._clusters.get(cluster_name, ()))
+        else:
+            self._topics.remove(topic)
+            self._mappings.pop(topic, None)
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Makes all topics of a broker read-only, until it registers a new data version. Returns how many it has."""
+        return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Makes all topics of a broker readable and writable. Returns how many it has."""
+        return self._topics.set_perm(broker_name, lambda _: PERM_READ | PERM_WRITE)
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def encoded_route(self, topic: str) -> bytes | None:
+        """The route as a response body; None for an unknown topic. Bytes are shared by topics with equal queues."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            return None
+        # An answer that depends on the topic itself can't be shared.
+        sharable = topic not in self._mappings and not topic.startswith(SYNC_MEMBER_GROUP_PREFIX)
+        if sharable and queues.encoded_route is not None:
+            return queues.encoded_route
+        route = self.route(topic)
+        encoded = encode_body(route) if route is not None else None
+        if sharable:
+            queues.encoded_route = encoded
+        return encoded
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """Where a topic's queues are; None when no broker has it."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            return None
+        brokers = [self._brokers[q.broker_name] for q in queues.queues if q.broker_name in self._brokers]
+        if not brokers:
+            return None
+        if self._config.support_acting_master and not topic.startswith(SYNC_MEMBER_GROUP_PREFIX):
+            brokers = [_with_acting_master(broker, queues) for broker in brokers]
+        filter_servers = {
+            address: self._filter_servers[broker.cluster, address]
+            for broker in brokers
+            for address in broker.broker_addrs.values()
+            if (broker.cluster, address) in self._filter_servers
+        }
+        return TopicRouteData(
+            [QueueData(*q) for q in queues.queues],
+            brokers,
+            filter_servers,
+            topic_queue_mapping_by_broker=self._mappings.get(topic),
+        )
+
+    def forget_answers(self) -> None:
+        """Routes are encoded anew: something that all of them depend on has changed."""
+        self._topics.forget_encoded_routes()
+
+    def cluster_info(self) -> ClusterInfo:
+        return ClusterInfo(self._brokers, {cluster: sorted(names) for cluster, names in self._clusters.items()})
+
+    def broker_addresses(self, broker_name: str) -> dict[int, str]:
+        """The addresses of a broker name by broker id."""
+        broker = self._brokers.get(broker_name)
+        return dict(broker.broker_addrs) if broker is not None else {}
+
+    def all_topics(self) -> TopicList:
+        return TopicList(self._topics.names())
+
+    def topics_of_cluster(self, cluster_name: str) -> TopicList:
+        names = self._clusters.get(cluster_name, set())
+        return TopicList(self._topics.names_where(lambda queues: any(q.broker_name in names for q in queues.queues)))
+
+    def system_topics(self) -> TopicList:
+        """The names of clusters and brokers: each is a topic too; and some broker's address."""
+        names = {name: None for cluster, brokers in self._clusters.items() for name in (cluster, *sorted(brokers))}
+        addresses = (address for broker in self._brokers.values() for address in broker.broker_addrs.values())
+        return TopicList(list(names), next(addresses, None))
+
+    def unit_topics(self) -> TopicList:
+        return TopicList(self._topics.names_where(lambda queues: bool(_flags(queues) & UNIT_FLAG)))
+
+    def unit_sub_topics(self) -> TopicList:
+        return TopicList(self._topics.names_where(lambda queues: bool(_flags(queues) & UNIT_SUB_FLAG)))
+
+    def unit_sub_ununit_topics(self) -> TopicList:
+        """Topics that units subscribe to and that are no unit's own."""
+        both = UNIT_FLAG | UNIT_SUB_FLAG
+        return TopicList(self._topics.names_where(lambda queues: _flags(queues) & both == UNIT_SUB_FLAG))
+
+
+def _broker_queues(name: str, config: TopicConfig, perm_mask: int) -> BrokerQueues:
+    return BrokerQueues(
+        name, config.read_queue_nums, config.write_queue_nums, config.perm & perm_mask, config.topic_sys_flag
+    )
+
+
+def _flags(queues: TopicQueues) -> int:
+    return queues.queues[0].topic_sys_flag
+
+
+def _identity(key: tuple[str, str], live: LiveBroker) -> BrokerRequestHeader:
+    cluster_name, address = key
+    return BrokerRequestHeader(
+        broker_name=live.broker_name, broker_addr=address, cluster_name=cluster_name, broker_id=live.broker_id
+    )
+
+
+def _with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
+    """The broker with its leading slave shown as master, when it has none and the topic is read-only there."""
+    own = queues.of(broker.broker_name)
+    addresses = broker.broker_addrs
+    if not addresses or MASTER_ID in addresses or not broker.enable_acting_master or own is None:
+        return broker
+    if own.perm & PERM_WRITE:
+        return broker
+    lowest = min(addresses)
+    acting = {MASTER_ID: addresses[lowest], **{i: a for i, a in addresses.items() if i != lowest}}
+    return BrokerData(broker.cluster, broker.broker_name, acting, broker.zone_name, broker.enable_acting_master)
+
+
+def _min_broker_id_change(broker: BrokerData, offline: str | None, ha_server_addr: str | None) -> MinBrokerIdChange:
+    addresses = broker.broker_addrs
+    lowest = min(addresses)
+    # Who came knows its own id; when one went, all that are left must know.
+    notify = tuple(a for i, a in addresses.items() if offline is not None or len(addresses) == 1 or i != lowest)
+    return MinBrokerIdChange(broker.broker_name, lowest, addresses[lowest], offline, ha_server_addr, notify)

@@ -1,0 +1,115 @@
+"""TopicTable: which queues a topic has on which broker, kept once for all topics that have the same.
+
+A cluster's topics come in few forms: 20,000 topics on 8 brokers with 8 queues each are one `TopicQueues`, to which the
+topics' names point. What follows from the queues alone, the encoded route, is kept with them. `TopicQueues` never
+changes: a change to a topic points it at another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+
+class BrokerQueues(NamedTuple):
+    """One broker's queues of a topic: a hashable QueueData."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int
+
+
+class TopicQueues:
+    """The queues of all topics that have exactly these, sorted by broker name. Never empty."""
+
+    __slots__ = ("__weakref__", "encoded_route", "queues")
+
+    def __init__(self, queues: tuple[BrokerQueues, ...]) -> None:
+        self.queues = queues
+        self.encoded_route: bytes | None = None
+
+    def of(self, broker_name: str) -> BrokerQueues | None:
+        return next((queues for queues in self.queues if queues.broker_name == broker_name), None)
+
+
+class TopicTable:
+    """Topics by name."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicQueues] = {}
+        self._shared: WeakValueDictionary[tuple[BrokerQueues, ...], TopicQueues] = WeakValueDictionary()
+        #: The queues of the topic, or None.
+        self.get = self._topics.get
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def names_of(self, broker_name: str) -> list[str]:
+        """The topics that a broker has."""
+        return self.names_where(lambda queues: queues.of(broker_name) is not None)
+
+    def names_where(self, matches: Callable[[TopicQueues], bool]) -> list[str]:
+        matching = {queues for queues in self._shared.values() if matches(queues)}
+        return [topic for topic, queues in self._topics.items() if queues in matching]
+
+    def put(self, queues_by_topic: Iterable[tuple[str, BrokerQueues]]) -> None:
+        """Adds one broker's queues of each topic, or replaces those that it has there."""
+        # What became of equal queues once is not worked out again: most of a registration's topics are alike.
+        merged: dict[tuple[TopicQueues | None, BrokerQueues], TopicQueues] = {}
+        for topic, added in queues_by_topic:
+            known = self._topics.get(topic)
+            queues = merged.get((known, added))
+            if queues is None:
+                others = [q for q in known.queues if q.broker_name != added.broker_name] if known is not None else []
+                queues = merged[known, added] = self._share(tuple(sorted([*others, added])))
+            self._topics[topic] = queues
+
+    def take(self, topics: Iterable[str], broker_names: Iterable[str]) -> list[str]:
+        """Takes the brokers' queues of these topics away. Returns the topics that are gone with their last queues."""
+        names = set(broker_names)
+        return self._change(topics, lambda queues: tuple(q for q in queues if q.broker_name not in names))
+
+    def set_perm(self, broker_name: str, new_perm: Callable[[int], int]) -> int:
+        """Gives all topics of a broker another permission there. Returns how many it has."""
+
+        def change(queues: tuple[BrokerQueues, ...]) -> tuple[BrokerQueues, ...]:
+            return tuple(q._replace(perm=new_perm(q.perm)) if q.broker_name == broker_name else q for q in queues)
+
+        topics = self.names_of(broker_name)
+        self._change(topics, change)
+        return len(topics)
+
+    def remove(self, topic: str) -> None:
+        """Forgets a topic; an unknown one is ignored."""
+        self._topics.pop(topic, None)
+
+    def forget_encoded_routes(self) -> None:
+        for queues in self._shared.values():
+            queues.encoded_route = None
+
+    def _change(
+        self, topics: Iterable[str], change: Callable[[tuple[BrokerQueues, ...]], tuple[BrokerQueues, ...]]
+    ) -> list[str]:
+        changed: dict[TopicQueues, TopicQueues | None] = {}
+        gone = []
+        for topic in topics:
+            before = self._topics[topic]
+            if before not in changed:
+                queues = change(before.queues)
+                changed[before] = self._share(queues) if queues else None
+            after = changed[before]
+            if after is not None:
+                self._topics[topic] = after
+            else:
+                del self._topics[topic]
+                gone.append(topic)
+        return gone
+
+    def _share(self, queues: tuple[BrokerQueues, ...]) -> TopicQueues:
+        shared = self._shared.get(queues)
+        if shared is None:
+            shared = self._shared[queues] = TopicQueues(queues)
+        return shared

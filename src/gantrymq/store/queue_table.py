@@ -1,0 +1,99 @@
+"""All consume queues of a store, by topic and queue id (`store/queue/ConsumeQueueStore`)."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from gantrymq.errors import StoreError
+from gantrymq.store.consume_queue import ConsumeQueue, OpenQueues
+
+#: A topic is a directory's name.
+_MAX_TOPIC_BYTES = 255
+
+
+class QueueTable:
+    """The queues under `directory`. `dirty` are those written to since their last flush."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.dirty: deque[ConsumeQueue] = deque()
+        #: Queues that lacked files or parts of them when they were loaded, and from which queue offset on.
+        self.damaged: dict[ConsumeQueue, int] = {}
+        self._directory = directory
+        self._file_size = file_size
+        self._table: dict[str, dict[int, ConsumeQueue]] = {}
+        self._open_queues = OpenQueues()
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        for queues in list(self._table.values()):
+            yield from list(queues.values())
+
+    def __len__(self) -> int:
+        return sum(len(queues) for queues in self._table.values())
+
+    def load(self) -> None:
+        """Finds the queues on the disk. Raises StoreError when their files can't be used."""
+        for topic in _directories(self._directory):
+            for queue_id in _directories(self._directory / topic):
+                if queue_id.isascii() and queue_id.isdigit():
+                    queue = self.get_or_create(topic, int(queue_id))
+                    lacks = queue.load()
+                    if lacks is not None:
+                        self.damaged[queue] = lacks
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        queues = self._table.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one gets files with its first message. Raises StoreError for an impossible topic or id."""
+        queues = self._table.get(topic)
+        if queues is not None and (queue := queues.get(queue_id)) is not None:
+            return queue
+        if "/" in topic or "\0" in topic or topic in ("", ".", "..") or len(topic.encode()) > _MAX_TOPIC_BYTES:
+            raise StoreError(f"{topic[:300]!r} can't be a topic's name: it is also a directory's")
+        if not 0 <= queue_id < 1 << 31:
+            raise StoreError(f"{queue_id} can't be a queue's id")
+        path = self._directory / topic / str(queue_id)
+        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._open_queues)
+        self._table.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def topics(self) -> dict[str, list[int]]:
+        """{topic: queue ids} of the queues that have files."""
+        found = {
+            topic: sorted(id_ for id_, queue in queues.items() if queue.exists) for topic, queues in self._table.items()
+        }
+        return {topic: ids for topic, ids in found.items() if ids}
+
+    def mark_dirty(self, queue: ConsumeQueue) -> None:
+        if not queue.dirty:
+            queue.dirty = True
+            self.dirty.append(queue)
+
+    def delete_topic(self, topic: str) -> None:
+        queues = self._table.pop(topic, None)
+        if queues is None:
+            return
+        for queue in queues.values():
+            queue.delete()
+        # Empty by now, unless a stranger put something there.
+        path = self._directory / topic
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+    def close(self) -> None:
+        for queue in self:
+            queue.close("the store is closed")
+
+
+def _directories(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise StoreError(f"can't read {path}: {e}") from e

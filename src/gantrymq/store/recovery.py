@@ -1,0 +1,241 @@
+"""Makes commit log and consume queues agree when a store is opened (`CommitLog.recoverNormally`, `recoverAbnormally`).
+
+The log is the truth. From a place before which all is known to be good, its records are read one by one; the first
+that is no good record is the end of the log, and what follows is cut off. Each record's unit is written where the queue
+lacks it or has another; units that point beyond the end are dropped.
+
+Where to begin: after a clean close at the last record that a queue points to. After a crash at what the checkpoint says
+was on the disk, unless the queues are behind that. When a queue turns out to lack units before the first record read,
+reading begins again from that queue's last good one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+from gantrymq.store.checkpoint import Checkpoint
+from gantrymq.store.commit_log import BLANK_SIZE, CommitLog
+from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
+from gantrymq.store.delay_level import tags_code_of
+from gantrymq.store.queue_table import QueueTable
+
+log = logging.getLogger(__name__)
+
+_HEAD = Struct(">iI")
+
+
+def recover(
+    commit_log: CommitLog, queues: QueueTable, checkpoint: Checkpoint, delays_ms: Sequence[int], *, was_aborted: bool
+) -> None:
+    """Brings loaded files into agreement; then the log's end and every queue's max_offset are right."""
+    Recovery(commit_log, queues, delays_ms).run(checkpoint, was_aborted=was_aborted)
+
+
+class Recovery:
+    def __init__(self, commit_log: CommitLog, queues: QueueTable, delays_ms: Sequence[int]) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._delays_ms = delays_ms
+        self._restored = 0
+        #: Queues whose missing units begin before the first record read, and where to read to find them.
+        self._behind: dict[ConsumeQueue, int] = {}
+        self._store_timestamp = 0
+
+    def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
+        for queue in self._queues:
+            self._drop_wrong_units(queue)
+        start = self._start(checkpoint, was_aborted=was_aborted)
+        if was_aborted:
+            log.warning("the last user of the store didn't close it: reading the log from %d on", start)
+        end = self._read_from(start)
+        while self._behind:
+            start = min(start, *self._behind.values())
+            log.warning("%d queues lack units: reading the log from %d on", len(self._behind), start)
+            self._behind.clear()
+            end = self._read_from(start)
+        self._log.start_at(end, start)
+        self._log.store_timestamp = self._log.flushed_timestamp = self._store_timestamp
+        for queue in self._queues:
+            offset = queue.count_before(end) if queue.max_offset else 0
+            if offset < queue.max_offset:
+                log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
+            if was_aborted or offset < queue.max_offset:
+                queue.cut(offset)
+            queue.correct_min_offset(self._log.min_offset)
+        checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, end)
+        if self._restored:
+            log.warning("%d units were missing in the queues and are there again", self._restored)
+        log.info("the log has %d to %d, in %d queues", self._log.min_offset, end, len(self._queues))
+
+    # -- where to begin -----------------------------------------------------------------------------------------
+
+    def _drop_wrong_units(self, queue: ConsumeQueue) -> None:
+        """Takes units off the queue's end that don't point to this queue's record in the log."""
+        if queue.max_offset == queue.first_offset or self._points_right(queue, queue.max_offset - 1):
+            return
+        offset = queue.count_before(self._log.position)
+        while offset > queue.first_offset and not self._points_right(queue, offset - 1):
+            offset -= 1
+        log.warning("%r: dropping the last %d units, which point to no record", queue, queue.max_offset - offset)
+        queue.cut(offset)
+
+    def _points_right(self, queue: ConsumeQueue, offset: int) -> bool:
+        unit = queue.unit(offset)
+        if unit is None:
+            return False
+        physical_offset, size, _ = unit
+        if size == FILLER_SIZE or physical_offset < self._log.min_offset:
+            return True  # Can't be told any more.
+        try:
+            record = self._log.read(physical_offset, check_crc=False)
+        except (RecordError, StoreError):
+            return False
+        return (
+            record.size == size
+            and record.queue_offset == offset
+            and record.queue_id == queue.queue_id
+            and record.topic == queue.topic_bytes
+        )
+
+    def _start(self, checkpoint: Checkpoint, *, was_aborted: bool) -> int:
+        first = self._log.min_offset
+        last, end = first, first
+        for queue in self._queues:
+            unit = queue.unit(queue.max_offset - 1)
+            if unit is not None and unit[1] != FILLER_SIZE and unit[0] > last:
+                last, end = unit[0], unit[0] + unit[1]
+        if was_aborted:
+            start = min(last, max(self._confirmed(checkpoint, end), self._file_before(checkpoint.min_timestamp)))
+        else:
+            start = last
+        for queue in self._queues:
+            lacks = self._queues.damaged.get(queue)
+            if lacks is None and first == 0 and queue.first_offset > 0:
+                log.warning("%r lacks its first file, while the log is whole", queue)
+                lacks = 0
+            if lacks is not None:
+                unit = queue.unit(lacks - 1)
+                start = min(start, first if unit is None else max(first, unit[0]))
+        if not self._record_at(start):
+            # The first record of its file is the nearest place where one surely begins.
+            start = max(first, start - start % self._log.file_size)
+        return start
+
+    def _confirmed(self, checkpoint: Checkpoint, units_end: int) -> int:
+        """What the checkpoint says is on the disk, if the log bears it out: the file may be old, or another store's."""
+        offset = checkpoint.confirm_phy_offset
+        if self._log.min_offset < offset and (self._record_at(offset) or offset == units_end):
+            return offset
+        return self._log.min_offset
+
+    def _file_before(self, timestamp_ms: int) -> int:
+        """The last file whose first record was stored by then."""
+        first, size = self._log.min_offset, self._log.file_size
+        for base in range(self._log.position - size, first, -size):
+            if 0 < self._log.store_time(base) <= timestamp_ms:
+                return base
+        return first
+
+    def _record_at(self, physical_offset: int) -> bool:
+        try:
+            self._log.read(physical_offset)
+        except (RecordError, StoreError):
+            return False
+        return True
+
+    # -- reading the log ----------------------------------------------------------------------------------------
+
+    def _read_from(self, start: int) -> int:
+        """Puts the units of all records from `start` on in place; returns the log's end."""
+        reader = LogReader(self._log, start)
+        for record in reader:
+            self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
+            if record.sys_flag & TRANSACTION_PREPARED:
+                continue  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
+            try:
+                queue = self._queues.get_or_create(record.topic.decode(), record.queue_id)
+            except (UnicodeDecodeError, StoreError) as e:
+                log.warning("the record at %d is damaged: %s", record.physical_offset, e)
+                return record.physical_offset
+            if queue not in self._behind:
+                self._put(queue, record, start)
+        return reader.end
+
+    def _put(self, queue: ConsumeQueue, record: Record, start: int) -> None:
+        offset, physical_offset = record.queue_offset, record.physical_offset
+        self._queues.mark_dirty(queue)
+        queue.unflushed_from(offset)
+        if offset < queue.max_offset:
+            unit = queue.unit(offset)
+            if unit is not None and unit[:2] == (physical_offset, record.size):
+                return
+            if unit is not None and self._points_right(queue, offset):
+                # The topic was deleted and made anew: what was stored later counts.
+                if unit[0] > physical_offset:
+                    return
+                if offset == 0:
+                    log.warning("%r begins again at the physical offset %d", queue, physical_offset)
+                    queue.clear()
+        else:
+            last = queue.unit(queue.max_offset - 1)
+            if last is not None and last[0] > physical_offset:
+                return  # Also of a topic deleted since.
+            if offset > queue.max_offset:
+                if start > self._log.min_offset and (last is None or last[0] < start):
+                    self._behind[queue] = self._log.min_offset if last is None else max(last[0], self._log.min_offset)
+                    return
+                if queue.max_offset or self._log.min_offset == 0:
+                    log.warning("%r: no record has the queue offsets %d to %d", queue, queue.max_offset, offset - 1)
+        queue.restore(offset, physical_offset, record.size, tags_code_of(record, self._delays_ms))
+        self._restored += 1
+
+
+class LogReader(Iterable[Record]):
+    """The records from a physical offset on, over the ends of files; `end` is where the last good one ended."""
+
+    def __init__(self, commit_log: CommitLog, start: int) -> None:
+        self.end = start
+        self._log = commit_log
+
+    def __iter__(self) -> Iterator[Record]:
+        while (found := self._log.view_at(self.end)) is not None:
+            view, base = found
+            at = self.end - base
+            size, magic = _HEAD.unpack_from(view, at) if at + BLANK_SIZE <= len(view) else (0, 0)
+            if magic == MAGIC_BLANK:
+                if size != len(view) - at:
+                    log.warning(
+                        "the blank at %d has %d bytes in place of %d: the log ends there",
+                        self.end,
+                        size,
+                        len(view) - at,
+                    )
+                    return
+                if self._log.file_at(base + len(view)) is None:
+                    return
+                self.end = base + len(view)
+                continue
+            if size == 0 and magic == 0:
+                return
+            try:
+                record = decode_record(view, at)
+                _check(record, self.end)
+            except RecordError as e:
+                log.warning("no good record at %d, the log ends there: %s", self.end, e)
+                return
+            yield record
+            self.end += record.size
+
+
+def _check(record: Record, physical_offset: int) -> None:
+    """Of the record the CRC covers only the body. Raises RecordError when another field can't be right."""
+    if record.physical_offset != physical_offset:
+        raise RecordError(f"it says that it is at {record.physical_offset}")
+    # Each message before it in the queue took a record of its own.
+    if not 0 <= record.queue_offset <= physical_offset // FIXED_SIZE_V4 or record.queue_id < 0:
+        raise RecordError(f"queue {record.queue_id} and queue offset {record.queue_offset} can't be right")

@@ -1,0 +1,115 @@
+"""A small broker, and a peer that speaks the protocol itself, so that the client's habits hide nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.headers import (
+    Header,
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.config import StoreConfig
+
+
+class Peer:
+    """Requests to one broker over one connection."""
+
+    def __init__(self, connection: Connection, serialize_type: SerializeType = SerializeType.JSON) -> None:
+        self.connection = connection
+        self.serialize_type = serialize_type
+
+    async def ask(
+        self,
+        code: int,
+        header: Header | None = None,
+        body: bytes = b"",
+        *,
+        fields: dict[str, str] | None = None,
+        timeout_ms: int = 5000,
+    ) -> RemotingCommand:
+        request = RemotingCommand.request(code, header, body, fields=fields)
+        request.serialize_type = self.serialize_type
+        return await self.connection.invoke(request, timeout_ms)
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        properties: dict[str, str] | None = None,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        **changed: object,
+    ) -> RemotingCommand:
+        header = SendMessageRequestHeaderV2(
+            producer_group="producers",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=0,
+            born_timestamp=time.time_ns() // 1_000_000,
+            flag=0,
+            properties=encode_properties(properties or {}).decode(),
+            reconsume_times=0,
+            unit_mode=False,
+            max_reconsume_times=0,
+            batch=code == RequestCode.SEND_BATCH_MESSAGE,
+            broker_name="broker-a",
+        )
+        for name, value in changed.items():
+            setattr(header, name, value)
+        return await self.ask(code, header, body)
+
+    async def pull(
+        self,
+        topic: str,
+        offset: int = 0,
+        *,
+        queue_id: int = 0,
+        suspend_ms: int = 0,
+        subscription: str = "*",
+        group: str = "consumers",
+        **changed: object,
+    ) -> RemotingCommand:
+        header = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=32,
+            sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms else 0),
+            commit_offset=0,
+            suspend_timeout_millis=suspend_ms,
+            sub_version=0,
+            subscription=subscription,
+            expression_type="TAG",
+        )
+        for name, value in changed.items():
+            setattr(header, name, value)
+        return await self.ask(RequestCode.PULL_MESSAGE, header, timeout_ms=suspend_ms + 5000)
+
+
+def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: object) -> BrokerConfig:
+    """A small broker in `directory`."""
+    store = StoreConfig(
+        store_path_root_dir=directory,
+        mapped_file_size_commit_log=4 * 1024 * 1024,
+        mapped_file_size_consume_queue=20 * 1000,
+        message_delay_level=message_delay_level,
+    )
+    return BrokerConfig(
+        broker_name="broker-a",
+        bind_address="127.0.0.1",
+        listen_port=0,
+        store=store,
+        **changed,  # type: ignore[arg-type]
+    )

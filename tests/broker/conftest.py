@@ -1,0 +1,33 @@
+"""One broker on a free port, and a peer in either header encoding."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_support import Peer, config
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.command import SerializeType
+from gantrymq.remoting.client import RemotingClient
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+async def remoting() -> AsyncIterator[RemotingClient]:
+    client = RemotingClient()
+    yield client
+    await client.close()
+
+
+@pytest.fixture(params=[SerializeType.JSON, SerializeType.ROCKETMQ], ids=["json", "binary"])
+async def peer(request: pytest.FixtureRequest, broker: Broker, remoting: RemotingClient) -> Peer:
+    return Peer(await remoting.connection(f"127.0.0.1:{broker.port}"), request.param)

@@ -1,0 +1,149 @@
+"""Heartbeats, members and their changes, consumer offsets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from broker_support import Peer, config
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    GroupRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from gantrymq.protocol.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection
+
+
+def heartbeat(client_id: str, group: str = "consumers") -> bytes:
+    return encode_json(
+        HeartbeatData(
+            client_id,
+            [ProducerData("producers")],
+            [ConsumerData(group, subscription_data_set=[SubscriptionData.parse("orders", "a || b")])],
+        )
+    )
+
+
+async def members(peer: Peer, group: str = "consumers") -> list[str]:
+    response = await peer.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupRequestHeader(consumer_group=group))
+    return [] if response.code else decode_json(response.body, ConsumerList).consumer_id_list
+
+
+async def test_members_come_and_go_and_all_are_told(peer: Peer, broker: Broker) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    def notified(connection: Connection, request: RemotingCommand) -> None:
+        told.put_nowait(request.read_header(GroupRequestHeader).consumer_group)
+
+    listening = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: notified})
+    first = Peer(await listening.connection(f"127.0.0.1:{broker.port}"))
+    async with asyncio.timeout(5):
+        assert (await first.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))).code == ResponseCode.SUCCESS
+        assert await told.get() == "consumers"
+        await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("two"))
+        assert await told.get() == "consumers"
+        assert sorted(await members(peer)) == ["one", "two"]
+        await peer.ask(
+            RequestCode.UNREGISTER_CLIENT,
+            UnregisterClientRequestHeader(client_id="two", consumer_group="consumers", producer_group="producers"),
+        )
+        assert await told.get() == "consumers"
+        assert await members(peer) == ["one"]
+        await first.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
+        assert told.empty()
+        await listening.close()
+        while await members(peer):
+            await asyncio.sleep(0)
+    assert not broker.members.producers
+    assert broker.topics.get("%RETRY%consumers") is not None
+
+
+async def test_heartbeat_as_java_writes_it(peer: Peer) -> None:
+    body = (
+        b'{"clientID":"127.0.0.1@1","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","consumeType":'
+        b'"CONSUME_PASSIVELY","groupName":"javas","messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode"'
+        b':false,"codeSet":[],"expressionType":"TAG","subString":"*","subVersion":1,"tagsSet":[],"topic":"orders"}],'
+        b'"unitMode":false}],"heartbeatFingerprint":0,"producerDataSet":[{"groupName":"CLIENT_INNER_PRODUCER"}],'
+        b'"withoutSub":false}'
+    )
+    assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+    assert await members(peer, "javas") == ["127.0.0.1@1"]
+
+
+async def test_broken_heartbeat_is_refused(peer: Peer) -> None:
+    response = await peer.ask(RequestCode.HEART_BEAT, body=b'{"clientID":')
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert "JSON" in (response.remark or "")
+
+
+async def test_offsets(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"x")
+
+    async def query(queue_id: int = 0, set_zero: bool | None = None) -> tuple[int, str | None]:
+        header = QueryConsumerOffsetRequestHeader(
+            consumer_group="consumers", topic="orders", queue_id=queue_id, set_zero_if_not_found=set_zero
+        )
+        response = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return response.code, response.ext_fields.get("offset")
+
+    assert await query() == (ResponseCode.SUCCESS, "0")
+    assert await query(set_zero=False) == (ResponseCode.QUERY_NOT_FOUND, None)
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=1)
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
+    assert await query(set_zero=False) == (ResponseCode.SUCCESS, "1")
+    header.commit_offset = -7
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.INVALID_PARAMETER
+    header.topic = "nothing"
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_offsets_survive_a_restart(tmp_path, remoting: RemotingClient) -> None:  # type: ignore[no-untyped-def]
+    for expected in (None, 5):
+        broker = Broker(config(tmp_path / "store"))
+        await broker.start()
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        if expected is None:
+            await peer.send("orders", b"kept")
+            header = UpdateConsumerOffsetRequestHeader(
+                consumer_group="consumers", topic="orders", queue_id=0, commit_offset=5
+            )
+            await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        else:
+            assert broker.offsets.query("consumers", "orders", 0) == expected
+            assert broker.topics.get("orders") is not None
+            assert (await peer.pull("orders")).code == ResponseCode.SUCCESS
+        await broker.stop()
+    saved = msgspec.json.decode((tmp_path / "store/config/consumerOffset.json").read_bytes())
+    assert saved["offsetTable"] == {"orders@consumers": {"0": 5}}
+
+
+async def test_queue_offsets(peer: Peer) -> None:
+    async def offset(code: int, queue_id: int = 0) -> str | None:
+        response = await peer.ask(code, QueueRequestHeader(topic="orders", queue_id=queue_id))
+        return response.ext_fields.get("offset") if response.code == 0 else f"code {response.code}"
+
+    for i in range(3):
+        await peer.send("orders", b"%d" % i)
+    assert await offset(RequestCode.GET_MAX_OFFSET) == "3"
+    assert await offset(RequestCode.GET_MIN_OFFSET) == "0"
+    assert await offset(RequestCode.GET_MAX_OFFSET, 1) == "0"
+    assert await offset(RequestCode.GET_MAX_OFFSET, 9) == f"code {ResponseCode.INVALID_PARAMETER:d}"
+
+    async def search(timestamp: int) -> str:
+        header = SearchOffsetRequestHeader(topic="orders", queue_id=0, timestamp=timestamp)
+        return (await peer.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)).ext_fields["offset"]
+
+    assert await search(0) == "0"
+    assert await search(2**50) == "3"
+    earliest = await peer.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueRequestHeader(topic="orders", queue_id=0))
+    assert int(earliest.ext_fields["timestamp"]) > 1_700_000_000_000

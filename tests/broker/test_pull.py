@@ -1,0 +1,126 @@
+"""Pulling, long polling, and the codes that go with each state of a queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from broker_support import Peer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.errors import ConnectionLost
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import decode_messages
+from gantrymq.remoting.client import RemotingClient
+
+
+def bodies(body: bytes) -> list[bytes]:
+    return [message.body for message in decode_messages(body)]
+
+
+async def until_waiting(broker: Broker, pulls: int) -> None:
+    """Until the broker holds so many pulls."""
+    async with asyncio.timeout(5):
+        while len(broker.polling) != pulls:
+            await asyncio.sleep(0)
+
+
+async def test_found(peer: Peer) -> None:
+    for i in range(5):
+        await peer.send("orders", b"%d" % i)
+    response = await peer.pull("orders", 2)
+    assert response.code == ResponseCode.SUCCESS
+    assert response.remark == "FOUND"
+    assert bodies(response.body) == [b"2", b"3", b"4"]
+    fields = response.ext_fields
+    assert (fields["nextBeginOffset"], fields["minOffset"], fields["maxOffset"]) == ("5", "0", "5")
+
+
+async def test_count_and_byte_limits(peer: Peer) -> None:
+    for i in range(10):
+        await peer.send("orders", b"%d" % i * 1000)
+    assert len(bodies((await peer.pull("orders", max_msg_nums=3)).body)) == 3
+    assert len(bodies((await peer.pull("orders", max_msg_bytes=2500)).body)) in (1, 2)
+    assert len(bodies((await peer.pull("orders", max_msg_bytes=1)).body)) == 1
+
+
+async def test_tags_are_filtered_by_hash(peer: Peer) -> None:
+    for i in range(10):
+        await peer.send("orders", b"%d" % i, properties={"TAGS": "abc"[i % 3]})
+    assert bodies((await peer.pull("orders", subscription="a || c")).body) == [b"0", b"2", b"3", b"5", b"6", b"8", b"9"]
+    none = await peer.pull("orders", subscription="x")
+    assert (none.code, none.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "10")
+
+
+async def test_offsets_outside_the_queue(peer: Peer) -> None:
+    await peer.send("orders", b"x")
+    assert (await peer.pull("orders", 1)).code == ResponseCode.PULL_NOT_FOUND
+    beyond = await peer.pull("orders", 100)
+    assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
+    below = await peer.pull("orders", -5)
+    assert (below.code, below.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+    assert (await peer.pull("orders", 0, queue_id=1)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await peer.pull("orders", 7, queue_id=1)).code == ResponseCode.PULL_OFFSET_MOVED
+
+
+async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
+    await until_waiting(broker, 1)
+    assert not waiting.done()
+    await peer.send("orders", b"second")
+    async with asyncio.timeout(2):
+        response = await waiting
+    assert bodies(response.body) == [b"second"]
+    assert len(broker.polling) == 0
+
+
+async def test_long_poll_passes_over_other_tags(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first", properties={"TAGS": "a"})
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000, subscription="b"))
+    await until_waiting(broker, 1)
+    await peer.send("orders", b"not this", properties={"TAGS": "a"})
+    await peer.send("orders", b"this", properties={"TAGS": "b"})
+    async with asyncio.timeout(2):
+        assert bodies((await waiting).body) == [b"this"]
+
+
+async def test_long_poll_ends_with_its_time(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    started = asyncio.get_running_loop().time()
+    response = await peer.pull("orders", 1, suspend_ms=300)
+    assert response.code == ResponseCode.PULL_NOT_FOUND
+    assert 0.3 <= asyncio.get_running_loop().time() - started < 4
+
+
+async def test_client_that_dies_in_a_long_poll_leaves_nothing(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    other = RemotingClient()
+    dying = Peer(await other.connection(f"127.0.0.1:{broker.port}"))
+    waiting = asyncio.create_task(dying.pull("orders", 1, suspend_ms=15_000))
+    await until_waiting(broker, 1)
+    dying.connection.abort()
+    with pytest.raises(ConnectionLost):
+        await waiting
+    await until_waiting(broker, 0)
+    assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
+
+
+async def test_refused(peer: Peer) -> None:
+    assert (await peer.pull("nothing")).code == ResponseCode.TOPIC_NOT_EXIST
+    await peer.send("orders", b"x")
+    assert (await peer.pull("orders", queue_id=99)).code == ResponseCode.INVALID_PARAMETER
+    assert (await peer.pull("orders", group="bad group!")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert (await peer.pull("orders", expression_type="SQL92")).code == ResponseCode.SYSTEM_ERROR
+    assert (await peer.pull("orders", sys_flag=0, group="strangers")).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    absurd = await peer.pull("orders", max_msg_nums=2**31 - 1, max_msg_bytes=2**31 - 1)
+    assert bodies(absurd.body) == [b"x"]
+
+
+async def test_stop_answers_who_waits(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
+    await until_waiting(broker, 1)
+    broker.polling.stop()
+    async with asyncio.timeout(2):
+        assert (await waiting).code == ResponseCode.PULL_NOT_FOUND

@@ -1,0 +1,156 @@
+"""Properties text as java.util.Properties reads it, and dataclasses made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.config import (
+    MAX_FILE_BYTES,
+    format_properties,
+    from_properties,
+    load_properties,
+    parse_properties,
+    to_properties,
+    unknown_keys,
+)
+from gantrymq.errors import ConfigError
+
+
+class Flush(StrEnum):
+    SYNC = "SYNC_FLUSH"
+    ASYNC = "ASYNC_FLUSH"
+
+
+@dataclass
+class Storage:
+    store_path_root_dir: Path = Path("/store")
+    flush_disk_type: Flush = Flush.ASYNC
+    disk_ratio: float = 0.75
+    delete_when: str = "04"
+
+
+@dataclass
+class Identity:
+    broker_name: str
+    broker_ip1: str | None = field(default=None, metadata={"key": "brokerIP1"})
+    listen_port: int = field(default=10911, metadata={"minimum": 0, "maximum": 65535})
+    auto_create_topic_enable: bool = True
+    namesrv_addr: list[str] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=1\nb:2\nc 3\nd\t4\ne  =  5\nf : 6", {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5", "f": "6"}),
+        ("# comment\n  ! another\n\n  a = 1", {"a": "1"}),
+        ("# no continuation \\\na=1", {"a": "1"}),
+        ("a=1,\\\n   2,\\\n#3\nb=4", {"a": "1,2,#3", "b": "4"}),
+        ("a=1\\\\\nb=2", {"a": "1\\", "b": "2"}),
+        ("a=x\\ty\\nz\\q", {"a": "x\ty\nzq"}),
+        ("a\\=b\\:c\\ d=e", {"a=b:c d": "e"}),
+        ("a=b=c:d", {"a": "b=c:d"}),
+        ("a==b", {"a": "=b"}),
+        ("a=\\u00e9\\ud83d\\ude00", {"a": "é😀"}),
+        ("a=1\r\nb=2\rc=3", {"a": "1", "b": "2", "c": "3"}),
+        ("lonely\nempty=", {"lonely": "", "empty": ""}),
+        ("a=1\na=2", {"a": "2"}),
+        ("a=trailing blanks  ", {"a": "trailing blanks  "}),
+        ("a=cut\\", {"a": "cut"}),
+        ("=value", {"": "value"}),
+        ("", {}),
+    ],
+)
+def test_the_syntax_is_java_s(text: str, expected: dict[str, str]) -> None:
+    assert parse_properties(text, source="x") == expected
+
+
+def test_a_broken_escape_is_named_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"broker\.conf, line 3: .*four hexadecimal"):
+        parse_properties("a=1\n\nb=\\u12x", source="broker.conf")
+
+
+_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+
+
+@given(st.dictionaries(_TEXT, _TEXT, max_size=5))
+def test_what_is_written_reads_back(properties: dict[str, str]) -> None:
+    assert parse_properties(format_properties(properties), source="x") == properties
+
+
+def test_a_file_may_be_utf8_or_latin1(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    for encoding in ("utf-8", "utf-8-sig", "latin-1"):
+        path.write_bytes("brokerName=münchen\n".encode(encoding))
+        assert load_properties(path) == {"brokerName": "münchen"}
+
+
+def test_a_missing_or_huge_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.conf"):
+        load_properties(tmp_path / "nowhere.conf")
+    huge = tmp_path / "huge.conf"
+    huge.write_bytes(b"a" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="not a configuration"):
+        load_properties(huge)
+
+
+def test_one_file_fills_several_classes() -> None:
+    properties = {
+        "brokerName": " a ",
+        "brokerIP1": "10.0.0.1",
+        "listenPort": " 11911 ",
+        "autoCreateTopicEnable": "False",
+        "namesrvAddr": "10.0.0.2:9876; 10.0.0.3:9876;",
+        "storePathRootDir": "~/data",
+        "flushDiskType": "SYNC_FLUSH",
+        "diskRatio": "0.5",
+        "brokerNmae": "typo",
+    }
+    assert from_properties(Identity, properties, source="x") == Identity(
+        "a", "10.0.0.1", 11911, False, ["10.0.0.2:9876", "10.0.0.3:9876"]
+    )
+    assert from_properties(Storage, properties, source="x") == Storage(Path.home() / "data", Flush.SYNC, 0.5, "04")
+    assert unknown_keys([Identity, Storage], properties) == ["brokerNmae"]
+
+
+def test_a_configuration_prints_and_reads_back() -> None:
+    config = Identity("a", None, 0, False, ["x:1", "y:2"])
+    printed = to_properties(config)
+    assert printed == {
+        "brokerName": "a",
+        "listenPort": "0",
+        "autoCreateTopicEnable": "false",
+        "namesrvAddr": "x:1;y:2",
+    }
+    assert from_properties(Identity, printed, source="x") == config
+    assert to_properties(Storage())["flushDiskType"] == "ASYNC_FLUSH"
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value", "why"),
+    [
+        (Identity, "listenPort", "9876x", "whole number"),
+        (Identity, "listenPort", "", "whole number"),
+        (Identity, "listenPort", "65536", "at least 0 and at most 65535"),
+        (Identity, "listenPort", "-1", "at least 0"),
+        (Identity, "autoCreateTopicEnable", "yes", "true or false"),
+        (Storage, "flushDiskType", "SOMETIMES", "one of SYNC_FLUSH, ASYNC_FLUSH"),
+        (Storage, "diskRatio", "much", "a number"),
+    ],
+)
+def test_a_bad_value_names_key_value_and_file(cls: type, key: str, value: str, why: str) -> None:
+    properties = {"brokerName": "a", key: value}
+    with pytest.raises(ConfigError) as error:
+        from_properties(cls, properties, source="broker.conf")
+    assert f"broker.conf: {key}={value}: " in str(error.value)
+    assert why in str(error.value)
+
+
+def test_a_missing_required_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="brokerName is missing"):
+        from_properties(Identity, {}, source="broker.conf")
