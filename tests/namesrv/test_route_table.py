@@ -172,6 +172,8 @@ def test_expiry_is_each_broker_s_own(table: RouteTable) -> None:
     assert table.expire(1001) == ([quick], [])
     assert addresses(table) == [{0: SLAVE}]
     table.heartbeat("DefaultCluster", SLAVE, 50_000)
+    table.heartbeat("AnotherCluster", SLAVE, 60_000)
+    table.heartbeat("DefaultCluster", MASTER, 60_000)
     assert table.expire(50_000 + DEFAULT_HEARTBEAT_TIMEOUT_MS) == ([], [])
     assert table.expire(50_001 + DEFAULT_HEARTBEAT_TIMEOUT_MS) == ([slow], [])
     assert table.all_topics().topic_list == []

@@ -39,12 +39,12 @@ async def test_a_closed_connection_takes_exactly_its_broker(server: NameServer, 
 
 async def test_the_connection_of_the_last_registration_counts(server: NameServer, client: RemotingClient) -> None:
     first = RemotingClient()
-    await first.call(server.address, registration(broker_header(), topics_body("A", "B")))
-    await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
-    assert server._server is not None
+    for name, address in (("a", "10.0.0.1:1"), ("b", "10.0.0.2:1")):
+        await first.call(server.address, registration(broker_header(name, address), topics_body("A", "B")))
+    await client.call(server.address, registration(broker_header("a", "10.0.0.1:1"), topics_body("A", "B")))
     await first.close()
-    await until(lambda: server._server is not None and len(server._server.connections) == 1)
-    assert server.table.route("A") is not None
+    await until(lambda: "b" not in server.table.cluster_info().broker_addr_table)
+    assert "a" in server.table.cluster_info().broker_addr_table
 
 
 async def test_a_silent_broker_goes_and_its_connection_is_closed(server: NameServer, client: RemotingClient) -> None:

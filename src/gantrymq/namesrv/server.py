@@ -56,14 +56,14 @@ class NameServer:
         if self._scan_timer is not None:
             self._scan_timer.cancel()
             self._scan_timer = None
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
         for task in list(self._notifications):
             task.cancel()
         if self._client is not None:
             await self._client.close()
             self._client = None
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop()
 
     @property
     def address(self) -> str:

@@ -1,0 +1,277 @@
+"""The requests that clients make of NameServers and brokers: one function each, typed in and out.
+
+Every function raises a RemotingError when the network fails and BrokerError for an answer that it doesn't list as a
+result. Source: client/impl/MQClientAPIImpl.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    CreateTopicRequestHeader,
+    GetRouteInfoRequestHeader,
+    GroupRequestHeader,
+    OffsetResponseHeader,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    SendMessageResponseHeader,
+    StoreTimeResponseHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.route import TopicRouteData
+from gantrymq.protocol.sys_flag import PULL_LITE
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.remoting.client import RemotingClient
+
+TIMEOUT_MS = 3000
+
+
+class SendStatus(Enum):
+    """How far a stored message got (`SendStatus`). Every one of them means that the master has it."""
+
+    SEND_OK = ResponseCode.SUCCESS
+    FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
+    FLUSH_SLAVE_TIMEOUT = ResponseCode.FLUSH_SLAVE_TIMEOUT
+    SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+class SendResult(NamedTuple):
+    """`msg_id` is the producer's unique key, `offset_msg_id` says where the message is; a batch has several, joined by
+    commas, and `queue_offset` is its first message's."""
+
+    status: SendStatus
+    msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    offset_msg_id: str
+    transaction_id: str | None = None
+
+
+class PullStatus(Enum):
+    """How a pull ended (`PullStatus`)."""
+
+    FOUND = ResponseCode.SUCCESS
+    NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
+    NO_MATCHED_MESSAGE = ResponseCode.PULL_RETRY_IMMEDIATELY
+    OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
+
+
+class PullResult(NamedTuple):
+    """`body` holds the records (`protocol.message.decode_messages`); go on at `next_begin_offset` in any case."""
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    suggest_which_broker_id: int
+    body: bytes
+
+
+_SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendStatus}
+_PULL_STATUS: dict[int, PullStatus] = {status.value: status for status in PullStatus}
+
+
+class BrokerApi:
+    """Typed requests over a RemotingClient; an `address` is host:port. One per client process."""
+
+    def __init__(self, remoting: RemotingClient) -> None:
+        self.remoting = remoting
+
+    # -- NameServer ---------------------------------------------------------------------------------------------
+
+    async def route(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> TopicRouteData:
+        """Where `topic` is. Raises NoRouteInfo when the NameServer doesn't know it."""
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        response = await self.remoting.invoke(name_server, request, timeout_ms)
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteInfo(topic, [name_server])
+        return decode_json(_checked(response, name_server).body, TopicRouteData)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        address: str,
+        command: RemotingCommand,
+        queue: MessageQueue,
+        *,
+        msg_id: str = "",
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> SendResult:
+        """Stores what `send_command` made for `queue`. `msg_id` is what the result repeats."""
+        response = await self.remoting.invoke(address, command, timeout_ms)
+        status = _SEND_STATUS.get(response.code)
+        if status is None:
+            raise BrokerError(response.code, response.remark, address)
+        answer = response.read_header(SendMessageResponseHeader)
+        if answer.queue_id != queue.queue_id:
+            queue = queue._replace(queue_id=answer.queue_id)
+        return SendResult(status, msg_id, queue, answer.queue_offset, answer.msg_id, answer.transaction_id)
+
+    async def send_oneway(self, address: str, command: RemotingCommand) -> None:
+        """Sends what `send_command` made and doesn't learn what becomes of it."""
+        await self.remoting.invoke_oneway(address, command)
+
+    async def pull(self, address: str, header: PullMessageRequestHeader, timeout_ms: int) -> PullResult:
+        """Records from `header.queue_offset` on; with PULL_SUSPEND the broker waits for some to come."""
+        code = RequestCode.LITE_PULL_MESSAGE if header.sys_flag & PULL_LITE else RequestCode.PULL_MESSAGE
+        response = await self.remoting.invoke(address, RemotingCommand.request(code, header), timeout_ms)
+        status = _PULL_STATUS.get(response.code)
+        if status is None:
+            raise BrokerError(response.code, response.remark, address)
+        answer = response.read_header(PullMessageResponseHeader)
+        return PullResult(
+            status,
+            answer.next_begin_offset,
+            answer.min_offset,
+            answer.max_offset,
+            answer.suggest_which_broker_id,
+            response.body,
+        )
+
+    async def send_back(
+        self, address: str, header: ConsumerSendMsgBackRequestHeader, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        """Has a message that a group failed on delivered again later, or put into its dead letter queue."""
+        await self.remoting.call(
+            address, RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header), timeout_ms
+        )
+
+    # -- a group's offsets --------------------------------------------------------------------------------------
+
+    async def query_offset(
+        self, address: str, group: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS
+    ) -> int | None:
+        """The queue offset where `group` goes on; None when it has never committed one."""
+        header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id)
+        request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        response = await self.remoting.invoke(address, request, timeout_ms)
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return _checked(response, address).read_header(OffsetResponseHeader).offset
+
+    async def update_offset(
+        self,
+        address: str,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        oneway: bool = False,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        """Commits where `group` goes on: the first offset that it has not consumed."""
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+        )
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        if oneway:
+            await self.remoting.invoke_oneway(address, request)
+        else:
+            await self.remoting.call(address, request, timeout_ms)
+
+    # -- a queue's bounds ---------------------------------------------------------------------------------------
+
+    async def max_offset(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:
+        """The queue offset that the next message will get."""
+        return await self._offset(
+            address, RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id), timeout_ms
+        )
+
+    async def min_offset(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:
+        """The oldest queue offset that can still be read."""
+        return await self._offset(
+            address, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id), timeout_ms
+        )
+
+    async def search_offset(
+        self, address: str, topic: str, queue_id: int, timestamp_ms: int, timeout_ms: int = TIMEOUT_MS
+    ) -> int:
+        """The first queue offset stored at or after `timestamp_ms`, as far as the store knows."""
+        header = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms)
+        return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_ms)
+
+    async def earliest_store_time(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:
+        """When the queue's oldest message was stored, in ms; -1 when the queue is empty."""
+        header = QueueRequestHeader(topic=topic, queue_id=queue_id)
+        request = RemotingCommand.request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+        response = await self.remoting.call(address, request, timeout_ms)
+        return response.read_header(StoreTimeResponseHeader).timestamp
+
+    async def _offset(
+        self, address: str, code: RequestCode, header: QueueRequestHeader | SearchOffsetRequestHeader, timeout_ms: int
+    ) -> int:
+        response = await self.remoting.call(address, RemotingCommand.request(code, header), timeout_ms)
+        return response.read_header(OffsetResponseHeader).offset
+
+    # -- clients and groups -------------------------------------------------------------------------------------
+
+    async def heartbeat(self, address: str, data: HeartbeatData, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Tells a broker which groups this client has; it forgets a client that is silent for 120 s."""
+        await self.remoting.call(
+            address, RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data)), timeout_ms
+        )
+
+    async def unregister(
+        self,
+        address: str,
+        client_id: str,
+        *,
+        producer_group: str | None = None,
+        consumer_group: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        """Takes a group of this client off a broker, which tells the group's other consumers."""
+        header = UnregisterClientRequestHeader(
+            client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
+        )
+        await self.remoting.call(address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header), timeout_ms)
+
+    async def consumer_ids(self, address: str, group: str, timeout_ms: int = TIMEOUT_MS) -> list[str]:
+        """The client ids of a group's consumers. A broker that knows none answers SYSTEM_ERROR."""
+        request = RemotingCommand.request(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupRequestHeader(consumer_group=group)
+        )
+        response = await self.remoting.call(address, request, timeout_ms)
+        return decode_json(response.body, ConsumerList).consumer_id_list
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, address: str, config: TopicConfig, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Makes or changes a topic on one broker. An attribute's name has a leading + (set) or - (remove)."""
+        header = CreateTopicRequestHeader(
+            topic=config.topic_name,
+            default_topic=AUTO_CREATE_TOPIC,
+            read_queue_nums=config.read_queue_nums,
+            write_queue_nums=config.write_queue_nums,
+            perm=config.perm,
+            topic_filter_type=config.topic_filter_type,
+            topic_sys_flag=config.topic_sys_flag,
+            order=config.order,
+            attributes=",".join(f"{k}={v}" if v else k for k, v in config.attributes.items()) or None,
+        )
+        await self.remoting.call(
+            address, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header), timeout_ms
+        )
+
+
+def _checked(response: RemotingCommand, address: str) -> RemotingCommand:
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerError(response.code, response.remark, address)
+    return response

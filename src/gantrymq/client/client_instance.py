@@ -1,0 +1,143 @@
+"""ClientInstance: what a producer or consumer has in common: connections, routes, heartbeats.
+
+Source: client/impl/factory/MQClientInstance. In Java all producers and consumers of a process share one; here each has
+its own, with its own client id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.periodic import repeat
+from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
+from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.protocol.route import MASTER_ID
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Handler, RpcHook
+
+log = logging.getLogger(__name__)
+
+#: heartbeatBrokerInterval.
+HEARTBEAT_INTERVAL_S = 30.0
+
+_instance_number = itertools.count(1)
+
+
+def local_ip() -> str:
+    """The IPv4 address of the interface that leads out, 127.0.0.1 where none does. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+class ClientInstance:
+    """Connections, routes and heartbeats of one producer or consumer.
+
+    `producer_data` or `consumer_data` is what brokers are told of it; `handlers` answer what brokers ask.
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        *,
+        producer_data: ProducerData | None = None,
+        consumer_data: ConsumerData | None = None,
+        handlers: Mapping[int, Handler] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+    ) -> None:
+        if isinstance(name_servers, str):
+            name_servers = [address.strip() for address in name_servers.split(";") if address.strip()]
+        self.ip = local_ip()
+        self.client_id = f"{self.ip}@{os.getpid()}#{next(_instance_number)}#{time.time_ns():x}"
+        self.remoting = RemotingClient(handlers, ssl_context=ssl_context, hooks=hooks)
+        self.api = BrokerApi(self.remoting)
+        self.routes = Routes(self.api, name_servers)
+        self._producer_data = producer_data
+        self._consumer_data = consumer_data
+        self._greeted: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begins to refresh routes and to send heartbeats."""
+        self._tasks = [
+            asyncio.create_task(repeat(REFRESH_INTERVAL_S, self.routes.refresh_all)),
+            asyncio.create_task(repeat(HEARTBEAT_INTERVAL_S, self.heartbeat)),
+        ]
+
+    async def close(self) -> None:
+        """Takes the group off the brokers that were told of it, closes the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await asyncio.gather(*(self._unregister(address) for address in self._greeted))
+        await self.remoting.close()
+
+    # -- heartbeats ---------------------------------------------------------------------------------------------
+
+    async def heartbeat(self) -> None:
+        """Tells every known broker of this client. Failures are logged: the next one comes in 30 s."""
+        await self._greet(self._broker_addresses())
+
+    async def greet_new_brokers(self) -> None:
+        """Tells those brokers of this client that have not been told."""
+        await self._greet(self._broker_addresses() - self._greeted)
+
+    async def greet_again(self, address: str) -> None:
+        """Tells a broker that has forgotten this client, after a restart or a broken connection."""
+        await self._greet({address})
+
+    def _broker_addresses(self) -> set[str]:
+        # A producer has nothing to do with slaves.
+        return {
+            address
+            for replicas in self.routes.all_brokers().values()
+            for broker_id, address in replicas.items()
+            if broker_id == MASTER_ID or self._consumer_data is not None
+        }
+
+    async def _greet(self, addresses: set[str]) -> None:
+        if self._producer_data is None and self._consumer_data is None:
+            return
+        data = HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[self._producer_data] if self._producer_data else [],
+            consumer_data_set=[self._consumer_data] if self._consumer_data else [],
+        )
+
+        async def greet(address: str) -> None:
+            try:
+                await self.api.heartbeat(address, data)
+                self._greeted.add(address)
+            except ClientClosed:
+                pass
+            except GantryError as e:
+                self._greeted.discard(address)
+                log.warning("heartbeat to broker %s failed: %s", address, e)
+
+        await asyncio.gather(*(greet(address) for address in addresses))
+
+    async def _unregister(self, address: str) -> None:
+        try:
+            await self.api.unregister(
+                address,
+                self.client_id,
+                producer_group=self._producer_data.group_name if self._producer_data else None,
+                consumer_group=self._consumer_data.group_name if self._consumer_data else None,
+            )
+        except GantryError as e:
+            # The broker notices the closed connection anyway.
+            log.info("broker %s was not told that this client closes: %s", address, e)

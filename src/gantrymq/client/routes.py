@@ -1,0 +1,166 @@
+"""Routes: which brokers have a topic's queues, and at which addresses; asked of NameServers and kept.
+
+Source: client/impl/factory/MQClientInstance (updateTopicRouteInfoFromNameServer, findBrokerAddressInSubscribe),
+remoting/netty/NettyRemotingClient (getAndCreateNameserverChannel).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
+from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.errors import ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.route import MASTER_ID, TopicRouteData
+from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+
+log = logging.getLogger(__name__)
+
+#: pollNameServerInterval.
+REFRESH_INTERVAL_S = 30.0
+
+
+def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    """The queues that take messages: those of writable brokers that have a master, broker by broker."""
+    with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
+    return [
+        MessageQueue(topic, queues.broker_name, queue_id)
+        for queues in sorted(route.queue_datas, key=lambda queues: queues.broker_name)
+        if queues.perm & PERM_WRITE and queues.broker_name in with_master
+        for queue_id in range(queues.write_queue_nums)
+    ]
+
+
+def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    """The queues that can be read, sorted; slaves serve them too."""
+    return sorted(
+        MessageQueue(topic, queues.broker_name, queue_id)
+        for queues in route.queue_datas
+        if queues.perm & PERM_READ
+        for queue_id in range(queues.read_queue_nums)
+    )
+
+
+class Routes:
+    """What a client knows of topics and brokers. `get` asks a NameServer once per topic, `refresh_all` asks again.
+
+    One NameServer (host:port) is used as long as it answers, then the next; the first is picked at random.
+    """
+
+    def __init__(self, api: BrokerApi, name_servers: Sequence[str]) -> None:
+        if not name_servers:
+            raise ClientError("no NameServer given: pass at least one HOST:PORT")
+        self._api = api
+        self.name_servers = list(name_servers)
+        self._current = random.randrange(len(self.name_servers))
+        self._routes: dict[str, TopicRouteData] = {}
+        self._brokers: dict[str, dict[int, str]] = {}
+        self._finding: dict[tuple[str, int | None], asyncio.Task[TopicRouteData]] = {}
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics whose routes are kept."""
+        return list(self._routes)
+
+    def cached(self, topic: str) -> TopicRouteData | None:
+        return self._routes.get(topic)
+
+    async def get(self, topic: str) -> TopicRouteData:
+        """The topic's route. Raises NoRouteInfo, or a RemotingError when no NameServer answers."""
+        return self._routes.get(topic) or await self._find_once(topic, None)
+
+    async def get_or_default(self, topic: str, queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRouteData:
+        """The topic's route; for an unknown topic the brokers that make topics on their own (those of TBW102)."""
+        return self._routes.get(topic) or await self._find_once(topic, queue_nums)
+
+    async def refresh(self, topic: str) -> TopicRouteData:
+        """Asks for the topic's route, kept or not. Raises as `get`; what was kept stays then."""
+        return self._keep(topic, await self._ask(topic))
+
+    async def refresh_all(self) -> None:
+        """Asks for every kept route. Failures are logged: what was known stays."""
+        for topic in self.topics:
+            try:
+                await self.refresh(topic)
+            except GantryError as e:
+                log.warning("can't refresh the route of topic %s: %s", topic, e)
+
+    async def write_queues(self, topic: str) -> list[MessageQueue]:
+        return write_queues(topic, await self.get(topic))
+
+    async def read_queues(self, topic: str) -> list[MessageQueue]:
+        return read_queues(topic, await self.get(topic))
+
+    def master_address(self, broker_name: str) -> str | None:
+        """host:port of a broker's master; None when no kept route names one."""
+        return self._brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def broker_address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """host:port of that replica, or of any other of the broker; None when no kept route names one."""
+        replicas = self._brokers.get(broker_name)
+        if not replicas:
+            return None
+        return replicas.get(broker_id) or next(iter(replicas.values()))
+
+    def all_brokers(self) -> dict[str, dict[int, str]]:
+        """{broker name: {broker id: host:port}} over all kept routes."""
+        return self._brokers
+
+    async def _find_once(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
+        """Like `_find`; a hundred first messages to a topic share one request."""
+        key = topic, default_queue_nums
+        task = self._finding.get(key)
+        if task is None:
+            task = asyncio.create_task(self._find(topic, default_queue_nums))
+            self._finding[key] = task
+            task.add_done_callback(lambda done: self._found(key, done))
+        return await asyncio.shield(task)
+
+    def _found(self, key: tuple[str, int | None], task: asyncio.Task[TopicRouteData]) -> None:
+        del self._finding[key]
+        if not task.cancelled():
+            task.exception()  # seen, even if all who waited have given up
+
+    async def _find(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
+        try:
+            return self._keep(topic, await self._ask(topic))
+        except NoRouteInfo as unknown:
+            if default_queue_nums is None:
+                raise
+            try:
+                route = await self._ask(AUTO_CREATE_TOPIC)
+            except NoRouteInfo:
+                raise unknown from None
+        for queues in route.queue_datas:
+            queues.read_queue_nums = queues.write_queue_nums = min(default_queue_nums, queues.read_queue_nums)
+        return self._keep(topic, route)
+
+    async def _ask(self, topic: str) -> TopicRouteData:
+        error: RemotingError | None = None
+        for _ in self.name_servers:
+            name_server = self.name_servers[self._current]
+            try:
+                return await self._api.route(name_server, topic, TIMEOUT_MS)
+            except NoRouteInfo:
+                raise NoRouteInfo(topic, self.name_servers) from None
+            except RemotingError as e:
+                log.warning("NameServer %s: %s", name_server, e)
+                error = e
+                self._current = (self._current + 1) % len(self.name_servers)
+        assert error is not None
+        raise error
+
+    def _keep(self, topic: str, route: TopicRouteData) -> TopicRouteData:
+        known = self._routes.get(topic)
+        if known == route:
+            return known
+        # The newest answer goes last, so that its addresses win.
+        self._routes.pop(topic, None)
+        self._routes[topic] = route
+        self._brokers = {b.broker_name: b.broker_addrs for kept in self._routes.values() for b in kept.broker_datas}
+        return route

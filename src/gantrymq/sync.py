@@ -1,0 +1,155 @@
+"""The clients without asyncio: each wraps an asynchronous one and runs it on an event loop in a thread of its own.
+
+    with SyncProducer(Producer("127.0.0.1:9876", "group")) as producer:
+        producer.send(Message("topic", b"body"))
+
+Methods do what those of the wrapped object do, and wait. They may be called from any number of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
+from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
+from gantrymq.client.producer import Producer
+from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.queue_selector import QueueSelector
+from gantrymq.errors import ClientClosed
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+
+T = TypeVar("T")
+
+
+class _Sync:
+    """An asynchronous client on a loop in a thread."""
+
+    def __init__(self, client: Producer | PushConsumer | LitePullConsumer) -> None:
+        self._client = client
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread and the client."""
+        loop = uvloop.new_event_loop()
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run_forever, name="gantrymq-client", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self._client.start())
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def close(self) -> None:
+        """Closes the client and ends the thread; once more does no harm."""
+        if self._loop is not None:
+            try:
+                self._wait(self._client.close())
+            finally:
+                self._stop_loop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise ClientClosed("this client is not started, or closed: use it inside `with`")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        loop, thread = self._loop, self._thread
+        assert loop is not None
+        assert thread is not None
+        self._loop = self._thread = None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class SyncProducer(_Sync):
+    """A `Producer` to be called without `await`."""
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__(producer)
+        self._producer = producer
+
+    def send(self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None) -> SendResult:
+        return self._wait(self._producer.send(message, timeout_ms, queue))
+
+    def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+        self._wait(self._producer.send_oneway(message, queue))
+
+    def send_batch(
+        self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        return self._wait(self._producer.send_batch(messages, timeout_ms, queue))
+
+    def send_with(
+        self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+    ) -> SendResult:
+        return self._wait(self._producer.send_with(message, selector, arg, timeout_ms))
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        return self._wait(self._producer.queues(topic))
+
+
+class SyncPushConsumer(_Sync):
+    """A `PushConsumer` that works between `start` and `close`; its handler should be a plain function."""
+
+    def __init__(self, consumer: PushConsumer) -> None:
+        super().__init__(consumer)
+
+
+class SyncLitePullConsumer(_Sync):
+    """A `LitePullConsumer` to be called without `await`: `for message in consumer`."""
+
+    def __init__(self, consumer: LitePullConsumer) -> None:
+        super().__init__(consumer)
+        self._consumer = consumer
+
+    def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
+        return self._wait(self._consumer.poll(timeout_ms, max_messages))
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        while self._loop is not None:
+            yield from self.poll(max_messages=1)
+
+    def commit(self) -> None:
+        self._wait(self._consumer.commit())
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return self._wait(self._consumer.queues(topic))
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        self._wait(self._consumer.assign(queues))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        self._wait(self._consumer.seek(queue, offset))
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        self._wait(self._consumer.seek_to_begin(queue))
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        self._wait(self._consumer.seek_to_end(queue))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._wait(self._consumer.committed(queue))

@@ -1,0 +1,69 @@
+"""A cluster for the client's tests: this project's own, or Java's if GANTRY_JAVA_LIB names a directory of its jars."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import java_cluster
+import pytest
+
+from gantrymq.client.producer import Producer
+from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.route import TopicRouteData
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.testing.embedded import EmbeddedCluster
+
+#: Messages that a consumer failed on come back after a second, not after ten.
+DELAY_LEVELS = " ".join(["1s"] * 18)
+
+_number = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of the NameServer of a cluster with one broker."""
+    directory = tmp_path_factory.mktemp("cluster")
+    if jars := os.environ.get("GANTRY_JAVA_LIB"):
+        with java_cluster.running(Path(jars), directory, DELAY_LEVELS) as address:
+            yield address
+    else:
+        with EmbeddedCluster(directory=directory, message_delay_level=DELAY_LEVELS) as cluster:
+            yield cluster.name_server
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> str:
+    """A name for a topic or group that no other test uses."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", request.node.name)[:60] + f"_{time.time_ns():x}_{next(_number)}"
+
+
+@pytest.fixture
+async def producer(name_server: str) -> AsyncIterator[Producer]:
+    async with Producer(name_server, "producers") as producer:
+        yield producer
+
+
+@pytest.fixture
+async def topic(producer: Producer, unique: str) -> str:
+    """A new topic of four queues."""
+    (broker,) = (await _when_known(producer, "TBW102")).broker_datas
+    assert broker.master_address
+    await producer.client.api.create_topic(broker.master_address, TopicConfig(unique, 4, 4))
+    await _when_known(producer, unique)
+    return unique
+
+
+async def _when_known(producer: Producer, topic: str) -> TopicRouteData:
+    """The topic's route, as soon as the NameServer has heard of it."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await producer.client.routes.get(topic)
+            except NoRouteInfo:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,73 @@
+"""Clients whose broker goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.client import queue_puller
+from gantrymq.client.producer import Producer
+from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.errors import GantryError, RemotingError
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.store.config import StoreConfig
+
+
+async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.05)
+    name_server = NameServer(NamesrvConfig(listen_port=0, kv_config_path=tmp_path / "kvConfig.json"))
+    await name_server.start()
+
+    def broker_on(port: int) -> Broker:
+        return Broker(
+            BrokerConfig(
+                broker_name="broker-a",
+                listen_port=port,
+                namesrv_addr=[name_server.address],
+                store=StoreConfig(store_path_root_dir=tmp_path / "store", mapped_file_size_commit_log=4 * 1024 * 1024),
+            )
+        )
+
+    broker = broker_on(0)
+    await broker.start()
+    port = broker.port
+    bodies: list[bytes] = []
+
+    async def handle(message: MessageExt) -> None:
+        bodies.append(message.body)
+
+    consumer = PushConsumer(name_server.address, "group", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe("topic")
+    async with Producer(name_server.address, "producers") as producer:
+        await producer.send(Message("topic", b"before"))
+        async with consumer:
+            await eventually(lambda: bodies == [b"before"])
+            await broker.stop()
+            with pytest.raises(RemotingError):
+                await producer.send(Message("topic", b"lost"))
+            broker = broker_on(port)
+            await broker.start()
+            await _send_when_possible(producer, Message("topic", b"after"))
+            await eventually(lambda: b"after" in bodies)
+    await broker.stop()
+    await name_server.stop()
+    assert bodies == [b"before", b"after"]
+
+
+async def _send_when_possible(producer: Producer, message: Message) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await producer.send(message)
+            except GantryError:
+                await asyncio.sleep(0.05)
+            else:
+                return

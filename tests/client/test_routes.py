@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from scripted import ScriptedNameServer, route_over, serving
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.routes import Routes, read_queues, write_queues
+from gantrymq.errors import ClientError, NoRouteInfo, RemotingError
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.client import RemotingClient
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[BrokerApi]:
+    remoting = RemotingClient()
+    yield BrokerApi(remoting)
+    await remoting.close()
+
+
+def test_writes_go_to_writable_brokers_with_a_master() -> None:
+    route = TopicRouteData(
+        [
+            QueueData("slaves", 1, 1, 6),
+            QueueData("b", 1, 2, 6),
+            QueueData("a", 4, 1, 6),
+            QueueData("readonly", 1, 1, 4),
+        ],
+        [BrokerData("c", name, {0: "x:1"}) for name in ("a", "b", "readonly")]
+        + [BrokerData("c", "slaves", {1: "y:1"})],
+    )
+    assert write_queues("t", route) == [MessageQueue("t", "a", 0), MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)]
+
+
+def test_reads_come_from_readable_brokers() -> None:
+    route = TopicRouteData([QueueData("b", 1, 9, 6), QueueData("a", 2, 9, 4), QueueData("writeonly", 1, 1, 2)], [])
+    assert read_queues("t", route) == [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
+
+
+async def test_the_next_name_server_answers_for_a_dead_one(api: BrokerApi) -> None:
+    name_server = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
+    async with serving([name_server]):
+        routes = Routes(api, ["127.0.0.1:1", "127.0.0.1:2", name_server.address])
+        for _ in range(3):
+            await routes.refresh("t")
+    assert routes.master_address("a") == "127.0.0.1:7"
+    assert name_server.asked == ["t"] * 3
+
+
+async def test_all_name_servers_dead_is_an_error(api: BrokerApi) -> None:
+    with pytest.raises(RemotingError):
+        await Routes(api, ["127.0.0.1:1", "nonsense"]).get("t")
+
+
+async def test_no_name_server_is_an_error(api: BrokerApi) -> None:
+    with pytest.raises(ClientError):
+        Routes(api, [])
+
+
+async def test_a_route_is_asked_for_once(api: BrokerApi) -> None:
+    name_server = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
+    async with serving([name_server]):
+        routes = Routes(api, [name_server.address])
+        await asyncio.gather(*(routes.get("t") for _ in range(50)))
+        assert name_server.asked == ["t"]
+
+
+async def test_refreshing_follows_a_broker_that_moved(api: BrokerApi) -> None:
+    name_server = ScriptedNameServer(
+        {"t": route_over({"a": "127.0.0.1:7"}), "u": route_over({"a": "127.0.0.1:7", "b": "127.0.0.1:9"})}
+    )
+    async with serving([name_server]):
+        routes = Routes(api, [name_server.address])
+        await routes.get("u")
+        await routes.get("t")
+        kept = routes.cached("t")
+        await routes.refresh_all()
+        assert routes.cached("t") is kept
+        name_server.routes["t"] = route_over({"a": "127.0.0.1:8"})
+        name_server.routes["u"] = route_over({"a": "127.0.0.1:8", "b": "127.0.0.1:9"})
+        await routes.refresh_all()
+        assert routes.master_address("a") == "127.0.0.1:8"
+        assert routes.broker_address("b", 1) == "127.0.0.1:9"
+
+
+async def test_a_route_that_can_not_be_refreshed_is_kept(api: BrokerApi) -> None:
+    name_server = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
+    async with serving([name_server]):
+        routes = Routes(api, [name_server.address])
+        kept = await routes.get("t")
+        name_server.routes.clear()
+        await routes.refresh_all()
+        assert routes.cached("t") is kept
+        with pytest.raises(NoRouteInfo):
+            await routes.get("unknown")
+
+
+async def test_reads_go_to_the_suggested_replica_or_another(api: BrokerApi) -> None:
+    route = TopicRouteData([QueueData("a", 1, 1, 6)], [BrokerData("c", "a", {0: "m:1", 2: "s:1"})])
+    name_server = ScriptedNameServer({"t": route})
+    async with serving([name_server]):
+        routes = Routes(api, [name_server.address])
+        await routes.get("t")
+    assert [routes.broker_address("a", n) for n in (0, 1, 2)] == ["m:1", "m:1", "s:1"]
+    assert routes.broker_address("unknown") is None
