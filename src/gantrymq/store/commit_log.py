@@ -75,7 +75,9 @@ class CommitLog:
         expected = min(lengths, default=0)
         for base, length in lengths.items():
             file = MappedFile(self.directory, base, self.file_size)
-            if base % self.file_size or length > self.file_size or (length < self.file_size and len(lengths) == 1):
+            is_last = base == max(lengths)
+            short = length < self.file_size
+            if base % self.file_size or length > self.file_size or (short and (not is_last or len(lengths) == 1)):
                 raise StoreError(
                     f"{file.path} has {length} bytes, mappedFileSizeCommitLog is {self.file_size}: set it to the "
                     f"size that the store was made with, or, if the file was cut off, `truncate -s {self.file_size}` it"
@@ -84,9 +86,7 @@ class CommitLog:
                 raise StoreError(
                     f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
                 )
-            if length < self.file_size:
-                if base != max(lengths):
-                    raise StoreError(f"{file.path} has {length} bytes in place of {self.file_size}: bring it back")
+            if short:
                 log.warning(
                     "%s has %d bytes in place of %d: the rest is taken as empty", file.path, length, self.file_size
                 )

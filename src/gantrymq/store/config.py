@@ -24,7 +24,8 @@ class StoreConfig:
     `flush_disk_type` SYNC_FLUSH: a message is acknowledged when it is on the disk; ASYNC_FLUSH: when it is in the page
     cache, so that it outlives the process but not a power failure within `flush_interval_commit_log_ms`.
     A queue file is written to the disk when it has `flush_consume_queue_least_pages` of 4 KiB to write, and in any case
-    every `flush_consume_queue_thorough_interval_ms`: what is lost can be rebuilt from the log.
+    every `flush_consume_queue_thorough_interval_ms`, or sooner where that is quick: what is lost can be rebuilt from
+    the log.
     """
 
     store_path_root_dir: Path

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
+_NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 #: Blocks are reserved for so many units at once.
 _RESERVE = 800 * UNIT_SIZE
@@ -90,7 +91,12 @@ class ConsumeQueue:
         return self._map(file)[at : at + count * UNIT_SIZE]
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
-        """(physical offset, size, tags code) at a queue offset; None where there is none. Maps nothing."""
+        """(physical offset, size, tags code) at a queue offset; None where there is none."""
+        unit = self.units(offset, 1)
+        return UNIT.unpack(unit) if unit else None
+
+    def peek(self, offset: int) -> tuple[int, int, int] | None:
+        """As `unit`, but without mapping the file: for one look at each of many queues."""
         if not 0 <= offset < self.max_offset:
             return None
         base, at = self._place(offset)
@@ -161,7 +167,7 @@ class ConsumeQueue:
     def _file(self, base: int) -> MappedFile:
         file = self._files.get(base)
         if file is None:
-            file = MappedFile(self._directory, base, self._file_size)
+            file = MappedFile(self._directory, base, self._file_size, read_ahead=False)
             in_order = not self._files or base > max(self._files)
             self._files[base] = file
             if not in_order:
@@ -210,7 +216,7 @@ class ConsumeQueue:
         """
         lengths = list_files(self._directory)
         for base, length in lengths.items():
-            file = MappedFile(self._directory, base, self._file_size)
+            file = MappedFile(self._directory, base, self._file_size, read_ahead=False)
             if base % self._file_size or length > self._file_size:
                 raise StoreError(
                     f"{file.path} has {length} bytes, mappedFileSizeConsumeQueue is {self._file_size}: set it to the "
@@ -276,12 +282,12 @@ class ConsumeQueue:
     def count_before(self, physical_offset: int) -> int:
         """The queue offset of the first unit that isn't before a physical offset; fillers count as before."""
         low, high = self.first_offset, self.max_offset
-        last = self.unit(high - 1)
+        last = self.peek(high - 1)
         if last is not None and (last[1] == FILLER_SIZE or last[0] < physical_offset):
             return high
         while low < high:
             middle = (low + high) // 2
-            unit = self.unit(middle)
+            unit = self.peek(middle)
             if unit is None or unit[1] == FILLER_SIZE or unit[0] < physical_offset:
                 low = middle + 1
             else:
@@ -290,7 +296,7 @@ class ConsumeQueue:
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Sets `min_offset` to the first unit whose record the log still has (`ConsumeQueue.correctMinOffset`)."""
-        first = self.unit(self.first_offset)
+        first = self.peek(self.first_offset)
         if first is not None and first[0] >= min_physical_offset and first[1] != FILLER_SIZE:
             self.min_offset = self.first_offset
         else:
@@ -329,14 +335,12 @@ def _used(path: Path, length: int) -> int:
         probe = os.pread(fd, min(length, _PROBE), 0)
         low, high = 0, length // UNIT_SIZE
         for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
-            physical_offset, size, _ = UNIT.unpack_from(probe, at)
-            if physical_offset < 0 or size <= 0:
-                return at // UNIT_SIZE
+            if probe[at : at + UNIT_SIZE] == _NO_UNIT:
+                return low
             low += 1
         while low < high:
             middle = (low + high) // 2
-            physical_offset, size, _ = UNIT.unpack(os.pread(fd, UNIT_SIZE, middle * UNIT_SIZE))
-            if physical_offset < 0 or size <= 0:
+            if os.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == _NO_UNIT:
                 high = middle
             else:
                 low = middle + 1

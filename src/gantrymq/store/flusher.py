@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 FlushCallback = Callable[[Exception | None], None]
 _PAGE = 4096
+#: After a thorough round of so many seconds the next one waits that many times as long, unless the configured interval
+#: is shorter: few queues are flushed every second, so that a crash leaves little to read again.
+_THOROUGH_PAUSE = 20
 
 
 class LogFlusher(threading.Thread):
@@ -115,18 +118,20 @@ class QueueFlusher(threading.Thread):
         self._wake.set()
 
     def run(self) -> None:
-        last = time.monotonic()
+        next_thorough = 0.0
         while not self._stopping:
             self._wake.wait(self._interval_s)
             self._wake.clear()
-            thorough = self._thorough or time.monotonic() - last >= self._thorough_interval_s
-            if thorough:
-                self._thorough = False
-                last = time.monotonic()
+            begin = time.monotonic()
+            thorough = self._thorough or begin >= next_thorough
+            self._thorough = False
             try:
                 self.flush(thorough=thorough)
             except OSError as e:
                 log.error("can't flush the consume queues, trying again in %g s: %s", self._interval_s, e)
+            if thorough:
+                end = time.monotonic()
+                next_thorough = end + min(self._thorough_interval_s, (end - begin) * _THOROUGH_PAUSE)
 
     def stop(self) -> None:
         self._stopping = True

@@ -24,14 +24,19 @@ _allocate = getattr(os, "posix_fallocate", None)
 
 
 class MappedFile:
-    """One file of `size` bytes. `mapping` is None until `map()`; bytes up to `reserved` have blocks on the disk."""
+    """One file of `size` bytes. `mapping` is None until `map()`; bytes up to `reserved` have blocks on the disk.
 
-    __slots__ = ("base", "mapping", "path", "reserved", "size", "view")
+    `read_ahead` False: a first touch brings in one page, not the megabytes that a disk may be set to read ahead; for
+    small files of which there are many.
+    """
 
-    def __init__(self, directory: Path, base: int, size: int) -> None:
+    __slots__ = ("base", "mapping", "path", "read_ahead", "reserved", "size", "view")
+
+    def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True) -> None:
         self.path = directory / f"{base:0{_NAME_LENGTH}d}"
         self.base = base
         self.size = size
+        self.read_ahead = read_ahead
         self.mapping: mmap.mmap | None = None
         #: Read-only; slices of it go to sockets.
         self.view: memoryview | None = None
@@ -41,8 +46,7 @@ class MappedFile:
         """The mapping, made when there is none; a missing or short file is made `size` bytes long."""
         if self.mapping is None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self.path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+                fd = _open_or_create(self.path)
                 try:
                     if os.fstat(fd).st_size < self.size:
                         os.ftruncate(fd, self.size)
@@ -51,6 +55,8 @@ class MappedFile:
                     os.close(fd)
             except OSError as e:
                 raise _store_error(e, f"can't open {self.path}") from e
+            if not self.read_ahead:
+                self.mapping.madvise(mmap.MADV_RANDOM)
             self.view = memoryview(self.mapping).toreadonly()
         return self.mapping
 
@@ -100,6 +106,14 @@ def _map(fd: int, size: int) -> mmap.mmap:
         return mmap.mmap(fd, size, trackfd=False)
     # Before 3.13 a mapping keeps a descriptor of its own.
     return mmap.mmap(fd, size)
+
+
+def _open_or_create(path: Path) -> int:
+    try:
+        return os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
 
 
 def sync_file(path: Path) -> None:

@@ -6,6 +6,7 @@ here `append` writes both, so that a message can be pulled as soon as it is ackn
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from enum import Enum
@@ -19,12 +20,14 @@ from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.recovery import recover
+
+logger = logging.getLogger(__name__)
 
 #: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
 _MAX_PULL_BYTES = 128 * 1024 * 1024
@@ -358,6 +361,10 @@ class MessageStore:
                 view, base = found
                 at = physical_offset - base
             if not log.is_record(view, at, size, offset - 1, physical_offset):
+                if size != FILLER_SIZE:
+                    logger.warning(
+                        "queue offset %d points to no record of this queue, at %d", offset - 1, physical_offset
+                    )
                 if not count:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
                 continue

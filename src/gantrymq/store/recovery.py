@@ -83,13 +83,15 @@ class Recovery:
             offset -= 1
         log.warning("%r: dropping the last %d units, which point to no record", queue, queue.max_offset - offset)
         queue.cut(offset)
+        # The record of a damaged unit may be there.
+        self._queues.damaged[queue] = min(offset, self._queues.damaged.get(queue, offset))
 
     def _points_right(self, queue: ConsumeQueue, offset: int) -> bool:
-        unit = queue.unit(offset)
+        unit = queue.peek(offset)
         if unit is None:
             return False
         physical_offset, size, _ = unit
-        if size == FILLER_SIZE or physical_offset < self._log.min_offset:
+        if size == FILLER_SIZE or 0 <= physical_offset < self._log.min_offset:
             return True  # Can't be told any more.
         try:
             record = self._log.read(physical_offset, check_crc=False)
@@ -106,7 +108,7 @@ class Recovery:
         first = self._log.min_offset
         last, end = first, first
         for queue in self._queues:
-            unit = queue.unit(queue.max_offset - 1)
+            unit = queue.peek(queue.max_offset - 1)
             if unit is not None and unit[1] != FILLER_SIZE and unit[0] > last:
                 last, end = unit[0], unit[0] + unit[1]
         if was_aborted:
@@ -119,7 +121,7 @@ class Recovery:
                 log.warning("%r lacks its first file, while the log is whole", queue)
                 lacks = 0
             if lacks is not None:
-                unit = queue.unit(lacks - 1)
+                unit = queue.peek(lacks - 1)
                 start = min(start, first if unit is None else max(first, unit[0]))
         if not self._record_at(start):
             # The first record of its file is the nearest place where one surely begins.

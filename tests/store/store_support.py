@@ -1,0 +1,72 @@
+"""A small store to write to and read from, and what tests ask of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gantrymq.protocol.record import Record, decode_records, encode_host
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import GetStatus, MessageStore, PutResult
+
+STORE_HOST = encode_host("127.0.0.1", 10911)
+BORN_HOST = encode_host("10.1.2.3", 54321)
+LOG_FILE = 64 * 1024
+UNITS_PER_FILE = 50
+
+
+def small_config(root: Path, **options: Any) -> StoreConfig:
+    """Files so small that a test fills several."""
+    return StoreConfig(
+        **{
+            "store_path_root_dir": root,
+            "mapped_file_size_commit_log": LOG_FILE,
+            "mapped_file_size_consume_queue": UNITS_PER_FILE * 20,
+            "flush_interval_commit_log_ms": 10,
+            "flush_interval_consume_queue_ms": 10,
+            **options,
+        }
+    )
+
+
+def open_store(root: Path, **options: Any) -> MessageStore:
+    store = MessageStore(small_config(root, **options), STORE_HOST)
+    store.open()
+    return store
+
+
+def put(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    body: bytes,
+    *,
+    properties: bytes = b"",
+    tags_code: int = 0,
+    sys_flag: int = 0,
+    born_host: bytes = BORN_HOST,
+) -> PutResult:
+    return store.append(queue, 7, sys_flag, 1_700_000_000_000, born_host, 0, body, properties, tags_code)
+
+
+def read_all(store: MessageStore, queue: ConsumeQueue) -> list[Record]:
+    """Every record that the queue serves, by pulls of 32; raises RecordError where one isn't whole."""
+    records: list[Record] = []
+    offset = queue.min_offset
+    while offset < queue.max_offset:
+        result = store.get(queue, offset, 32, 1 << 20)
+        found = [record for buffer in result.buffers for record in decode_records(buffer)]
+        assert len(found) == result.message_count
+        assert (result.status is GetStatus.FOUND) == bool(found)
+        assert result.next_begin_offset > offset
+        records += found
+        offset = result.next_begin_offset
+    return records
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
+    return sorted((root / "consumequeue" / topic / str(queue_id)).iterdir())

@@ -1,0 +1,478 @@
+"""What is found again after a crash, and after somebody damaged the files."""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_support import LOG_FILE, UNITS_PER_FILE, log_files, open_store, put, queue_files, read_all
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import decode_records
+from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.message_store import MessageStore
+
+TIMEOUT_S = 30
+
+
+def crash(store: MessageStore) -> None:
+    """Ends the store as SIGKILL would: nothing is flushed, `abort` stays."""
+    log_flusher, queue_flusher = store._flushers
+    log_flusher._log.flush = lambda: None
+    queue_flusher._thorough_interval_s = 1e9
+    queue_flusher.flush = lambda *, thorough: None
+    log_flusher.stop()
+    queue_flusher.stop()
+    store._log.close()
+    store._queues.close()
+    store._directory.unlock()
+
+
+def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
+    return {
+        (topic, queue_id): [
+            (record.queue_offset, record.body) for record in read_all(store, store.queue(topic, queue_id))
+        ]
+        for topic, queue_ids in store.topics().items()
+        for queue_id in queue_ids
+    }
+
+
+def fill(root: Path, count: int = 300, seed: int = 1, **options) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
+    """A store over several log and queue files, closed; returns what is in it."""
+    rng = random.Random(seed)
+    store = open_store(root, **options)
+    for n in range(count):
+        queue = store.queue(rng.choice(("Fruit", "Fruit", "Nut")), rng.randrange(2))
+        body = b"%d " % n + rng.randbytes(rng.randrange(800))
+        put(store, queue, body, properties=b"TAGS\x01t%d\x02" % (n % 3), sys_flag=4 * (n % 20 == 7))
+    expected = contents(store)
+    store.close()
+    return expected
+
+
+def reopened(root: Path, **options) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
+    store = open_store(root, **options)
+    try:
+        return contents(store)
+    finally:
+        store.close()
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.glob("consumequeue/*/*/*")}
+
+
+# -- nothing is lost -------------------------------------------------------------------------------------------------
+
+
+def test_clean_close(tmp_path, caplog):
+    expected = fill(tmp_path)
+    assert len(log_files(tmp_path)) > 2
+    assert max(len(messages) for messages in expected.values()) > UNITS_PER_FILE
+    assert reopened(tmp_path) == expected
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_offsets_go_on(tmp_path):
+    expected = fill(tmp_path)
+    store = open_store(tmp_path)
+    end = store.max_physical_offset
+    queue = store.queue("Fruit", 0)
+    result = put(store, queue, b"next")
+    assert result.physical_offset == end
+    assert result.queue_offset == len(expected["Fruit", 0])
+    assert read_all(store, queue)[-1].body == b"next"
+    store.close()
+
+
+def test_crash_without_checkpoint(tmp_path):
+    store = open_store(tmp_path, flush_interval_commit_log_ms=60_000, flush_interval_consume_queue_ms=60_000)
+    queue = store.queue("T", 0)
+    for n in range(200):
+        put(store, queue, b"%d" % n)
+    crash(store)
+    assert not (tmp_path / "checkpoint").exists()
+    assert reopened(tmp_path) == {("T", 0): [(n, b"%d" % n) for n in range(200)]}
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from store_support import open_store, put
+rng = random.Random()
+store = open_store(Path(sys.argv[1]))
+while True:
+    queue = store.queue(rng.choice("ABC"), rng.randrange(3))
+    n = queue.max_offset
+    put(store, queue, b"%s %d %d " % (queue.topic_bytes, queue.queue_id, n) + b"x" * rng.randrange(2000))
+    print(queue.topic, queue.queue_id, n, flush=True)
+"""
+
+
+def test_sigkill_while_writing(tmp_path):
+    """What was acknowledged before SIGKILL is there, every queue is dense, and writing goes on."""
+    root = tmp_path / "store"
+    acknowledged: dict[tuple[str, int], int] = {}
+    rng = random.Random(5)
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, root, Path(__file__).parent], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            try:
+                for _ in range(rng.randrange(200, 600)):
+                    topic, queue_id, offset = writer.stdout.readline().split()
+                    acknowledged[topic, int(queue_id)] = int(offset)
+            finally:
+                writer.kill()
+        assert (root / "abort").exists()
+        found = reopened(root)
+        assert found.keys() >= acknowledged.keys()
+        for (topic, queue_id), messages in found.items():
+            assert len(messages) > acknowledged.get((topic, queue_id), -1)
+            for n, (offset, body) in enumerate(messages):
+                assert offset == n
+                assert body.startswith(b"%s %d %d " % (topic.encode(), queue_id, n))
+
+
+# -- queue files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_all_queues_are_rebuilt_from_the_log(tmp_path, aborted):
+    expected = fill(tmp_path)
+    before = snapshot(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    if aborted:
+        (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    assert contents(store) == expected
+    store.close()
+    rebuilt = snapshot(tmp_path)
+    assert rebuilt.keys() == before.keys()
+    for name, data in before.items():
+        # `fill` gave no tags codes, recovery takes them from the property.
+        assert [data[at : at + 12] for at in range(0, len(data), 20)] == [
+            rebuilt[name][at : at + 12] for at in range(0, len(data), 20)
+        ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_queue_file_is_rebuilt(tmp_path, which):
+    expected = fill(tmp_path)
+    queue_files(tmp_path, "Fruit", 0)[which].unlink()
+    assert reopened(tmp_path) == expected
+
+
+def test_one_queue_is_rebuilt(tmp_path):
+    """Its directory is gone, but its last record is the log's last."""
+    expected = fill(tmp_path, 299)
+    store = open_store(tmp_path)
+    put(store, store.queue("Fruit", 0), b"last")
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue/Fruit/0")
+    expected["Fruit", 0].append((len(expected["Fruit", 0]), b"last"))
+    (tmp_path / "abort").write_text("1")
+    assert reopened(tmp_path) == expected
+
+
+@pytest.mark.parametrize("length", [0, 20, 333])
+@pytest.mark.parametrize("which", [0, -1])
+def test_short_queue_file_is_rebuilt(tmp_path, which, length, caplog):
+    expected = fill(tmp_path)
+    path = queue_files(tmp_path, "Fruit", 0)[which]
+    with path.open("r+b") as file:
+        file.truncate(length)
+    assert reopened(tmp_path) == expected
+    assert str(path) in caplog.text
+    assert path.stat().st_size == UNITS_PER_FILE * 20
+
+
+def test_last_unit_damaged(tmp_path):
+    expected = fill(tmp_path)
+    for queue_id, messages in ((0, expected["Fruit", 0]), (1, expected["Fruit", 1])):
+        path = queue_files(tmp_path, "Fruit", queue_id)[-1]
+        data = bytearray(path.read_bytes())
+        data[(len(messages) - 1) % UNITS_PER_FILE * 20 + 3] ^= 0x40
+        path.write_bytes(data)
+    assert reopened(tmp_path) == expected
+
+
+def test_stale_units_behind_the_end(tmp_path):
+    """Java doesn't zero what it cuts off a queue."""
+    expected = fill(tmp_path)
+    path = queue_files(tmp_path, "Fruit", 0)[-1]
+    data = bytearray(path.read_bytes())
+    used = len(expected["Fruit", 0]) % UNITS_PER_FILE * 20
+    data[used : used + 60] = data[:60]
+    path.write_bytes(data)
+    assert reopened(tmp_path) == expected
+    assert not any(path.read_bytes()[used:])
+
+
+# -- checkpoint ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        Checkpoint(1 << 62, 1 << 62, 0, 0, 1 << 62),
+        Checkpoint(-5, -5, -5, -5, -5),
+        Checkpoint(1 << 62, 1 << 62, 0, 0, LOG_FILE + 17),
+        Checkpoint(),
+    ],
+)
+@pytest.mark.parametrize("lost", ["nothing", "queues", "ends"])
+def test_wrong_checkpoint_is_not_believed(tmp_path, checkpoint, lost):
+    expected = fill(tmp_path)
+    save_checkpoint(tmp_path / "checkpoint", checkpoint)
+    (tmp_path / "abort").write_text("1")
+    if lost == "queues":
+        shutil.rmtree(tmp_path / "consumequeue")
+    elif lost == "ends":
+        # As after a power failure: the last pages of the queues never got to the disk.
+        for topic, queue_id in expected:
+            path = queue_files(tmp_path, topic, queue_id)[-1]
+            path.write_bytes(path.read_bytes()[:200] + bytes(UNITS_PER_FILE * 20 - 200))
+    assert reopened(tmp_path) == expected
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes(4096)])
+def test_broken_checkpoint_file(tmp_path, data):
+    expected = fill(tmp_path)
+    (tmp_path / "checkpoint").write_bytes(data)
+    (tmp_path / "abort").write_text("1")
+    assert reopened(tmp_path) == expected
+
+
+def test_checkpoint_spares_reading_the_log(tmp_path, caplog):
+    caplog.set_level("INFO")
+    fill(tmp_path)
+    (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    (line,) = [record.message for record in caplog.records if "reading the log from" in record.message]
+    assert int(line.split()[-2]) > store.max_physical_offset - 10_000
+    store.close()
+
+
+# -- the log's end ---------------------------------------------------------------------------------------------------
+
+
+def test_torn_record_is_cut_off(tmp_path, caplog):
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for n in range(10):
+        result = put(store, queue, b"%d" % n * 100)
+    store.close()
+    path = log_files(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    middle = result.physical_offset + result.size // 2
+    data[middle:] = bytes(len(data) - middle)
+    path.write_bytes(data)
+    (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    assert queue.max_offset == 9
+    assert store.max_physical_offset == result.physical_offset
+    assert "no good record at" in caplog.text
+    # Zero follows, so that nothing stale comes to life behind the next record.
+    assert not any(path.read_bytes()[result.physical_offset :])
+    assert put(store, queue, b"short").queue_offset == 9
+    store.close()
+    assert [body for _, body in reopened(tmp_path)["T", 0]][-2:] == [b"8" * 100, b"short"]
+
+
+def test_files_behind_the_end_are_deleted(tmp_path):
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for n in range(200):
+        put(store, queue, bytes([n]) * 1000)
+    store.close()
+    assert len(log_files(tmp_path)) >= 4
+    shutil.rmtree(tmp_path / "consumequeue")
+    with log_files(tmp_path)[1].open("r+b") as file:
+        file.write(bytes(1200))
+    store = open_store(tmp_path)
+    assert store.max_physical_offset == LOG_FILE
+    assert len(read_all(store, store.queue("T", 0))) == (LOG_FILE - 8) // (1000 + 92)
+    assert len(log_files(tmp_path)) == 1
+    store.close()
+
+
+def test_lost_log_drops_units(tmp_path):
+    """The log was replaced by an older copy: units that point behind its end go."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    expected = fill(old, 100)
+    shutil.copytree(old, new)
+    store = open_store(new)
+    for n in range(300):
+        put(store, store.queue("Fruit", n % 2), b"later %d" % n)
+    store.close()
+    shutil.rmtree(new / "commitlog")
+    shutil.copytree(old / "commitlog", new / "commitlog")
+    assert reopened(new) == expected
+
+
+def test_wrong_file_sizes_are_refused(tmp_path):
+    fill(tmp_path, 200)
+    for options in (
+        {"mapped_file_size_commit_log": LOG_FILE * 2},
+        {"mapped_file_size_commit_log": LOG_FILE // 2},
+        {"mapped_file_size_consume_queue": 20 * (UNITS_PER_FILE - 1)},
+    ):
+        with pytest.raises(StoreError, match="mappedFileSize"):
+            open_store(tmp_path, **options)
+    log_files(tmp_path)[1].unlink()
+    with pytest.raises(StoreError, match="lacks the file"):
+        open_store(tmp_path)
+
+
+def test_single_log_file_of_another_size_is_not_touched(tmp_path):
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), b"x")
+    store.close()
+    with pytest.raises(StoreError, match="mappedFileSizeCommitLog is 1073741824"):
+        MessageStore(StoreConfig(tmp_path), bytes(8)).open()
+    assert log_files(tmp_path)[0].stat().st_size == LOG_FILE
+    assert reopened(tmp_path) == {("T", 0): [(0, b"x")]}
+
+
+def test_empty_last_log_file(tmp_path):
+    expected = fill(tmp_path, 20)
+    last = log_files(tmp_path)[-1]
+    (tmp_path / "commitlog" / f"{int(last.name) + LOG_FILE:020d}").touch()
+    assert reopened(tmp_path) == expected
+
+
+def test_topic_deleted_and_made_anew(tmp_path):
+    """The log still has the old records with the same queue offsets; what was stored later counts."""
+    store = open_store(tmp_path)
+    for n in range(30):
+        put(store, store.queue("T", 0), b"old %d" % n)
+    store.delete_topic("T")
+    for n in range(5):
+        put(store, store.queue("T", 0), b"new %d" % n)
+    store.close()
+    expected = {("T", 0): [(n, b"new %d" % n) for n in range(5)]}
+    assert reopened(tmp_path) == expected
+    save_checkpoint(tmp_path / "checkpoint", Checkpoint())
+    (tmp_path / "abort").write_text("1")
+    assert reopened(tmp_path) == expected
+    shutil.rmtree(tmp_path / "consumequeue")
+    assert reopened(tmp_path) == expected
+
+
+# -- any damage ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _template() -> tuple[Path, dict[tuple[str, int], list[tuple[int, bytes]]]]:
+    root = Path(tempfile.mkdtemp(prefix="store-template-"))
+    expected = fill(root, 60)
+    return root, expected
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _remove_template():
+    yield
+    if _template.cache_info().currsize:
+        shutil.rmtree(_template()[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_damage(data):
+    """Opens, or raises a named error; serves right bodies or names the damage; new messages can be read back."""
+    template, expected = _template()
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        shutil.copytree(template, root)
+        path = data.draw(st.sampled_from(sorted(p for p in root.rglob("*") if p.is_file() and p.name != "lock")))
+        content = bytearray(path.read_bytes())
+        used = max(len(content.rstrip(b"\0")), 1)
+        size = len(content)
+        if data.draw(st.booleans(), "cut"):
+            cut = data.draw(st.integers(0, used), "at")
+            content = content[:cut] + bytes(size - cut) * data.draw(st.booleans(), "zeros")
+        else:
+            for _ in range(data.draw(st.integers(1, 3), "flips")):
+                at = data.draw(st.integers(0, min(used + 30, size - 1)), "at")
+                content[at] ^= data.draw(st.integers(1, 255), "bits")
+        path.write_bytes(content)
+        if data.draw(st.booleans(), "aborted"):
+            (root / "abort").write_text("1")
+        try:
+            store = open_store(root)
+        except StoreError:
+            return
+        try:
+            for topic, queue_ids in store.topics().items():
+                for queue_id in queue_ids:
+                    _check_queue(store, topic, queue_id, dict(expected.get((topic, queue_id), [])))
+            queue = store.queue("After", 9)
+            result = put(store, queue, b"goes on")
+            assert store.read_record(result.physical_offset).body == b"goes on"
+            assert read_all(store, queue)[-1].body == b"goes on"
+        finally:
+            store.close()
+
+
+def _check_queue(store: MessageStore, topic: str, queue_id: int, expected: dict[int, bytes]) -> None:
+    queue = store.queue(topic, queue_id)
+    bodies = set(expected.values())
+    for offset in range(queue.min_offset, queue.max_offset):
+        result = store.get(queue, offset, 1, 1 << 20)
+        for buffer in result.buffers:
+            try:
+                records = list(decode_records(buffer))
+            except RecordError:
+                continue
+            for record in records:
+                # A header field has no checksum: a flipped topic or queue id makes another queue of it.
+                assert record.body == expected.get(record.queue_offset, b"") or not bodies
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_log_ends_before_the_first_damaged_record(data):
+    template, _ = _template()
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        shutil.copytree(template, root)
+        shutil.rmtree(root / "consumequeue")
+        (path,) = log_files(root)
+        content = bytearray(path.read_bytes())
+        records = list(decode_records(content[: len(content.rstrip(b"\0"))]))
+        damaged = data.draw(st.sampled_from(records), "damaged")
+        at = damaged.physical_offset
+        if data.draw(st.booleans(), "torn"):
+            # Nothing tells when the properties alone are torn: the format has no checksum for them.
+            torn = data.draw(st.integers(1, damaged.size - len(damaged.properties) - 1), "torn after")
+            content[at + torn :] = bytes(len(content) - at - torn)
+        else:
+            body = data.draw(st.integers(88, 87 + len(damaged.body)), "in the body")
+            place = data.draw(st.sampled_from([*range(12), *range(28, 36), body]), "place")
+            content[at + place] ^= data.draw(st.integers(1, 255), "bits")
+        path.write_bytes(content)
+        (root / "abort").write_text("1")
+        store = open_store(root)
+        try:
+            assert store.max_physical_offset == at
+            kept: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+            for record in records[: records.index(damaged)]:
+                if not record.sys_flag & 4:
+                    key = (record.topic.decode(), record.queue_id)
+                    kept.setdefault(key, []).append((record.queue_offset, record.body))
+            assert contents(store) == kept
+        finally:
+            store.close()
