@@ -117,6 +117,10 @@ class ClientClosed(ClientError):
     """The client has not been started, or is closed."""
 
 
+class DataLost(ClientError):
+    """Messages between the offsets that were to be read are no longer there."""
+
+
 class StoreError(GantryError):
     """The store's files can't be used as asked."""
 

@@ -31,10 +31,9 @@ log = logging.getLogger(__name__)
 
 Filter = Callable[[int], bool] | None
 
-#: maxTransferCountOnMessageInMemory and maxTransferBytesOnMessageInMemory, as Java's defaults; what a client asks for
-#: beyond them is cut. Clients that read in bulk (Spark) get up to these.
-MAX_MESSAGES = 10_000
-MAX_BYTES = 4 * 1024 * 1024
+#: What a pull gets that names no limit of its own (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`), bytes. The
+#: store's own limits hold for all.
+DEFAULT_PULL_BYTES = 256 * 1024
 
 #: No pull is held longer: past it the client's connection counts as idle.
 MAX_SUSPEND_MS = 120_000
@@ -94,20 +93,18 @@ class Pulling:
         """Called by `LongPolling`: messages came, or the time is up."""
         result = self._get(pull.queue, pull.header, pull.accepts)
         code = _code(result, pull.header)
-        if result.status is GetStatus.NO_MATCHED_MESSAGE:
-            # The next look begins behind what was filtered out.
+        caught_up = result.next_begin_offset >= pull.queue.max_offset
+        if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
+            # What was filtered out isn't looked at again.
             pull.header.queue_offset = result.next_begin_offset
-        if code != ResponseCode.SUCCESS and code != ResponseCode.PULL_OFFSET_MOVED and not expired:
             self.polling.hold(pull)
             return
         if not pull.connection.is_closed:
             pull.connection.reply(pull.request, self._answer(pull.request, code, result))
 
     def _get(self, queue: ConsumeQueue, header: PullMessageRequestHeader, accepts: Filter) -> GetResult:
-        max_bytes = MAX_BYTES if header.max_msg_bytes is None else max(1, min(header.max_msg_bytes, MAX_BYTES))
-        return self._store.get(
-            queue, header.queue_offset, max(1, min(header.max_msg_nums, MAX_MESSAGES)), max_bytes, accepts
-        )
+        max_bytes = header.max_msg_bytes or DEFAULT_PULL_BYTES
+        return self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, accepts)
 
     def _answer(self, request: RemotingCommand, code: int, result: GetResult) -> list[bytes | memoryview]:
         response = RemotingCommand.response(

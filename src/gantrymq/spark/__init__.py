@@ -1,0 +1,17 @@
+"""`format("rocketmq")` for PySpark 4.2 and later: RocketMQ topics as batch and streaming tables, both ways.
+
+    from gantrymq.spark import register, session_builder
+
+    spark = session_builder("orders").getOrCreate()
+    register(spark)
+    spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "orders").load()
+
+Open `datasource.py` first; every option is in `options.py`. `offsets.py` plans which offsets which task reads,
+`reader.py` and `writer.py` are Spark's interfaces over `gantrymq.client`, `arrow_records.py` turns pulled bytes into
+Arrow columns without a Python object per record.
+"""
+
+from gantrymq.spark.datasource import RocketMQDataSource, register
+from gantrymq.spark.session import java_home, session_builder
+
+__all__ = ["RocketMQDataSource", "java_home", "register", "session_builder"]

@@ -1,0 +1,98 @@
+"""The properties of many records as Arrow arrays: single ones and the whole map (`name \\x01 value \\x02` repeated).
+
+Read as `protocol.properties.decode_properties` does: items without a name or a value are left out, bytes that aren't
+UTF-8 are replaced, the last item may lack its \\x02.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+
+_NAME_VALUE = 1
+_END = 2
+
+
+class Properties:
+    """The properties that stand in `buffer` from each of `starts` to each of `ends`; one record each, ascending."""
+
+    def __init__(self, buffer: bytes, starts: Ints, ends: Ints) -> None:
+        # The properties alone, back to back: separators are then found without looking at bodies.
+        joined = gather_binary(buffer, starts, ends)
+        _, offsets, data = joined.buffers()
+        self._offsets = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
+        self._data = data if data is not None else pa.py_buffer(b"")
+        self._bytes = np.frombuffer(self._data, np.uint8, self._offsets[-1])
+        self._find_items()
+
+    def _find_items(self) -> None:
+        data, offsets = self._bytes, self._offsets
+        is_end = np.zeros(len(data) + 1, np.bool_)
+        np.equal(data, _END, out=is_end[:-1])
+        record_ends = offsets[1:][offsets[1:] > offsets[:-1]]
+        is_end[record_ends[data[record_ends - 1] != _END]] = True
+        ends = np.flatnonzero(is_end)
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + (data[ends[:-1]] == _END)
+        separators = np.flatnonzero(data == _NAME_VALUE)
+        if len(separators) != len(ends) or not ((starts < separators) & (separators < ends - 1)).all():
+            # Some item has no name, no value or several separators, of which the first one counts.
+            separators = np.append(separators, len(data))[np.searchsorted(separators, starts)]
+            good = (starts < separators) & (separators < ends - 1)
+            starts, separators, ends = starts[good], separators[good], ends[good]
+        self._starts, self._separators, self._ends = starts, separators, ends
+
+    def find(self, name: str) -> pa.Array:
+        """One property's values as binary, null where a record hasn't got it."""
+        wanted = name.encode()
+        items = np.flatnonzero(self._separators - self._starts == len(wanted))
+        found = np.ndarray((max(0, len(self._bytes) - len(wanted) + 1),), f"S{len(wanted)}", self._data, strides=(1,))[
+            self._starts[items]
+        ]
+        items = items[found == wanted]
+        records = np.searchsorted(self._offsets, self._starts[items], "right") - 1
+        value_starts = self._offsets[:-1].copy()
+        value_ends = value_starts.copy()
+        value_starts[records] = self._separators[items] + 1
+        value_ends[records] = self._ends[items]
+        values = gather_binary(self._data, value_starts, value_ends)
+        has_value = np.zeros(len(values), np.bool_)
+        has_value[records] = True
+        if has_value.all():
+            return values
+        bitmap = pa.py_buffer(np.packbits(has_value, bitorder="little"))
+        return pa.Array.from_buffers(pa.binary(), len(values), [bitmap, *values.buffers()[1:]])
+
+    def as_map(self) -> pa.Array:
+        """All of them, as a map of strings for each record."""
+        item_names = to_string(gather_binary(self._data, self._starts, self._separators))
+        values = to_string(gather_binary(self._data, self._separators + 1, self._ends))
+        first_items = np.searchsorted(self._starts, self._offsets).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(first_items), item_names, values)
+
+
+def gather_binary(buffer: bytes | pa.Buffer, starts: Ints, ends: Ints) -> pa.Array:
+    """The bytes from each start to each end as a binary array; the ranges ascend and don't overlap.
+
+    The ranges and the gaps between them are one binary array over `buffer`, of which Arrow copies every second
+    element.
+    """
+    if not len(starts):
+        return pa.array([], pa.binary())
+    bounds = np.empty(2 * len(starts), np.int32)
+    bounds[0::2] = starts
+    bounds[1::2] = ends
+    data = buffer if isinstance(buffer, pa.Buffer) else pa.py_buffer(buffer)
+    pieces = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), data])
+    return pieces.take(pa.array(np.arange(0, len(bounds), 2, dtype=np.int32)))
+
+
+def to_string(values: pa.Array) -> pa.Array:
+    """A binary array as strings; bytes that aren't UTF-8 are replaced."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([v if v is None else v.decode(errors="replace") for v in values.to_pylist()], pa.string())

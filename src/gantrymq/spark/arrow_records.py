@@ -1,0 +1,235 @@
+"""The records of pulled buffers as Arrow columns, all records at once.
+
+One small loop collects where the records start; numpy then gathers the fixed fields of all of them and checks that the
+lengths inside each add up, and Arrow copies the bodies. A column costs only when it is asked for. On one core, for
+records of 296 bytes with 128 of body and three properties: layout and numbers 0.32 us a record, the CRC of the body
+0.28, the body 0.05, the first of tags, keys and msgId 0.3, the map of properties 0.4; all columns and the CRC 1.2 us.
+`protocol.message.decode_messages` takes 3.5 us for the same.
+The layout is `protocol/record.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from struct import Struct
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gantrymq.errors import RecordError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.compression import decompress
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_V1, MAGIC_V2, decode_record
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
+from gantrymq.spark.arrow_properties import Properties, gather_binary, to_string
+
+Ints = npt.NDArray[np.int64]
+
+_HEAD = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("body_crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+    ]
+)
+_AFTER_HOSTS = np.dtype([("reconsume_times", ">i4"), ("prepared", ">i8"), ("body_length", ">i4")])
+_I64 = np.dtype(">i8")
+_I16 = np.dtype(">i2")
+_U8 = np.dtype("u1")
+_unpack_size = Struct(">i").unpack_from
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+#: Every column that a reader offers, in the order of the default schema.
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "brokerName": pa.string(),
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "keys": pa.string(),
+    "tags": pa.string(),
+    "body": pa.binary(),
+    "bornTimestamp": TIMESTAMP,
+    "storeTimestamp": TIMESTAMP,
+    "msgId": pa.string(),
+    "reconsumeTimes": pa.int32(),
+    "properties": pa.map_(pa.string(), pa.string()),
+}
+
+
+class PulledRecords:
+    """The records of `buffer`, which holds any number of them back to back, as `pull` answers do.
+
+    Raises RecordError when a record is cut off, is no record, or (with `check_crc`) its body has another CRC32.
+    """
+
+    def __init__(self, buffer: bytes, *, check_crc: bool = True) -> None:
+        self._buffer = buffer
+        self._starts = _record_starts(buffer)
+        try:
+            self._read_layout()
+        except IndexError:
+            self._refuse(range(len(self._starts)))
+        if check_crc:
+            self._check_crc()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def queue_offsets(self) -> Ints:
+        return self._head["queue_offset"].astype(np.int64)
+
+    @property
+    def store_timestamps(self) -> Ints:
+        """In ms."""
+        return self._store_timestamp.astype(np.int64)
+
+    def columns(self, wanted: Sequence[str], topic: str, broker_name: str) -> list[pa.Array]:
+        """One array for each name of `wanted` (see `ARROW_TYPES`); topic and broker are where the buffer is from."""
+        arrays = []
+        for name in wanted:
+            if name == "topic":
+                arrays.append(pa.repeat(pa.scalar(topic), len(self)))
+            elif name == "brokerName":
+                arrays.append(pa.repeat(pa.scalar(broker_name), len(self)))
+            else:
+                arrays.append(_COLUMNS[name](self))
+        return arrays
+
+    def tags(self) -> pa.Array:
+        """Strings, null where a record has none."""
+        return to_string(self._properties.find(names.TAGS))
+
+    # -- layout -------------------------------------------------------------------------------------------------
+
+    def _read_layout(self) -> None:
+        buffer, starts = self._buffer, self._starts
+        head = self._head = _gather(buffer, starts, _HEAD)
+        magic, sys_flag = head["magic"], head["sys_flag"]
+        version_2 = magic == MAGIC_V2
+        self._refuse_where(~version_2 & (magic != MAGIC_V1))
+        # An address of IPv6 has 16 bytes instead of 4.
+        born_end = starts + 56 + 12 * ((sys_flag & BORN_HOST_V6) != 0)
+        self._store_timestamp = _gather(buffer, born_end, _I64)
+        self._store_host_start = born_end + 8
+        self._store_host_end = born_end + 16 + 12 * ((sys_flag & STORE_HOST_V6) != 0)
+        tail = _gather(buffer, self._store_host_end, _AFTER_HOSTS)
+        self._reconsume_times = tail["reconsume_times"]
+        record_end = starts + head["size"]
+        self._body_start = self._store_host_end + 16
+        self._body_end = self._body_start + tail["body_length"]
+        self._refuse_where((tail["body_length"] < 0) | (self._body_end > record_end - 3))
+        if version_2.any():
+            topic_length = np.where(
+                version_2, _gather(buffer, self._body_end, _I16), _gather(buffer, self._body_end, _U8)
+            ).astype(np.int64)
+            topic_end = self._body_end + 1 + version_2 + topic_length
+        else:
+            topic_length = _gather(buffer, self._body_end, _U8).astype(np.int64)
+            topic_end = self._body_end + 1 + topic_length
+        self._refuse_where((topic_length < 0) | (topic_end > record_end - 2))
+        self._properties_start = topic_end + 2
+        self._properties_end = self._properties_start + _gather(buffer, topic_end, _I16)
+        self._refuse_where((self._properties_end < self._properties_start) | (self._properties_end != record_end))
+
+    def _check_crc(self) -> None:
+        view = memoryview(self._buffer)
+        found = [
+            crc32(view[start:end])
+            for start, end in zip(self._body_start.tolist(), self._body_end.tolist(), strict=True)
+        ]
+        expected = self._head["body_crc"].astype(np.uint32)
+        self._refuse_where((np.array(found, np.uint32) & 0x7FFFFFFF) != expected)
+
+    def _refuse_where(self, bad: npt.NDArray[np.bool_]) -> None:
+        if bad.any():
+            self._refuse(np.flatnonzero(bad).tolist())
+
+    def _refuse(self, records: Sequence[int]) -> None:
+        for i in records:
+            decode_record(self._buffer, int(self._starts[i]))  # raises, and says what is wrong
+        raise RecordError(f"lengths inside the records of {len(self._buffer)} bytes don't add up")
+
+    # -- columns ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _properties(self) -> Properties:
+        return Properties(self._buffer, self._properties_start, self._properties_end)
+
+    def _bodies(self) -> pa.Array:
+        sys_flags = self._head["sys_flag"]
+        if not (sys_flags & COMPRESSED).any():
+            return gather_binary(self._buffer, self._body_start, self._body_end)
+        ends, flags = self._body_end.tolist(), sys_flags.tolist()
+        buffer = self._buffer
+        return pa.array(
+            [
+                decompress(buffer[start:end], flag)
+                for start, end, flag in zip(self._body_start.tolist(), ends, flags, strict=True)
+            ],
+            pa.binary(),
+        )
+
+    def _msg_ids(self) -> pa.Array:
+        unique_keys = to_string(self._properties.find(names.UNIQUE_KEY))
+        if not unique_keys.null_count:
+            return unique_keys
+        return pa.array(
+            [key if key is not None else self._offset_msg_id(i) for i, key in enumerate(unique_keys.to_pylist())],
+            pa.string(),
+        )
+
+    def _offset_msg_id(self, i: int) -> str:
+        host = self._buffer[self._store_host_start[i] : self._store_host_end[i]]
+        return encode_offset_message_id(host, int(self._head["physical_offset"][i]))
+
+
+_COLUMNS: dict[str, Callable[[PulledRecords], pa.Array]] = {
+    "queueId": lambda r: pa.array(r._head["queue_id"].astype(np.int32)),
+    "queueOffset": lambda r: pa.array(r.queue_offsets),
+    "keys": lambda r: to_string(r._properties.find(names.KEYS)),
+    "tags": PulledRecords.tags,
+    "body": PulledRecords._bodies,
+    "bornTimestamp": lambda r: _timestamps(r._head["born_timestamp"].astype(np.int64)),
+    "storeTimestamp": lambda r: _timestamps(r.store_timestamps),
+    "msgId": PulledRecords._msg_ids,
+    "reconsumeTimes": lambda r: pa.array(r._reconsume_times.astype(np.int32)),
+    "properties": lambda r: r._properties.as_map(),
+}
+
+
+def _record_starts(buffer: bytes) -> Ints:
+    starts: list[int] = []
+    add = starts.append
+    pos, end = 0, len(buffer)
+    last = end - FIXED_SIZE_V4
+    while pos <= last:
+        add(pos)
+        (size,) = _unpack_size(buffer, pos)
+        if size < FIXED_SIZE_V4:
+            decode_record(buffer, pos)  # raises
+        pos += size
+    if pos != end:
+        decode_record(buffer, starts[-1] if pos > end else pos)  # raises: the last record is cut off
+    return np.array(starts, np.int64)
+
+
+def _gather(buffer: bytes, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The value that stands at each position; raises IndexError for a position beyond the end."""
+    places = max(0, len(buffer) - dtype.itemsize + 1)
+    return np.ndarray((places,), dtype, buffer, strides=(1,))[positions]
+
+
+def _timestamps(milliseconds: Ints) -> pa.Array:
+    return pa.array(milliseconds * 1000).view(TIMESTAMP)

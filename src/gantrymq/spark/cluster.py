@@ -1,0 +1,233 @@
+"""Cluster: what Spark's driver and tasks ask of brokers, each request tried again while its broker is away."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
+from gantrymq.client.routes import Routes, read_queues, write_queues
+from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import PullMessageRequestHeader
+from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
+from gantrymq.remoting.client import RemotingClient
+
+log = logging.getLogger(__name__)
+
+#: A pull may have to come from the broker's disk.
+PULL_TIMEOUT_MS = 15_000
+SEND_TIMEOUT_MS = 10_000
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+#: Answers of a broker that is starting, stopping or overloaded.
+_PASSING = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.GO_AWAY,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, on an event loop of its own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+class LoopThread:
+    """An event loop in a thread of its own; a context manager, whose end cancels what is under way."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts `work`; may be called from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.submit(_cancel_others()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class Cluster:
+    """The brokers behind some NameServers; an async context manager.
+
+    Reads go to a broker's master, or to a slave while the route names no master. `retry_timeout_ms` bounds how long
+    one request is tried again; when it is over the last error is raised.
+    """
+
+    def __init__(self, name_servers: Sequence[str], retry_timeout_ms: int) -> None:
+        self._retry_timeout_s = retry_timeout_ms / 1000
+        self._remoting = RemotingClient()
+        self._api = BrokerApi(self._remoting)
+        self._routes = Routes(self._api, name_servers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._remoting.close()
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    async def read_queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """The readable queues of all topics. Raises NoRouteInfo, or ClientError for a topic without any."""
+        queues: list[MessageQueue] = []
+        for topic in topics:
+            of_topic = read_queues(topic, await self._retry(partial(self._routes.refresh, topic)))
+            if not of_topic:
+                raise ClientError(f"topic {topic} has no readable queue: check its permission on the brokers")
+            queues += of_topic
+        return queues
+
+    async def write_queues(self, topic: str) -> list[MessageQueue]:
+        """The writable queues; a topic that brokers would make on the first message is made of theirs.
+
+        Raises NoRouteInfo, or ClientError for a topic without any.
+        """
+        queues = write_queues(topic, await self._retry(partial(self._routes.get_or_default, topic)))
+        if not queues:
+            raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
+        return queues
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return await self.ask(queue, lambda to: self._api.min_offset(to, queue.topic, queue.queue_id))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return await self.ask(queue, lambda to: self._api.max_offset(to, queue.topic, queue.queue_id))
+
+    async def max_offset_once(self, queue: MessageQueue) -> int:
+        """Without a second try."""
+        return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return await self.ask(queue, lambda to: self._api.search_offset(to, queue.topic, queue.queue_id, timestamp_ms))
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Commits `offset` for `group`, on the master and without a second try."""
+        address = self._routes.master_address(queue.broker_name) or self._address(queue)
+        await self._api.update_offset(address, group, queue.topic, queue.queue_id, offset)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, group: str, tags: str | None
+    ) -> PullResult:
+        """What is there from `offset` on, at once."""
+        header = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            max_msg_bytes=max_bytes,
+            sys_flag=PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription=tags or SUBSCRIBE_ALL,
+        )
+        return await self.ask(queue, lambda to: self._api.pull(to, header, PULL_TIMEOUT_MS))
+
+    async def send(
+        self, queues: Sequence[MessageQueue], command: Callable[[MessageQueue], RemotingCommand]
+    ) -> SendResult:
+        """Stores what `command` makes in the first of `queues`, or when that fails in the next, round and round.
+
+        It may be stored more than once, when an answer gets lost.
+        """
+        turns = itertools.cycle(queues)
+
+        async def attempt() -> SendResult:
+            queue = next(turns)
+            address = self._address(queue, master=True)
+            return await self._api.send(address, command(queue), queue, timeout_ms=SEND_TIMEOUT_MS)
+
+        return await self._retry(attempt, queues[0].topic)
+
+    # -- retries ------------------------------------------------------------------------------------------------
+
+    async def ask(self, queue: MessageQueue, request: Callable[[str], Awaitable[T]]) -> T:
+        """`request` of the queue's broker, whose address may change on the way."""
+        if self._routes.cached(queue.topic) is None:
+            await self._refresh(queue.topic)
+
+        async def attempt() -> T:
+            return await request(self._address(queue))
+
+        return await self._retry(attempt, queue.topic)
+
+    def _address(self, queue: MessageQueue, *, master: bool = False) -> str:
+        routes, name = self._routes, queue.broker_name
+        address = routes.master_address(name) if master else routes.broker_address(name)
+        if address is None:
+            raise ConnectFailed(f"the route of topic {queue.topic} names no address of broker {name}", name)
+        return address
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
+        """`topic`: whose route is asked for again after a failure."""
+        deadline: float | None = None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await attempt()
+            except (RemotingError, BrokerError) as e:
+                if isinstance(e, BrokerError) and e.code not in _PASSING:
+                    raise
+                now = time.monotonic()
+                if deadline is None:
+                    deadline = now + self._retry_timeout_s
+                    log.warning("trying again for %g s: %s", self._retry_timeout_s, e)
+                if now + pause_s > deadline:
+                    e.add_note(f"tried again for {self._retry_timeout_s:g} s (option retryTimeoutMs)")
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if topic is not None:
+                await self._refresh(topic)
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._routes.refresh(topic)
+        except NoRouteInfo:
+            # Its only broker has gone; the address that is known stays in use until there is another.
+            pass
+        except GantryError as e:
+            log.warning("can't refresh the route of topic %s: %s", topic, e)

@@ -1,0 +1,69 @@
+"""Topics and messages for the Spark tests, made with the project's client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.producer import Producer
+from gantrymq.protocol.message import Message
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.testing.embedded import EmbeddedCluster
+
+#: Brokers whose pulls bring whole Arrow batches.
+BULK_TRANSFER = {
+    "max_transfer_count_on_message_in_memory": 10_000,
+    "max_transfer_bytes_on_message_in_memory": 4 * 1024 * 1024,
+    "max_transfer_count_on_message_in_disk": 10_000,
+    "max_transfer_bytes_on_message_in_disk": 4 * 1024 * 1024,
+}
+SEND_AT_ONCE = 100
+
+
+def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Sequence[int] = (0, 1)) -> None:
+    """On some of the cluster's brokers; returns when the NameServer knows it of all of them."""
+
+    async def create() -> None:
+        remoting = RemotingClient()
+        api = BrokerApi(remoting)
+        for number in brokers:
+            await api.create_topic(
+                cluster.brokers[number], TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues)
+            )
+        async with asyncio.timeout(10):
+            while len((await api.route(cluster.name_server, topic)).queue_datas) < len(brokers):
+                await asyncio.sleep(0.01)
+        await remoting.close()
+
+    asyncio.run(create())
+
+
+def send_numbers(cluster: EmbeddedCluster, topic: str, numbers: range) -> None:
+    """Bodies `0`, `1`, ...; keys `k0`, ...; the tag Even or Odd; in batches over all queues."""
+    messages = [Message(topic, b"%d" % n, keys=f"k{n}", tags="Odd" if n % 2 else "Even") for n in numbers]
+
+    async def send() -> None:
+        async with Producer(cluster.name_server, "numbers") as producer:
+            for start in range(0, len(messages), SEND_AT_ONCE):
+                await producer.send_batch(messages[start : start + SEND_AT_ONCE])
+
+    asyncio.run(send())
+
+
+def committed_offsets(cluster: EmbeddedCluster, group: str, topic: str, queues: int) -> list[int]:
+    """What `group` has committed for each queue, broker by broker; -1 for nothing."""
+
+    async def query() -> list[int]:
+        remoting = RemotingClient()
+        api = BrokerApi(remoting)
+        found = [
+            await api.query_offset(address, group, topic, queue_id)
+            for address in cluster.brokers
+            for queue_id in range(queues)
+        ]
+        await remoting.close()
+        return [-1 if offset is None else offset for offset in found]
+
+    return asyncio.run(query())

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gantrymq.errors import CompressionError, ProtocolError, RecordError
+from gantrymq.protocol.compression import CompressionType, compress, compression_flag
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.record import decode_records, encode_host, encode_record
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
+from gantrymq.spark.arrow_records import ARROW_TYPES, PulledRecords
+
+V4, V6 = encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)
+COLUMNS = list(ARROW_TYPES)
+
+
+def record(
+    body: bytes = b"body",
+    properties: bytes = b"",
+    *,
+    offset: int = 0,
+    born_v6: bool = False,
+    store_v6: bool = False,
+    compression: CompressionType | None = None,
+    topic: bytes = b"orders",
+    reconsume_times: int = 0,
+) -> bytes:
+    sys_flag = (BORN_HOST_V6 if born_v6 else 0) | (STORE_HOST_V6 if store_v6 else 0)
+    if compression is not None:
+        body = compress(body, compression)
+        sys_flag |= compression_flag(compression)
+    return encode_record(
+        3,
+        7,
+        offset,
+        offset * 300,
+        sys_flag,
+        1_700_000_000_123 + offset,
+        V6 if born_v6 else V4,
+        1_700_000_000_456 + offset,
+        V6 if store_v6 else V4,
+        reconsume_times,
+        0,
+        body,
+        topic,
+        properties,
+    )
+
+
+def rows(buffer: bytes, columns: list[str] = COLUMNS) -> list[dict[str, object]]:
+    arrays = PulledRecords(buffer).columns(columns, "orders", "broker-a")
+    schema = pa.schema([(name, ARROW_TYPES[name]) for name in columns])
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    batch.validate(full=True)
+    return batch.to_pylist()
+
+
+def check_against_messages(buffer: bytes) -> None:
+    """Every column equals what the client's decoder makes of the same bytes."""
+    messages = list(decode_messages(buffer))
+    found = rows(buffer)
+    assert len(found) == len(messages)
+    for row, message in zip(found, messages, strict=True):
+        assert row["body"] == message.body
+        assert row["queueId"] == message.queue_id
+        assert row["queueOffset"] == message.queue_offset
+        assert row["bornTimestamp"].timestamp() * 1000 == pytest.approx(message.born_timestamp, abs=0.01)
+        assert row["storeTimestamp"].timestamp() * 1000 == pytest.approx(message.store_timestamp, abs=0.01)
+        assert row["reconsumeTimes"] == message.reconsume_times
+        assert row["msgId"] == message.msg_id
+        assert row["tags"] == message.tags
+        assert row["keys"] == message.properties.get("KEYS")
+        assert dict(row["properties"]) == message.properties
+        assert (row["topic"], row["brokerName"]) == ("orders", "broker-a")
+
+
+NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "a", "AGS", "KEYS2", "größe"])
+VALUES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=20)
+#: Well formed, without the last separator, and anything at all.
+PROPERTIES = st.one_of(
+    st.dictionaries(NAMES, VALUES, max_size=5).map(encode_properties),
+    st.dictionaries(NAMES, VALUES, max_size=5).map(lambda p: encode_properties(p)[:-1]),
+    st.lists(st.sampled_from(["\x01", "\x02", "KEYS", "TAGS", "x"]), max_size=12).map(lambda p: "".join(p).encode()),
+)
+RECORDS = st.builds(
+    record,
+    st.binary(max_size=200),
+    PROPERTIES,
+    offset=st.integers(0, 2**40),
+    born_v6=st.booleans(),
+    store_v6=st.booleans(),
+    compression=st.sampled_from([None, None, *CompressionType]),
+    topic=st.sampled_from([b"orders", b"t" * 127, b"t" * 200]),
+    reconsume_times=st.integers(0, 20),
+)
+
+
+def repeats_a_name(buffer: bytes) -> bool:
+    """A map with a name twice is no dictionary: RocketMQ's own writers can't make one."""
+    for one in decode_records(buffer):
+        found = [item.partition(b"\x01") for item in one.properties.split(b"\x02")]
+        kept = [name for name, separator, value in found if separator and name and value]
+        if len(kept) != len(set(kept)):
+            return True
+    return False
+
+
+@given(st.lists(RECORDS, max_size=6).map(b"".join).filter(lambda buffer: not repeats_a_name(buffer)))
+@settings(max_examples=300, deadline=None)
+def test_columns_equal_what_the_client_decodes(buffer: bytes) -> None:
+    check_against_messages(buffer)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=3).map(b"".join), st.data())
+@settings(max_examples=400, deadline=None)
+def test_damaged_bytes_are_refused_wherever_the_client_refuses_them(buffer: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(buffer) - 1))
+    damaged = bytearray(buffer)
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans()):
+        damaged = damaged[: data.draw(st.integers(1, len(damaged)))]
+    try:
+        expected: int | None = len(list(decode_records(bytes(damaged))))
+    except RecordError:
+        expected = None
+    if expected is None:
+        with pytest.raises(RecordError):
+            PulledRecords(bytes(damaged))
+    else:
+        assert len(PulledRecords(bytes(damaged))) == expected
+
+
+def test_every_truncation_is_refused() -> None:
+    buffer = b"".join(record(b"x" * 40, encode_properties({"TAGS": "a"}), offset=i) for i in range(3))
+    whole = {0, len(buffer) // 3, 2 * len(buffer) // 3}
+    for end in set(range(len(buffer))) - whole:
+        with pytest.raises(RecordError):
+            PulledRecords(buffer[:end])
+
+
+def test_another_body_has_another_crc() -> None:
+    buffer = bytearray(record(b"amount=100") + record(b"amount=200"))
+    at = buffer.index(b"amount=200")
+    buffer[at + 7] = ord("9")
+    with pytest.raises(RecordError, match="CRC32"):
+        PulledRecords(bytes(buffer))
+    assert PulledRecords(bytes(buffer), check_crc=False).columns(["body"], "t", "b")[0].to_pylist()[1] == b"amount=900"
+
+
+def test_a_compressed_body_that_does_not_decompress_is_refused() -> None:
+    whole = record(b"x" * 500, compression=CompressionType.ZLIB)
+    body = next(iter(decode_records(whole))).body
+    broken = encode_record(
+        0, 0, 0, 0, compression_flag(CompressionType.ZLIB), 0, V4, 0, V4, 0, 0, body[:-8], b"orders", b""
+    )
+    with pytest.raises(CompressionError):
+        rows(broken)
+
+
+def test_bytes_that_are_not_utf_8_are_replaced() -> None:
+    (row,) = rows(record(properties=b"TAGS\x01a\xff\x02KEYS\x01ok\x02"))
+    assert row["tags"] == "a�"
+    assert dict(row["properties"]) == {"TAGS": "a�", "KEYS": "ok"}
+
+
+def test_a_message_without_unique_key_has_its_place_as_id() -> None:
+    buffer = record(properties=encode_properties({"UNIQ_KEY": "U1"})) + record(offset=5, store_v6=True)
+    assert [row["msgId"] for row in rows(buffer)] == [m.msg_id for m in decode_messages(buffer)]
+
+
+def test_no_records_are_no_rows() -> None:
+    assert rows(b"") == []
+
+
+def test_only_what_is_asked_for() -> None:
+    assert rows(record(b"x"), ["body", "queueOffset"]) == [{"body": b"x", "queueOffset": 0}]
+
+
+def test_records_that_are_none_are_protocol_errors() -> None:
+    with pytest.raises(ProtocolError):
+        PulledRecords(b"\x00" * 200)

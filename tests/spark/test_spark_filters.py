@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.filters import PushedFilters
+
+QUEUES = [MessageQueue("t", broker, n) for broker in ("a", "b") for n in range(3)]
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON_MS = 1_767_268_800_000
+
+
+@pytest.mark.parametrize(
+    ("conditions", "kept"),
+    [
+        ([EqualTo(("queueId",), 1)], ["a1", "b1"]),
+        ([In(("queueId",), (0, 2)), EqualTo(("brokerName",), "b")], ["b0", "b2"]),
+        ([In(("queueId",), (0, 1)), In(("queueId",), (1, 2))], ["a1", "b1"]),
+        ([EqualTo(("topic",), "other")], []),
+        ([IsNotNull(("topic",))], ["a0", "a1", "a2", "b0", "b1", "b2"]),
+    ],
+)
+def test_queues(conditions: list[Filter], kept: list[str]) -> None:
+    filters = PushedFilters()
+    assert all(filters.push(condition) for condition in conditions)
+    assert [f"{q.broker_name}{q.queue_id}" for q in QUEUES if filters.keep(q)] == kept
+
+
+@pytest.mark.parametrize(
+    ("conditions", "clipped"),
+    [
+        ([EqualTo(("queueOffset",), 7)], (7, 8)),
+        ([GreaterThan(("queueOffset",), 7)], (8, 100)),
+        ([GreaterThanOrEqual(("queueOffset",), 7), LessThan(("queueOffset",), 9)], (7, 9)),
+        ([LessThanOrEqual(("queueOffset",), 9), LessThan(("queueOffset",), 30)], (0, 10)),
+        ([LessThan(("queueOffset",), 500)], (0, 100)),
+    ],
+)
+def test_offsets(conditions: list[Filter], clipped: tuple[int, int]) -> None:
+    filters = PushedFilters()
+    assert all(filters.push(condition) for condition in conditions)
+    assert filters.clip(0, 100) == clipped
+
+
+def test_times_are_left_to_spark_as_well() -> None:
+    filters = PushedFilters()
+    assert not filters.push(GreaterThan(("storeTimestamp",), NOON))
+    assert not filters.push(LessThanOrEqual(("storeTimestamp",), NOON.replace(microsecond=5500)))
+    assert (filters.from_ms, filters.before_ms) == (NOON_MS, NOON_MS + 6)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        EqualTo(("tags",), "a"),
+        IsNotNull(("tags",)),
+        Not(EqualTo(("queueId",), 1)),
+        EqualTo(("queueId",), None),
+        In(("queueId",), (1, None)),
+        GreaterThan(("bornTimestamp",), NOON),
+    ],
+)
+def test_other_conditions_stay_with_spark(condition: Filter) -> None:
+    filters = PushedFilters()
+    assert not filters.push(condition)
+    assert all(map(filters.keep, QUEUES))
+    assert filters.clip(0, 100) == (0, 100)
+    assert filters.from_ms is None

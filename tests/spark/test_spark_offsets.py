@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.offsets import (
+    EARLIEST_NUMBER,
+    LATEST_NUMBER,
+    OffsetRange,
+    from_json,
+    limit_rows,
+    parse_boundary,
+    plan_ranges,
+    to_json,
+)
+
+A0, A1, B0 = (MessageQueue("t", broker, n) for broker, n in (("broker-a", 0), ("broker-a", 1), ("b:x", 0)))
+
+QUEUES = st.builds(MessageQueue, st.sampled_from(["t", "u"]), st.sampled_from(["a", "b:c"]), st.integers(0, 3))
+RANGES = st.dictionaries(QUEUES, st.tuples(st.integers(0, 1000), st.integers(0, 500)), max_size=8)
+
+
+def test_json_form_and_back() -> None:
+    offsets = {B0: 7, A1: 2, A0: 1}
+    assert to_json(offsets) == {"t": {"b:x:0": 7, "broker-a:0": 1, "broker-a:1": 2}}
+    assert from_json(to_json(offsets)) == offsets
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1",
+        "[]",
+        '{"t": 1}',
+        '{"t": {"broker-a": 1}}',
+        '{"t": {"broker-a:x": 1}}',
+        '{"t": {":0": 1}}',
+        '{"t": {"broker-a:0": "1"}}',
+        '{"t": {"broker-a:0": -3}}',
+        '{"t": {"broker-a:0": true}}',
+    ],
+)
+def test_other_shapes_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError):
+        from_json(json.loads(value))
+
+
+def test_boundaries() -> None:
+    assert parse_boundary("startingOffsets", "Earliest").number_of(A0) == EARLIEST_NUMBER
+    assert parse_boundary("endingOffsets", "latest").number_of(A0) == LATEST_NUMBER
+    starting = parse_boundary("startingOffsets", '{"t": {"broker-a:0": 5, "broker-a:1": -1}}')
+    assert [starting.number_of(queue) for queue in (A0, A1, B0)] == [5, LATEST_NUMBER, EARLIEST_NUMBER]
+    assert parse_boundary("endingOffsets", '{"t": {"broker-a:0": 5}}').number_of(B0) == LATEST_NUMBER
+    with pytest.raises(ConfigError, match="startingOffsets"):
+        parse_boundary("startingOffsets", "newest")
+
+
+def test_one_partition_a_queue_and_none_for_empty_ones() -> None:
+    start, end = {A0: 0, A1: 5, B0: 9}, {A0: 10, A1: 5, B0: 3}
+    assert plan_ranges(start, end) == [OffsetRange(A0, 0, 10)]
+
+
+def test_large_queues_are_split() -> None:
+    ranges = plan_ranges({A0: 0, A1: 0}, {A0: 90, A1: 10}, 10)
+    assert [r for r in ranges if r.queue == A1] == [OffsetRange(A1, 0, 10)]
+    assert [(r.start, r.end) for r in ranges if r.queue == A0] == [(10 * i, 10 * i + 10) for i in range(9)]
+
+
+@given(RANGES, st.integers(1, 40))
+def test_partitions_cover_each_offset_once(ranges: dict[MessageQueue, tuple[int, int]], min_partitions: int) -> None:
+    start = {queue: first for queue, (first, _) in ranges.items()}
+    end = {queue: first + count for queue, (first, count) in ranges.items()}
+    planned = plan_ranges(start, end, min_partitions)
+    covered = [(r.queue, offset) for r in planned for offset in range(r.start, r.end)]
+    assert len(covered) == len(set(covered)) == sum(count for _, count in ranges.values())
+    assert all(start[queue] <= offset < end[queue] for queue, offset in covered)
+    assert len(planned) >= min(min_partitions, len(covered))
+
+
+@given(RANGES, st.integers(1, 2000))
+def test_a_limit_is_kept_and_used_up(ranges: dict[MessageQueue, tuple[int, int]], max_rows: int) -> None:
+    start = {queue: first for queue, (first, _) in ranges.items()}
+    end = {queue: first + count for queue, (first, count) in ranges.items()}
+    limited = limit_rows(start, end, max_rows)
+    assert all(start[queue] <= limited[queue] <= end[queue] for queue in end)
+    total = sum(count for _, count in ranges.values())
+    assert sum(limited[queue] - start[queue] for queue in end) == min(total, max_rows)
+
+
+def test_a_nearly_empty_queue_is_not_passed_over() -> None:
+    assert limit_rows({A0: 0, A1: 0}, {A0: 1_000_000, A1: 1}, 100) == {A0: 99, A1: 1}

@@ -1,0 +1,173 @@
+"""Pulling a range, without Spark: brokers that die, data that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from spark_support import BULK_TRANSFER, create_topic, send_numbers
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.client.producer import Producer
+from gantrymq.errors import BrokerError, ClientError, RecordError, RemotingError
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.spark import pull
+from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.offsets import OffsetRange
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.reader import RangePartition, read_partition
+from gantrymq.store.config import StoreConfig
+from gantrymq.testing.embedded import EmbeddedCluster
+
+BODY = pa.schema([("body", ARROW_TYPES["body"])])
+
+
+def bodies(wanted: OffsetRange, options: ReadOptions) -> Iterator[list[bytes]]:
+    for batch in read_partition(RangePartition(wanted), options, BODY):
+        yield batch.column("body").to_pylist()
+
+
+def options_for(name_server: str, topic: str, **more: str) -> ReadOptions:
+    return ReadOptions.parse({"nameserver": name_server, "subscribe": topic, "retrytimeoutms": "10000"} | more)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(count)]
+
+
+@pytest.fixture
+def one_queue(cluster: EmbeddedCluster) -> MessageQueue:
+    """1,000 numbered messages in one queue, in order."""
+    topic = "spark-pull"
+    create_topic(cluster, topic, 1, brokers=[0])
+    queue = MessageQueue(topic, "broker-a", 0)
+    if run(_last_offset(cluster, queue)) == 0:
+        send_numbers(cluster, topic, range(1000))
+    return queue
+
+
+async def _last_offset(cluster: EmbeddedCluster, queue: MessageQueue) -> int:
+    async with Cluster([cluster.name_server], 5000) as brokers:
+        return await brokers.max_offset(queue)
+
+
+def test_exactly_the_range(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    options = options_for(cluster.name_server, one_queue.topic)
+    assert list(chain(*bodies(OffsetRange(one_queue, 0, 1000), options))) == numbered(1000)
+    assert list(chain(*bodies(OffsetRange(one_queue, 17, 19), options))) == [b"17", b"18"]
+
+
+def test_small_pulls_make_large_batches(
+    cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "PULL_BYTES", 500)
+    monkeypatch.setattr(pull, "BATCH_ROWS", 400)
+    found = list(bodies(OffsetRange(one_queue, 0, 1000), options_for(cluster.name_server, one_queue.topic)))
+    assert [len(batch) for batch in found] == [400, 400, 200]
+    assert list(chain(*found)) == numbered(1000)
+
+
+def test_tags_leave_out_the_others(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    options = options_for(cluster.name_server, one_queue.topic, tags="Odd || None")
+    found = list(chain(*bodies(OffsetRange(one_queue, 100, 200), options)))
+    assert found == [b"%d" % n for n in range(101, 200, 2)]
+
+
+def test_an_abandoned_read_ends_its_thread(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    before = threading.active_count()
+    batches = pull.pull_batches(OffsetRange(one_queue, 0, 1000), options_for(cluster.name_server, one_queue.topic))
+    next(batches)
+    assert threading.active_count() > before
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_what_a_broker_never_had_is_lost_data(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    wanted = OffsetRange(one_queue, 990, 1010)
+    with pytest.raises(ClientError, match="failOnDataLoss"):
+        list(bodies(wanted, options_for(cluster.name_server, one_queue.topic, retrytimeoutms="200")))
+    lenient = options_for(cluster.name_server, one_queue.topic, retrytimeoutms="200", failondataloss="false")
+    assert list(chain(*bodies(wanted, lenient))) == numbered(1000)[990:]
+
+
+def test_what_a_broker_refuses_is_its_error(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    with pytest.raises(BrokerError):
+        list(
+            bodies(
+                OffsetRange(one_queue._replace(queue_id=99), 0, 1), options_for(cluster.name_server, one_queue.topic)
+            )
+        )
+
+
+def test_a_broker_that_stays_away_is_an_error(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
+    wanted = OffsetRange(one_queue._replace(broker_name="broker-z"), 0, 1)
+    with pytest.raises(RemotingError, match="broker-z") as caught:
+        list(bodies(wanted, options_for(cluster.name_server, one_queue.topic, retrytimeoutms="100")))
+    assert "retryTimeoutMs" in "".join(caught.value.__notes__)
+
+
+def test_damaged_records_name_their_range(
+    cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_for(cluster.name_server, one_queue.topic)
+    (whole,) = pull.pull_batches(OffsetRange(one_queue, 0, 2), options)
+    damaged = whole._replace(buffer=whole.buffer[:-5])
+    monkeypatch.setattr("gantrymq.spark.reader.pull_batches", lambda *_: iter([damaged]))
+    with pytest.raises(RecordError) as caught:
+        list(bodies(OffsetRange(one_queue, 0, 2), options))
+    assert "spark-pull broker-a:0 offsets 0 to 2" in "".join(caught.value.__notes__)
+
+
+async def test_a_broker_that_dies_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "BATCH_ROWS", 100)
+    name_server = NameServer(
+        NamesrvConfig(
+            bind_address="127.0.0.1",
+            listen_port=0,
+            kv_config_path=tmp_path / "kv.json",
+            config_store_path=tmp_path / "namesrv.properties",
+        )
+    )
+    await name_server.start()
+
+    def broker() -> Broker:
+        return Broker(
+            BrokerConfig(
+                broker_name="broker-a",
+                bind_address="127.0.0.1",
+                listen_port=0,
+                namesrv_addr=[name_server.address],
+                store=StoreConfig(
+                    store_path_root_dir=tmp_path / "store",
+                    mapped_file_size_commit_log=16 * 1024 * 1024,
+                    **BULK_TRANSFER,
+                ),
+            )
+        )
+
+    first = broker()
+    await first.start()
+    async with Producer(name_server.address, "numbers", default_topic_queue_nums=1) as producer:
+        for n in range(0, 500, 100):
+            await producer.send_batch([Message("mortal", b"%d" % i) for i in range(n, n + 100)])
+    wanted = OffsetRange(MessageQueue("mortal", "broker-a", 0), 0, 500)
+    batches = bodies(wanted, options_for(name_server.address, "mortal"))
+    found = await asyncio.to_thread(next, batches)
+    await first.stop()
+    # At another port: the route has to be asked for again.
+    rest = asyncio.create_task(asyncio.to_thread(lambda: list(chain(*batches))))
+    second = broker()
+    await second.start()
+    found += await rest
+    await second.stop()
+    await name_server.stop()
+    assert found == numbered(500)

@@ -1,0 +1,165 @@
+"""Batch reads with a Spark session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_support import create_topic, send_numbers
+
+from gantrymq.spark.datasource import COLUMNS
+from gantrymq.testing.embedded import EmbeddedCluster
+
+pytestmark = pytest.mark.spark
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture
+def read(spark: SparkSession, cluster: EmbeddedCluster) -> Callable[..., DataFrame]:
+    def read(topic: str, schema: str | None = None, **options: object) -> DataFrame:
+        reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server).option("subscribe", topic)
+        reader = reader.options(**{name: str(value) for name, value in options.items()})
+        return (reader.schema(schema) if schema else reader).load()
+
+    return read
+
+
+def numbers(df: DataFrame) -> list[int]:
+    return sorted(int(row.body) for row in df.select("body").collect())
+
+
+def error_of(df: Callable[[], object]) -> str:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps what Python raised, in classes of its own
+        df()
+    return str(caught.value)
+
+
+def test_every_message_of_both_brokers_once(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(4)
+    send_numbers(cluster, topic, range(50_000))
+    df = read(topic)
+    assert df.columns == [name for name in COLUMNS if name != "properties"]
+    rows = df.select("body", "brokerName", "queueId", "queueOffset").collect()
+    assert sorted(int(row.body) for row in rows) == list(range(50_000))
+    places = {(row.brokerName, row.queueId, row.queueOffset) for row in rows}
+    assert len(places) == 50_000
+    assert {place[:2] for place in places} == {(b, n) for b in ("broker-a", "broker-b") for n in range(4)}
+
+
+def test_large_queues_are_split(read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(1000))
+    split = read(topic, minPartitions=5).select("body", F.spark_partition_id().alias("part")).collect()
+    assert sorted(int(row.body) for row in split) == list(range(1000))
+    assert len({row.part for row in split}) in (5, 6)
+
+
+def test_columns_have_what_was_sent(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(1)
+    before = datetime.now(UTC)
+    send_numbers(cluster, topic, range(1))
+    (row,) = read(topic, includeProperties=True).withColumn("at", F.unix_timestamp("storeTimestamp")).collect()
+    assert (row.topic, row.queueId, row.queueOffset, row.keys, row.tags) == (topic, 0, 0, "k0", "Even")
+    assert (bytes(row.body), row.reconsumeTimes) == (b"0", 0)
+    assert row.properties["KEYS"] == "k0"
+    assert row.properties["UNIQ_KEY"] == row.msgId
+    assert abs(row["at"] - before.timestamp()) < 60
+
+
+def test_only_the_columns_of_a_schema(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(3))
+    # One batch of three: they are in one queue.
+    rows = read(topic, "tags string, queueOffset bigint").orderBy("queueOffset").collect()
+    assert [tuple(row) for row in rows] == [("Even", 0), ("Odd", 1), ("Even", 2)]
+    assert "no column 'value'" in error_of(lambda: read(topic, "value binary").collect())
+    assert "column body is binary, not string" in error_of(lambda: read(topic, "body string").collect())
+
+
+def test_tags_are_filtered_by_the_broker(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(2000))
+    assert numbers(read(topic, tags="Odd")) == list(range(1, 2000, 2))
+    assert numbers(read(topic, tags="Odd || Even")) == list(range(2000))
+    assert read(topic, tags="Neither").count() == 0
+
+
+def test_conditions_spare_reading(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(3000))
+    everything = read(topic).select("brokerName", "queueId", "queueOffset", "body", "storeTimestamp").collect()
+
+    middle = sorted(row.storeTimestamp for row in everything)[1500]
+    for condition, wanted in (
+        ("queueId = 1 AND brokerName = 'broker-b'", lambda r: (r.queueId, r.brokerName) == (1, "broker-b")),
+        (
+            "queueId IN (0) AND queueOffset >= 10 AND queueOffset < 15",
+            lambda r: not r.queueId and 10 <= r.queueOffset < 15,
+        ),
+        (f"storeTimestamp >= '{middle}'", lambda r: r.storeTimestamp >= middle),
+        (f"storeTimestamp < '{middle}'", lambda r: r.storeTimestamp < middle),
+    ):
+        assert numbers(read(topic).where(condition)) == sorted(int(row.body) for row in everything if wanted(row))
+    # One queue of four is one partition.
+    assert read(topic).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions() == 1
+
+
+def test_offsets_and_times_bound_a_read(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(1)
+    create_topic(cluster, topic, 1)
+    send_numbers(cluster, topic, range(500))
+    time.sleep(0.01)  # two messages of one millisecond can't be told apart by time
+    between_ms = time.time_ns() // 1_000_000
+    send_numbers(cluster, topic, range(500, 1000))
+    assert numbers(read(topic, startingTimestamp=between_ms)) == list(range(500, 1000))
+    assert numbers(read(topic, endingTimestamp=between_ms)) == list(range(500))
+    assert read(topic, startingOffsets="latest").count() == 0
+    offsets = f'{{"{topic}": {{"broker-a:0": 2, "broker-b:0": -1}}}}'
+    last = f'{{"{topic}": {{"broker-a:0": 7}}}}'
+    rows = read(topic, startingOffsets=offsets, endingOffsets=last).select("brokerName", "queueOffset").collect()
+    assert sorted(map(tuple, rows)) == [("broker-a", n) for n in range(2, 7)]
+
+
+def test_offsets_that_are_not_there(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(10))
+    beyond = f'{{"{topic}": {{"broker-a:0": 100000, "broker-b:0": 100000}}}}'
+    assert "failOnDataLoss" in error_of(lambda: read(topic, endingOffsets=beyond).collect())
+    assert read(topic, endingOffsets=beyond, failOnDataLoss=False).count() == 10
+    unknown = f'{{"{topic}": {{"broker-q:0": 1}}}}'
+    assert "broker-q:0; there are" in error_of(lambda: read(topic, startingOffsets=unknown).collect())
+
+
+def test_mistakes_are_explained(read: Callable[..., DataFrame], spark: SparkSession) -> None:
+    assert "did you mean 'startingOffsets'" in error_of(lambda: read("t", startingOffset="earliest"))
+    assert "no-such-topic" in error_of(lambda: read("no-such-topic").collect())
+    assert "127.0.0.1:9" in error_of(lambda: read("t", nameServer="127.0.0.1:9", retryTimeoutMs=100).collect())
+    assert "option nameServer is required" in error_of(
+        lambda: spark.read.format("rocketmq").option("subscribe", "t").load()
+    )
+
+
+def test_an_empty_topic_and_sql(read: Callable[..., DataFrame], spark: SparkSession, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    assert read(topic).count() == 0
+    read(topic).createOrReplaceTempView("empty")
+    assert spark.sql("SELECT count(*) AS n FROM empty").first().n == 0

@@ -1,0 +1,129 @@
+"""Streams: every message once, over micro-batches, restarts and topics that grow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from spark_support import committed_offsets, create_topic, send_numbers
+
+from gantrymq.testing.embedded import EmbeddedCluster
+
+pytestmark = pytest.mark.spark
+
+WAIT_S = 40
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, cluster: EmbeddedCluster) -> Callable[..., DataFrame]:
+    def stream(topic: str, **options: object) -> DataFrame:
+        options = {"startingOffsets": "earliest"} | options
+        reader = spark.readStream.format("rocketmq").option("nameServer", cluster.name_server)
+        reader = reader.option("subscribe", topic).options(**{name: str(value) for name, value in options.items()})
+        return reader.load().select(F.col("body").cast("string").cast("long").alias("number"))
+
+    return stream
+
+
+def start(df: DataFrame, tmp_path: Path, **trigger: object) -> StreamingQuery:
+    """Into parquet files, whose sink writes every micro-batch exactly once."""
+    writer = df.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    return (writer.trigger(**trigger) if trigger else writer).start(str(tmp_path / "out"))
+
+
+def found(spark: SparkSession, tmp_path: Path) -> list[int]:
+    return sorted(row.number for row in spark.read.schema("number long").parquet(str(tmp_path / "out")).collect())
+
+
+def rows_read(query: StreamingQuery) -> int:
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def run_available(df: DataFrame, tmp_path: Path) -> StreamingQuery:
+    query = start(df, tmp_path, availableNow=True)
+    assert query.awaitTermination(WAIT_S)
+    return query
+
+
+def wait_until(query: StreamingQuery, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        if query.exception() is not None:
+            raise AssertionError(str(query.exception()))
+        assert time.monotonic() < deadline, f"not reached in {WAIT_S} s: {query.lastProgress}"
+        time.sleep(0.1)
+
+
+def test_available_now_in_limited_batches(
+    spark: SparkSession,
+    stream: Callable[..., DataFrame],
+    cluster: EmbeddedCluster,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(4)
+    send_numbers(cluster, topic, range(50_000))
+    df = stream(topic, maxOffsetsPerTrigger=20_000, consumerGroup="lag")
+    query = run_available(df, tmp_path)
+    assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == [20_000, 20_000, 10_000]
+    assert found(spark, tmp_path) == list(range(50_000))
+    # Brokers know how far the query has got.
+    assert sum(committed_offsets(cluster, "lag", topic, 4)) == 50_000
+
+    # What came meanwhile is read by the next run, from the checkpoint.
+    send_numbers(cluster, topic, range(50_000, 51_000))
+    run_available(df, tmp_path)
+    assert found(spark, tmp_path) == list(range(51_000))
+    assert sum(committed_offsets(cluster, "lag", topic, 4)) == 51_000
+
+
+def test_processing_time_restart_and_new_queues(
+    spark: SparkSession,
+    stream: Callable[..., DataFrame],
+    cluster: EmbeddedCluster,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(1000))
+    df = stream(topic)
+    query = start(df, tmp_path, processingTime="100 milliseconds")
+    wait_until(query, lambda: rows_read(query) >= 1000)
+    send_numbers(cluster, topic, range(1000, 2000))
+    wait_until(query, lambda: rows_read(query) >= 2000)
+    # The topic grows while the query runs: nothing of the new queues is missed.
+    create_topic(cluster, topic, 3)
+    send_numbers(cluster, topic, range(2000, 5000))
+    wait_until(query, lambda: rows_read(query) >= 5000)
+    query.stop()
+
+    send_numbers(cluster, topic, range(5000, 6000))
+    query = start(df, tmp_path, processingTime="100 milliseconds")
+    wait_until(query, lambda: rows_read(query) >= 1000)
+    query.stop()
+    assert found(spark, tmp_path) == list(range(6000))
+
+
+def test_progress_says_what_is_left(
+    stream: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(10))
+    query = run_available(stream(topic, maxOffsetsPerTrigger=4), tmp_path)
+    first = query.recentProgress[0].sources[0]
+    latest, end = (json.loads(text)[topic] for text in (first.latestOffset, first.endOffset))
+    assert (sum(end.values()), sum(latest.values())) == (4, 10)
+
+
+def test_a_batch_option_in_a_stream_is_refused(stream: Callable[..., DataFrame], tmp_path: Path) -> None:
+    query = start(stream("t", endingOffsets="latest"), tmp_path)
+    with pytest.raises(Exception, match="endingOffsets has no meaning in a streaming read"):
+        query.awaitTermination(WAIT_S)

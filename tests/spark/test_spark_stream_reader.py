@@ -1,0 +1,91 @@
+"""How a stream goes on, without Spark: what it answers when it is asked for offsets and partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from spark_support import create_topic, send_numbers
+
+from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+ALL = ReadAllAvailable()
+
+
+def reader(cluster: EmbeddedCluster, topic: str, **more: str) -> RocketMQStreamReader:
+    options = {"nameserver": cluster.name_server, "subscribe": topic, "retrytimeoutms": "3000"} | more
+    return RocketMQStreamReader(ReadOptions.parse(options, streaming=True), pa.schema([("body", ARROW_TYPES["body"])]))
+
+
+def from_checkpoint(offset: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(offset))
+
+
+def numbers(stream: RocketMQStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    partitions = stream.partitions(from_checkpoint(start), from_checkpoint(end))
+    return sorted(int(n) for p in partitions for batch in stream.read(p) for n in batch.column("body").to_pylist())
+
+
+def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(1000))
+    first = reader(cluster, topic)
+    start = first.initialOffset()
+    send_numbers(cluster, topic, range(1000, 1300))
+    end = first.latestOffset(start, ALL)
+    send_numbers(cluster, topic, range(1300, 1500))
+
+    # Spark remembers the end of the failed batch but asks anew for the first offsets, and `latest` has moved.
+    restarted = reader(cluster, topic)
+    assert numbers(restarted, restarted.initialOffset(), end) == list(range(1000, 1300))
+    following = restarted.latestOffset(end, ALL)
+    assert numbers(restarted, end, following) == list(range(1300, 1500))
+    assert restarted.latestOffset(following, ALL) == following
+
+
+def test_new_queues_are_read_from_their_first_message(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    stream = reader(cluster, topic)
+    start = stream.latestOffset(stream.initialOffset(), ALL)
+    create_topic(cluster, topic, 3)
+    send_numbers(cluster, topic, range(1200))
+    seen: list[int] = []
+    for _ in range(3):
+        end = stream.latestOffset(start, ReadMaxRows(400))
+        found = numbers(stream, start, end)
+        assert len(found) == 400
+        seen += found
+        start = end
+    assert sorted(seen) == list(range(1200))
+    assert stream.latestOffset(start, ReadMaxRows(400)) == start
+
+
+def test_available_now_ends_at_what_was_there(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(100))
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    stream.prepareForTriggerAvailableNow()
+    create_topic(cluster, topic, 2)
+    send_numbers(cluster, topic, range(100, 500))
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    assert numbers(stream, start, end) == list(range(100))
+    assert stream.latestOffset(end, ALL) == end
+
+
+def test_a_broker_that_is_away_holds_up_its_own_queues_only(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start = from_checkpoint(stream.initialOffset())
+    start[topic]["broker-z:0"] = 7
+    send_numbers(cluster, topic, range(200))
+    end = stream.latestOffset(start, ALL)
+    assert end[topic]["broker-z:0"] == 7
+    assert numbers(stream, start, end) == list(range(200))

@@ -1,0 +1,167 @@
+"""Writes: what was written is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_support import send_numbers
+
+from gantrymq.errors import IllegalMessage
+from gantrymq.spark.writer import RowEncoder
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+WAIT_S = 40
+
+
+@pytest.fixture
+def read(spark: SparkSession, cluster: EmbeddedCluster) -> Callable[[str], DataFrame]:
+    return lambda topic: (
+        spark.read.format("rocketmq")
+        .option("nameServer", cluster.name_server)
+        .option("subscribe", topic)
+        .option("includeProperties", "true")
+        .load()
+    )
+
+
+def write(df: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
+    df.write.format("rocketmq").option("nameServer", cluster.name_server).options(**options).mode("append").save()
+
+
+@pytest.mark.spark
+def test_written_rows_are_read_back(
+    spark: SparkSession, cluster: EmbeddedCluster, read: Callable[[str], DataFrame], new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    df = spark.range(0, 20_000, 1, 4).select(
+        F.col("id").cast("string").alias("body"),
+        F.array(F.concat(F.lit("a"), "id"), F.concat(F.lit("b"), "id")).alias("keys"),
+        F.when(F.col("id") % 2 == 0, "Even").alias("tags"),
+        F.create_map(F.lit("colour"), F.lit("grün")).alias("properties"),
+    )
+    write(df, cluster, topic=topic)
+    back = read(topic).cache()
+    number = F.col("body").cast("string").cast("long")
+    assert back.select(F.count("*"), F.count_distinct(number), F.sum(number)).first() == (20_000, 20_000, 199_990_000)
+    wrong = back.where(
+        (F.col("keys") != F.concat(F.lit("a"), number, F.lit(" b"), number))
+        | (F.col("tags").isNull() != (number % 2 == 1))
+        | (F.col("properties")["colour"] != "grün")
+    )
+    assert wrong.count() == 0
+    assert back.select(F.count_distinct(F.col("properties")["GANTRY_ID"])).first()[0] == 20_000
+    # Every queue has its part.
+    assert back.groupBy("brokerName", "queueId").count().count() == 4
+    back.unpersist()
+
+
+@pytest.mark.spark
+def test_topics_from_a_column_and_order_by_sharding_key(
+    spark: SparkSession, cluster: EmbeddedCluster, read: Callable[[str], DataFrame], new_topic: NewTopic
+) -> None:
+    topics = [new_topic(3), new_topic(3)]
+    df = spark.range(0, 6_000, 1, 1).select(
+        F.col("id").cast("string").cast("binary").alias("body"),
+        F.element_at(F.array(*map(F.lit, topics)), (F.col("id") % 2 + 1).cast("int")).alias("topic"),
+        F.concat(F.lit("order-"), F.col("id") % 20).alias("shardingKey"),
+    )
+    write(df, cluster)
+    for remainder, topic in enumerate(topics):
+        rows = read(topic).orderBy("brokerName", "queueId", "queueOffset").collect()
+        assert sorted(int(row.body) for row in rows) == list(range(remainder, 6_000, 2))
+        by_key: dict[str, list[tuple[str, int, int]]] = {}
+        for row in rows:
+            by_key.setdefault(row.properties["__SHARDINGKEY"], []).append((row.brokerName, row.queueId, int(row.body)))
+        assert len(by_key) == 10
+        for placed in by_key.values():
+            assert len({(broker, queue) for broker, queue, _ in placed}) == 1
+            assert [n for *_, n in placed] == sorted(n for *_, n in placed)
+
+
+@pytest.mark.spark
+def test_a_stream_from_topic_to_topic(
+    spark: SparkSession,
+    cluster: EmbeddedCluster,
+    read: Callable[[str], DataFrame],
+    new_topic: NewTopic,
+    tmp_path: Path,
+) -> None:
+    source, target = new_topic(2), new_topic(2)
+    send_numbers(cluster, source, range(5_000))
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(nameServer=cluster.name_server, subscribe=source, startingOffsets="earliest")
+        .option("maxOffsetsPerTrigger", "2000")
+        .load()
+        .select("body", "keys", "tags")
+        .writeStream.format("rocketmq")
+        .options(nameServer=cluster.name_server, topic=target, checkpointLocation=str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT_S)
+    rows = read(target).collect()
+    assert sorted(int(row.body) for row in rows) == list(range(5_000))
+    assert all(row["keys"] == f"k{int(row.body)}" for row in rows)
+    ids = {row.properties["GANTRY_ID"] for row in rows}
+    assert len(ids) == 5_000
+    # The query's id and the batch's number: the same when Spark writes the batch again.
+    assert {one.rsplit("-", 2)[0] for one in ids} == {f"{query.id}-{batch}" for batch in range(3)}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("columns", "mode", "options", "message"),
+    [
+        ("'a' AS value", "append", {"topic": "t"}, "no use for column 'value'"),
+        ("1 AS body", "append", {"topic": "t"}, "column body is int; a rocketmq write takes binary or string"),
+        ("'a' AS tags", "append", {"topic": "t"}, "needs a column body"),
+        ("'a' AS body", "append", {}, "either the option topic or a column topic"),
+        ("'a' AS body", "overwrite", {"topic": "t"}, "can't be overwritten"),
+        ("'a' AS body", "append", {"topic": "t", "subscribe": "t"}, "'subscribe' has no meaning in a write"),
+        ("'' AS body", "append", {"topic": "t"}, "null or empty"),
+    ],
+)
+def test_mistakes_are_explained(
+    spark: SparkSession, cluster: EmbeddedCluster, columns: str, mode: str, options: dict[str, str], message: str
+) -> None:
+    writer = spark.sql(f"SELECT {columns}").write.format("rocketmq").mode(mode)
+    with pytest.raises(Exception, match=message):
+        writer.option("nameServer", cluster.name_server).options(**options).save()
+
+
+def encode(**columns: list[object]) -> None:
+    RowEncoder("t", "write-0").encode(pa.RecordBatch.from_pydict(columns))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": ["a", None]}, "null or empty"),
+        ({"body": ["a", "b"], "tags": ["x", "y\x02KEYS\x01z"]}, "separate the properties"),
+        ({"body": ["a", "b"], "keys": ["x", "y" * 40_000]}, "at most 32767"),
+    ],
+)
+def test_rows_that_are_no_messages_are_named(columns: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(IllegalMessage, match=message) as caught:
+        encode(**columns)
+    assert "row 1 of the partition (write-0)" in "".join(caught.value.__notes__)
+
+
+def test_delayed_messages_cannot_go_in_batches() -> None:
+    with pytest.raises(IllegalMessage, match="delayed"):
+        RowEncoder("t", "w").encode(
+            pa.RecordBatch.from_arrays(
+                [
+                    pa.array([b"a"]),
+                    pa.array([[("DELAY", "3")]], pa.map_(pa.string(), pa.string())),
+                ],
+                ["body", "properties"],
+            )
+        )
