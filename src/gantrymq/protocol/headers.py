@@ -328,3 +328,150 @@ class NotifyMinBrokerIdChangeRequestHeader(Header):
     broker_name: str | None = None
     offline_broker_addr: str | None = None
     ha_broker_addr: str | None = None
+
+
+class GetBrokerConfigResponseHeader(Header):
+    """Answer to GET_BROKER_CONFIG (26): a DataVersion in JSON."""
+
+    version: str
+
+
+class DeleteSubscriptionGroupRequestHeader(Header):
+    """DELETE_SUBSCRIPTIONGROUP (207); `clean_offset` forgets how far the group has got."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class GetSubscriptionGroupConfigRequestHeader(Header):
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352), QUERY_TOPICS_BY_CONSUMER (343)."""
+
+    group: str
+
+
+class UpdateGroupForbiddenRequestHeader(Header):
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353); without `readable` nothing changes."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class GetProducerConnectionListRequestHeader(Header):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producer_group: str
+
+
+class GetConsumeStatsRequestHeader(Header):
+    """GET_CONSUME_STATS (208); `topic_list` separates names by semicolons and goes before `topic`."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class GetConsumeStatsInBrokerHeader(Header):
+    """GET_BROKER_CONSUME_STATS (317); `is_order` leaves out topics that keep no order."""
+
+    is_order: bool = False
+
+
+class QuerySubscriptionByConsumerRequestHeader(Header):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+
+    group: str
+    topic: str
+
+
+class QueryConsumeTimeSpanRequestHeader(Header):
+    """QUERY_CONSUME_TIME_SPAN (303)."""
+
+    topic: str
+    group: str
+
+
+class QueryConsumeQueueRequestHeader(Header):
+    """QUERY_CONSUME_QUEUE (321): `count` units from queue offset `index` on."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64 = 0
+    count: Int32 = 0
+    consumer_group: str | None = None
+
+
+class ResetOffsetRequestHeader(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220).
+
+    A `timestamp` (ms) of -1 is the end. With a `queue_id` and an `offset` other than -1 that queue goes to that offset.
+    """
+
+    topic: str
+    group: str
+    timestamp: Int64
+    queue_id: Int32 = -1
+    offset: Int64 | None = None
+    is_force: bool = False
+
+
+class GetConsumerStatusRequestHeader(Header):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) and GET_CONSUMER_STATUS_FROM_CLIENT (221).
+
+    `client_addr` is a client id, None for all of the group.
+    """
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class CloneGroupOffsetRequestHeader(Header):
+    """CLONE_GROUP_OFFSET (314); without a topic all topics of the source group."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class QueryCorrectionOffsetHeader(Header):
+    """QUERY_CORRECTION_OFFSET (308); `filter_groups` are separated by commas and don't count."""
+
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None
+
+
+class ViewMessageRequestHeader(Header):
+    """VIEW_MESSAGE_BY_ID (33); `offset` is the record's place in the commit log."""
+
+    offset: Int64
+    topic: str | None = None
+
+
+class ViewBrokerStatsDataRequestHeader(Header):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
+class GetConsumerRunningInfoRequestHeader(Header):
+    """GET_CONSUMER_RUNNING_INFO (307), to a broker and from it to the client."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+class ConsumeMessageDirectlyResultRequestHeader(Header):
+    """CONSUME_MESSAGE_DIRECTLY (309), to a broker and from it to the client; `msg_id` is an offset message id."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None

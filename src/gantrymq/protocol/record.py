@@ -37,9 +37,9 @@ OFFSET_STORE_TIMESTAMP_V4 = 56
 
 Buffer = bytes | bytearray | memoryview
 
-_HEAD = Struct(">iIiIiqqiq")
+_HEAD = Struct(">iIiiiqqiq")
 _HEAD_SIZE = _HEAD.size
-_FIXED_V4 = Struct(">iIiIiqqiq8sq8siqi")
+_FIXED_V4 = Struct(">iIiiiqqiq8sq8siqi")
 _AFTER_HOSTS = Struct(">iqi")
 _I64 = Struct(">q")
 _I32 = Struct(">i")

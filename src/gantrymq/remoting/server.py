@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.errors import GantryError
 from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, format_address
+from gantrymq.remoting.tls import ServerTls, TlsConfig
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 MAX_IDLE_S = 120.0
 #: serverSocketBacklog.
 BACKLOG = 1024
+#: A stopping server goes on until nothing has come for the first, at most for the second, s.
+DRAIN_QUIET_S = 0.02
+DRAIN_TIMEOUT_S = 1.0
 
 
 class RemotingServer:
@@ -28,7 +31,7 @@ class RemotingServer:
         *,
         host: str = "0.0.0.0",
         port: int = 0,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsConfig | None = None,
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
         on_close: Callable[[Connection], None] | None = None,
@@ -36,7 +39,8 @@ class RemotingServer:
         self._handlers = handlers
         self._host = host
         self.port = port
-        self._ssl_context = ssl_context
+        self._tls_config = tls
+        self._tls: ServerTls | None = None
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
@@ -50,14 +54,18 @@ class RemotingServer:
         await self.serve()
 
     async def bind(self) -> None:
-        """Takes the port, so that `port` is known, but no connection yet. Raises GantryError when it is taken."""
+        """Takes the port, so that `port` is known, but no connection yet. Raises GantryError when it is taken.
+
+        Raises ConfigError for TLS files that can't be used.
+        """
         loop = asyncio.get_running_loop()
+        if self._tls_config is not None:
+            self._tls = ServerTls.create(self._tls_config, max_idle_s=self._max_idle_s)
         try:
             self._server = await loop.create_server(
-                self._connected,
+                self._accepted,
                 self._host,
                 self.port,
-                ssl=self._ssl_context,
                 backlog=BACKLOG,
                 start_serving=False,
             )
@@ -71,16 +79,35 @@ class RemotingServer:
         """Begins to take connections."""
         assert self._server is not None
         await self._server.start_serving()
+        if self._tls is not None:
+            self._tls.start()
         self._idle_timer = asyncio.get_running_loop().call_later(self._max_idle_s / 4, self._close_idle)
+
+    async def drain(self) -> None:
+        """Takes no more connections, and returns when the requests that have arrived are answered."""
+        if self._server is None:
+            return
+        self._server.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_TIMEOUT_S
+        while (looked := loop.time()) < deadline:
+            await asyncio.sleep(DRAIN_QUIET_S)
+            if all(connection.last_read < looked for connection in self.connections):
+                break
 
     async def stop(self) -> None:
         """Stops listening and closes every connection, after what was answered is written if the peers take it soon."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._tls is not None:
+            self._tls.stop()
         if self._server is not None:
             self._server.close()
             self._server = None
             await close_all(self.connections.copy())
+
+    def _accepted(self) -> asyncio.Protocol:
+        return self._tls.accept(self._connected) if self._tls is not None else self._connected()
 
     def _connected(self) -> Connection:
         return Connection(

@@ -1,0 +1,128 @@
+"""JSON bodies: fastjson's unquoted keys, null for what isn't there, and BodyError for everything else."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.errors import BodyError
+from gantrymq.protocol.fastjson import decode_json, encode_json, quote_bare_keys
+from gantrymq.protocol.route import BrokerData, TopicRouteData
+
+#: Strings that look like the keys.
+TEXT = st.one_of(st.text(), st.sampled_from(['{1:"x"}', ",2:3", '"', "\\", '{"1":2}', "{ -5 :", '\\",1:']))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT,
+    lambda children: (
+        st.lists(children, max_size=4)
+        | st.dictionaries(TEXT, children, max_size=4)
+        | st.dictionaries(st.integers(-(2**63), 2**63 - 1), children, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def fastjson(value: Any, space: str = "") -> str:
+    """As fastjson writes: numeric keys bare."""
+    if isinstance(value, dict):
+        keys = [str(key) if isinstance(key, int) else fastjson(key) for key in value]
+        pairs = [
+            f"{space}{key}{space}:{space}{fastjson(v, space)}" for key, v in zip(keys, value.values(), strict=True)
+        ]
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + f"{space},{space}".join(fastjson(v, space) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+@given(VALUES, st.sampled_from(["", " ", "\n\t"]))
+def test_bare_keys_are_quoted_and_nothing_else_changes(value: Any, space: str) -> None:
+    assert json.loads(quote_bare_keys(fastjson(value, space).encode())) == json.loads(json.dumps(value))
+
+
+@given(VALUES)
+def test_standard_json_stays_as_it_is(value: Any) -> None:
+    text = json.dumps(value).encode()
+    assert quote_bare_keys(text) == text
+
+
+@given(st.dictionaries(st.integers(0, 2**63 - 1), TEXT))
+def test_maps_with_numeric_keys(addresses: dict[int, str]) -> None:
+    broker = BrokerData("cluster", "broker", addresses)
+    bare = f'{{"cluster":"cluster","brokerName":"broker","brokerAddrs":{fastjson(addresses)}}}'.encode()
+
+    assert decode_json(bare, BrokerData) == broker
+    assert decode_json(encode_json(broker), BrokerData) == broker
+    assert json.loads(encode_json(broker))["brokerAddrs"] == {str(k): v for k, v in addresses.items()}
+
+
+class Body(msgspec.Struct, rename="camel"):
+    names: list[str] = []
+    inner_table: dict[str, int] = {}
+    count: int = 7
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"{}", Body()),
+        (b'{"names":null,"innerTable":null,"count":null}', Body()),
+        (b'{"names":["a"],"innerTable":{"a":null,"b":2},"unknown":{1:{2:null}}}', Body(["a"], {"b": 2})),
+        (b'{"count":"12","names":[]}', Body(count=12)),
+        (b' {"count" : 1 } ', Body(count=1)),
+    ],
+)
+def test_tolerance(text: bytes, expected: Body) -> None:
+    assert decode_json(text, Body) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"count":"many"}',
+        b'{"count":1',
+        b'{"names":["\xff"]}',
+        b'{"names":' + b"[" * 100_000,
+        b'{"x":' + b"{1:" * 100_000,
+        b"\x00" * 100,
+        b'{"count":' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_is_no_body(text: bytes) -> None:
+    with pytest.raises(BodyError, match="Body"):
+        decode_json(text, Body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_body_or_a_body_error(data: bytes) -> None:
+    with suppress(BodyError):
+        decode_json(data, Body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":"' + b'\\"' * 500_000,
+        b'{"a":' + b'"\\' * 500_000,
+        b"{" + b" " * 1_000_000,
+        b"{" + b",1" * 500_000,
+        b"{" + b"1" * 1_000_000,
+        b"{" * 1_000_000,
+        b"{-" * 500_000,
+    ],
+)
+def test_hostile_bodies_cost_no_more_than_their_size(text: bytes) -> None:
+    start = time.thread_time()
+    with pytest.raises(BodyError):
+        decode_json(text, TopicRouteData)
+    assert time.thread_time() - start < 5  # Quadratic cost would be an hour.

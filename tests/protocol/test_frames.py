@@ -1,0 +1,276 @@
+"""Frames: round trips in both header encodings, however the bytes are cut; named errors for everything else."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from itertools import pairwise
+from struct import pack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.errors import FrameError, HeaderError, ProtocolError
+from gantrymq.protocol.codes import LanguageCode
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
+from gantrymq.protocol.frame_reader import FrameReader
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+ENCODINGS = st.sampled_from(SerializeType)
+
+
+@st.composite
+def commands(draw: st.DrawFn) -> RemotingCommand:
+    command = RemotingCommand.request(
+        draw(st.integers(-(2**15), 2**15 - 1)),
+        body=draw(st.binary(max_size=100)),
+        fields=draw(st.dictionaries(st.text(min_size=1), st.text(min_size=1), max_size=5)),
+    )
+    command.language = draw(st.sampled_from(LanguageCode))
+    command.version = draw(st.integers(0, 2**15 - 1))
+    command.opaque = draw(INT32)
+    command.flag = draw(INT32)
+    command.remark = draw(st.none() | st.text(min_size=1))
+    command.serialize_type = draw(ENCODINGS)
+    return command
+
+
+def content(command: RemotingCommand) -> tuple[object, ...]:
+    return (
+        command.code,
+        command.language,
+        command.version,
+        command.opaque,
+        command.flag,
+        command.remark,
+        command.serialize_type,
+        command.body,
+        command.ext_fields,
+    )
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+@given(st.lists(commands(), max_size=4), st.lists(st.integers(0, 10_000), max_size=8))
+def test_commands_come_back_however_the_stream_is_cut(sent: list[RemotingCommand], cuts: list[int]) -> None:
+    stream = b"".join(command.encode() for command in sent)
+    reader = FrameReader()
+
+    got = [command for piece in pieces(stream, cuts) for command in reader.feed(piece)]
+
+    assert [content(command) for command in got] == [content(command) for command in sent]
+    assert reader.held_bytes == 0
+    assert b"".join(command.encode() for command in got) == stream
+
+
+@given(commands())
+def test_one_byte_at_a_time(sent: RemotingCommand) -> None:
+    reader = FrameReader()
+    stream = sent.encode()
+
+    got = [command for i in range(len(stream)) for command in reader.feed(stream[i : i + 1])]
+
+    assert [content(command) for command in got] == [content(sent)]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_commands_or_a_protocol_error(data: bytes) -> None:
+    reader = FrameReader()
+    try:
+        for command in reader.feed(data):
+            _ = command.ext_fields
+    except ProtocolError:
+        return
+    assert reader.held_bytes <= len(data)
+
+
+@given(commands(), st.data())
+def test_a_changed_frame_is_a_command_or_a_protocol_error(command: RemotingCommand, data: st.DataObject) -> None:
+    frame = bytearray(command.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        for got in FrameReader().feed(bytes(frame)):
+            _ = got.ext_fields
+            got.encode()
+    except ProtocolError:
+        pass
+
+
+@given(commands(), st.data())
+def test_a_header_cut_short_is_a_protocol_error(command: RemotingCommand, data: st.DataObject) -> None:
+    head = command.encode_head(0)
+    header = head[8 : data.draw(st.integers(8, len(head) - 1))]
+    frame = pack(">iI", 4 + len(header), command.serialize_type << 24 | len(header)) + header
+    with pytest.raises(ProtocolError):
+        list(FrameReader().feed(frame))
+
+
+def test_commands_before_the_error_are_given_first() -> None:
+    good = RemotingCommand.request(1).encode()
+    commands_of_feed = FrameReader().feed(good + good + b"\xff" * 8)
+
+    assert next(commands_of_feed).code == 1
+    assert next(commands_of_feed).code == 1
+    with pytest.raises(FrameError):
+        next(commands_of_feed)
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        (pack(">iI", -1, 0), FrameError),
+        (pack(">iI", 3, 0), FrameError),
+        (pack(">iI", MAX_FRAME_LENGTH + 1, 0), FrameError),
+        (b"GET / HTTP/1.1\r\n", FrameError),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", FrameError),  # A TLS ClientHello.
+        (pack(">iI", 4, 1), FrameError),  # The header longer than the frame.
+        (pack(">iI", 4, 2 << 24), FrameError),  # An unknown encoding.
+        (pack(">iI", 4, 0), HeaderError),
+        (pack(">iI", 4, 1 << 24), HeaderError),
+        (pack(">iI", 6, 2) + b"[]", HeaderError),
+        (pack(">iI", 6, 2) + b"{}", HeaderError),
+        (pack(">iI", 8 + 4, 8) + b'{"code":', HeaderError),
+    ],
+)
+def test_impossible_frames(frame: bytes, error: type[ProtocolError]) -> None:
+    with pytest.raises(error):
+        list(FrameReader().feed(frame))
+
+
+def binary_header(remark_length: int, rest: bytes) -> bytes:
+    return pack(">hBhiii", 1, 0, 0, 0, 0, remark_length) + rest
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        binary_header(-1, b"\x00" * 8),
+        binary_header(5, b"\x00" * 8),
+        binary_header(2**31 - 1, b"\x00" * 8),
+        binary_header(1, b"\xff" + b"\x00" * 4),  # A remark that is no UTF-8.
+        binary_header(0, pack(">i", -1)),
+        binary_header(0, pack(">i", 1)),
+        b'{"code":1,"remark":"\xff"}',
+        b'{"code":1,"language":"\xff"}',
+        b'{"code":"x"}',
+        b'{"code":2147483648}',
+        b'{"code":1,"opaque":-2147483649}',
+        b'{"code":1,"extFields":' + b"[" * 100_000,
+        b'{"code":1,"x":' + b'{"a":' * 100_000,
+        b'{"flag":0}',
+    ],
+)
+def test_unreadable_headers(header: bytes) -> None:
+    encoding = 0 if header[:1] == b"{" else 1
+    with pytest.raises(HeaderError):
+        list(FrameReader().feed(pack(">iI", 4 + len(header), encoding << 24 | len(header)) + header))
+
+
+@pytest.mark.parametrize(
+    ("ext", "encoding"),
+    [
+        (b"\x00", 1),
+        (b"\x00\x01a", 1),
+        (b"\x00\x05a\x00\x00\x00\x00", 1),
+        (b"\xff\xff\x00\x00\x00\x00", 1),
+        (b"\x00\x01a\x7f\xff\xff\xffb", 1),
+        (b"\x00\x01a\xff\xff\xff\xffb", 1),
+        (b"\x00\x01\xff\x00\x00\x00\x01b", 1),
+        (b"\x00\x01a\x00\x00\x00\x01\xff", 1),
+        (b'"text"', 0),
+        (b"[1]", 0),
+        (b'{"a":"\xff"}', 0),
+        (b'{"a":["\xff"]}', 0),
+    ],
+)
+def test_unreadable_ext_fields(ext: bytes, encoding: int) -> None:
+    in_json = b'{"code":1,"extFields":' + ext + b"}"
+    header = pack(">hBhiiii", 1, 0, 0, 0, 0, 0, len(ext)) + ext if encoding else in_json
+    (command,) = FrameReader().feed(pack(">iI", 4 + len(header), encoding << 24 | len(header)) + header)
+    with pytest.raises(HeaderError):
+        _ = command.ext_fields
+
+
+@pytest.mark.parametrize("encoding", SerializeType)
+@pytest.mark.parametrize(
+    ("code", "remark", "fields"),
+    [
+        (1, "\ud800", {}),
+        (1, None, {"a": "\ud800"}),
+        (1, None, {"\ud800": "a"}),
+    ],
+)
+def test_what_no_header_can_carry(encoding: SerializeType, code: int, remark: str, fields: dict[str, str]) -> None:
+    command = RemotingCommand.request(code, fields=fields)
+    command.remark = remark
+    command.serialize_type = encoding
+    with pytest.raises(HeaderError):
+        command.encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "opaque", "fields"), [(32768, 0, {}), (200050, 0, {}), (1, 2**31, {}), (1, 0, {"n" * 32768: "v"})]
+)
+def test_what_the_binary_header_cannot_carry(code: int, opaque: int, fields: dict[str, str]) -> None:
+    command = RemotingCommand.request(code, fields=fields)
+    command.opaque = opaque
+    command.serialize_type = SerializeType.ROCKETMQ
+    with pytest.raises(HeaderError):
+        command.encode()
+
+
+def test_a_header_too_long_for_its_frame() -> None:
+    command = RemotingCommand.request(1, fields={"a": "x" * 0xFFFFFF})
+    with pytest.raises(FrameError):
+        command.encode()
+
+
+def test_json_of_other_clients() -> None:
+    header = (
+        b'{"code":"310","language":99,"opaque":3.0,"extFields":{"n":5,"b":true,"z":null,"o":{"x":[1]},"s":"t"},"new":1}'
+    )
+    (command,) = FrameReader().feed(pack(">iI", 4 + len(header), len(header)) + header)
+
+    assert (command.code, command.language, command.opaque, command.version) == (310, 99, 3, 0)
+    assert command.ext_fields == {"n": "5", "b": "true", "o": '{"x":[1]}', "s": "t"}
+
+
+@pytest.mark.parametrize(("language", "expected"), [(b'"RUST"', 12), (b'"KLINGON"', 7), (b"null", 0), (b"9", 9)])
+def test_languages(language: bytes, expected: int) -> None:
+    header = b'{"code":1,"language":' + language + b',"extFields":null}'
+    (command,) = FrameReader().feed(pack(">iI", 4 + len(header), len(header)) + header)
+
+    assert (command.language, command.ext_fields) == (expected, {})
+
+
+def test_memory_is_what_was_sent_and_not_what_was_announced() -> None:
+    reader = FrameReader()
+    tracemalloc.start()
+    try:
+        assert list(reader.feed(pack(">iI", MAX_FRAME_LENGTH, 100) + b"x" * 1000)) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.held_bytes == 1008
+    assert peak < 100_000
+
+
+def test_a_large_frame_in_many_pieces_costs_no_more_than_its_size() -> None:
+    frame = RemotingCommand.request(1, body=bytes(8 << 20)).encode()
+    reader = FrameReader()
+    start = time.thread_time()
+    got = [command for at in range(0, len(frame), 512) for command in reader.feed(frame[at : at + 512])]
+    assert len(got) == 1
+    assert time.thread_time() - start < 2  # 0.03 s; were each piece to copy what came before, 10 s and more.
+
+
+def test_many_small_frames_in_one_piece_cost_no_more_than_their_number() -> None:
+    stream = RemotingCommand.request(1, body=bytes(50)).encode() * 40_000
+    start = time.thread_time()
+    assert sum(1 for _ in FrameReader().feed(stream)) == 40_000
+    assert time.thread_time() - start < 2  # 0.06 s; were each frame to copy what follows it, 10 s and more.

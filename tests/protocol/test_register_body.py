@@ -1,0 +1,126 @@
+"""A broker's registration in all its forms: round trips, and a BodyError for what can't be read."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from struct import pack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.errors import BodyError
+from gantrymq.protocol import topic_config
+from gantrymq.protocol.codes import PROTOCOL_VERSION, VERSION_3_0_11, VERSION_5_0_0
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.topic_config import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    decode_register_body,
+    encode_register_body,
+)
+
+WORDS = st.text(st.characters(exclude_characters=" ", codec="utf-8"), min_size=1, max_size=10)
+TOPICS = st.builds(
+    TopicConfig,
+    WORDS,
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(0, 7),
+    attributes=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+)
+BODIES = st.builds(
+    lambda version, topics, servers: RegisterBrokerBody(
+        TopicConfigTable(
+            {topic.topic_name: topic for topic in topics}, version, {"m": {"topic": "m", "totalQueues": 4}}
+        ),
+        servers,
+    ),
+    st.builds(DataVersion, *[st.integers(0, 2**60)] * 3),
+    st.lists(TOPICS, max_size=4),
+    st.lists(st.text(), max_size=3),
+)
+
+
+@given(BODIES, st.booleans())
+def test_round_trip(body: RegisterBrokerBody, compress: bool) -> None:
+    data = encode_register_body(body, compress=compress)
+    assert decode_register_body(data, compressed=compress, version=PROTOCOL_VERSION) == body
+
+
+@given(BODIES)
+def test_brokers_before_5_have_no_mappings(body: RegisterBrokerBody) -> None:
+    data = encode_register_body(body, compress=True)
+    got = decode_register_body(data, compressed=True, version=VERSION_5_0_0 - 1)
+
+    body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {}
+    assert got == body
+
+
+def test_brokers_before_3_0_11_send_a_bare_table() -> None:
+    table = TopicConfigTable({"t": TopicConfig("t")}, DataVersion(0, 1, 2))
+    got = decode_register_body(encode_json(table), compressed=True, version=VERSION_3_0_11 - 1)
+
+    assert got == RegisterBrokerBody(table, None)
+
+
+@given(BODIES, st.data())
+def test_cut_and_damaged_bodies(body: RegisterBrokerBody, data: st.DataObject) -> None:
+    plain = bytearray(zlib.decompress(encode_register_body(body, compress=True)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        plain[data.draw(st.integers(0, len(plain) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(BodyError):
+        packed = zlib.compress(plain[: data.draw(st.integers(0, len(plain)))])
+        decode_register_body(packed, compressed=True, version=PROTOCOL_VERSION)
+
+    packed = encode_register_body(body, compress=True)
+    with pytest.raises(BodyError):
+        decode_register_body(packed[:-5], compressed=True, version=PROTOCOL_VERSION)
+
+
+@given(st.binary(max_size=100), st.booleans(), st.sampled_from([0, PROTOCOL_VERSION]))
+def test_any_bytes(data: bytes, compressed: bool, version: int) -> None:
+    with suppress(BodyError):
+        decode_register_body(data, compressed=compressed, version=version)
+
+
+def part(data: bytes) -> bytes:
+    return pack(">i", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        b"",
+        part(b"{}"),
+        part(b"{}") + pack(">i", -1),
+        part(b"{}") + pack(">i", 2**31 - 1),
+        part(b"{}") + pack(">i", 1) + part(b"topic 4 4"),
+        part(b"{}") + pack(">i", 1) + part(b"topic four 4 6 SINGLE_TAG "),
+        part(b"{}") + pack(">i", 1) + part(b"\xff 4 4 6 SINGLE_TAG "),
+        part(b"{}") + pack(">i", 1) + part(b"topic 4 4 6 SINGLE_TAG {"),
+        part(b"{}") + pack(">i", 0) + part(b"{}"),
+        part(b"[]") + pack(">i", 0) + part(b"[]") + pack(">i", 0),
+        part(b"{}") + pack(">i", 0) + part(b"[]") + pack(">i", 1) + part(b"[]"),
+        part(b"[" * 100_000),
+    ],
+)
+def test_what_is_no_registration(plain: bytes) -> None:
+    with pytest.raises(BodyError):
+        decode_register_body(zlib.compress(plain), compressed=True, version=PROTOCOL_VERSION)
+
+
+def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_config, "MAX_REGISTER_BODY", 1_000_000)
+    with pytest.raises(BodyError, match="larger than 1000000"):
+        decode_register_body(zlib.compress(bytes(1_000_001)), compressed=True, version=PROTOCOL_VERSION)
+
+
+def test_attributes_with_spaces() -> None:
+    body = RegisterBrokerBody(TopicConfigTable({"t": TopicConfig("t", attributes={"a b": "c d"})}))
+    data = encode_register_body(body, compress=True)
+    got = decode_register_body(data, compressed=True, version=PROTOCOL_VERSION)
+    assert got.topic_config_serialize_wrapper.topic_config_table["t"].attributes == {"a b": "c d"}

@@ -1,0 +1,130 @@
+"""What the tests of remoting share: servers and clients that are closed, and a peer that writes bytes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.server import RemotingServer
+
+TIMEOUT_S = 20.0
+ECHO = 1
+SILENT = 2
+
+
+def echo(connection: Connection, request: RemotingCommand) -> Reply:
+    return RemotingCommand.response(body=request.body, fields=dict(request.ext_fields))
+
+
+def silent(connection: Connection, request: RemotingCommand) -> Reply:
+    return None
+
+
+def frame(code: int, body: bytes = b"", opaque: int = 0, encoding: SerializeType = SerializeType.JSON) -> bytes:
+    command = RemotingCommand.request(code, body=body)
+    command.opaque = opaque
+    command.serialize_type = encoding
+    return command.encode()
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Waits for a state that the other party reaches on its own."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def serving(handlers: dict[int, Handler] | None = None, **options: Any) -> AsyncIterator[RemotingServer]:
+    server = RemotingServer({ECHO: echo, SILENT: silent} | (handlers or {}), host="127.0.0.1", **options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def calling(handlers: dict[int, Handler] | None = None, **options: Any) -> AsyncIterator[RemotingClient]:
+    client = RemotingClient(handlers, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def address(server: RemotingServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+class Peer:
+    """A socket whose bytes the test writes itself."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._reader = FrameReader()
+        self._got: list[RemotingCommand] = []
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.sock, data), TIMEOUT_S)
+
+    def send_what_fits(self, data: bytes) -> int:
+        """As many bytes as the kernel takes now."""
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def commands(self, count: int) -> list[RemotingCommand]:
+        """The next `count` commands. Raises EOFError when the other side closes before."""
+        while len(self._got) < count:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 20), TIMEOUT_S)
+            if not data:
+                raise EOFError(f"closed after {len(self._got)} of {count} commands")
+            self._got += self._reader.feed(data)
+        got, self._got = self._got[:count], self._got[count:]
+        return got
+
+    async def closed_by_other(self) -> None:
+        """Waits for the end of the stream, or its reset."""
+        try:
+            while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 20), TIMEOUT_S):
+                pass
+        except ConnectionResetError:
+            pass
+
+    def nothing_to_read(self) -> bool:
+        try:
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@asynccontextmanager
+async def peer_of(server: RemotingServer, receive_buffer: int | None = None) -> AsyncIterator[Peer]:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+        yield Peer(sock)
+    finally:
+        sock.close()
+
+
+async def only_connection(server: RemotingServer) -> Connection:
+    await eventually(lambda: len(server.connections) == 1)
+    (connection,) = server.connections
+    return connection

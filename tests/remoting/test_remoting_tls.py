@@ -1,0 +1,113 @@
+"""Both sides over TLS, with a certificate made for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from remoting_support import ECHO, address, calling, eventually, frame, only_connection, peer_of, serving
+
+from gantrymq.errors import ConnectFailed, RemotingError
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.tls import TlsConfig, TlsMode
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificate")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("tls")
+    key, cert = directory / "key.pem", directory / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.fixture
+def server_tls(certificate: tuple[Path, Path]) -> TlsConfig:
+    cert, key = certificate
+    return TlsConfig(tls_server_mode=TlsMode.ENFORCING, tls_server_cert_path=cert, tls_server_key_path=key)
+
+
+@pytest.fixture
+def client_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=certificate[0])
+
+
+@pytest.mark.parametrize("size", [0, 100, 15 * 1024 * 1024])
+async def test_request_and_response(size: int, server_tls: TlsConfig, client_context: ssl.SSLContext) -> None:
+    async with serving(tls=server_tls) as server, calling(ssl_context=client_context) as client:
+        answer = await client.call(address(server), RemotingCommand.request(ECHO, body=bytes(size)), timeout_ms=30_000)
+    assert answer.body == bytes(size)
+
+
+async def test_encoded_frames(server_tls: TlsConfig, client_context: ssl.SSLContext) -> None:
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        response = RemotingCommand.response()
+        response.opaque = request.opaque
+        return [response.encode_head(8), memoryview(b"01234567")]
+
+    async with (
+        serving({7: handler}, tls=server_tls) as server,
+        calling(ssl_context=client_context) as client,
+    ):
+        answers = await asyncio.gather(*(client.call(address(server), RemotingCommand.request(7)) for _ in range(10)))
+    assert {answer.body for answer in answers} == {b"01234567"}
+
+
+async def test_the_server_asks_its_client(server_tls: TlsConfig, client_context: ssl.SSLContext) -> None:
+    def on_client(connection: Connection, request: RemotingCommand) -> Reply:
+        return RemotingCommand.response(body=b"here")
+
+    async with (
+        serving(tls=server_tls) as server,
+        calling({40: on_client}, ssl_context=client_context) as client,
+    ):
+        await client.call(address(server), RemotingCommand.request(ECHO))
+        connection = await only_connection(server)
+        assert (await connection.invoke(RemotingCommand.request(40))).body == b"here"
+
+
+async def test_a_certificate_that_is_not_trusted(server_tls: TlsConfig) -> None:
+    async with (
+        serving(tls=server_tls) as server,
+        calling(ssl_context=ssl.create_default_context()) as client,
+    ):
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await client.call(address(server), RemotingCommand.request(ECHO))
+        assert not server.connections
+
+
+async def test_a_plain_client_of_a_tls_server(server_tls: TlsConfig, client_context: ssl.SSLContext) -> None:
+    async with serving(tls=server_tls) as server:
+        async with calling() as plain:
+            with pytest.raises(RemotingError):
+                await plain.call(address(server), RemotingCommand.request(ECHO), timeout_ms=5000)
+        async with calling(ssl_context=client_context) as client:
+            assert (await client.call(address(server), RemotingCommand.request(ECHO, body=b"x"))).body == b"x"
+
+
+async def test_a_tls_client_of_a_plain_server(client_context: ssl.SSLContext) -> None:
+    async with serving() as server:
+        async with calling(ssl_context=client_context) as client:
+            with pytest.raises(ConnectFailed):
+                await client.call(address(server), RemotingCommand.request(ECHO))
+        await eventually(lambda: not server.connections)
+
+
+async def test_stop_during_a_handshake(server_tls: TlsConfig) -> None:
+    async with serving(tls=server_tls) as server, peer_of(server) as peer:
+        await asyncio.wait_for(server.stop(), 10)
+        assert not server.connections
+        await peer.send(frame(ECHO))
+        await peer.closed_by_other()
