@@ -16,7 +16,8 @@ GantryError
 ├── ClientError             the client can't do what was asked
 │   ├── NoRouteInfo         no NameServer knows the topic
 │   ├── IllegalMessage      topic, group, size or properties that a broker would refuse
-│   └── ClientClosed        used before start() or after close()
+│   ├── ClientClosed        used before start() or after close()
+│   └── DataLost            messages that a reader was promised are gone
 ├── StoreError              the files
 │   ├── StoreLocked         another process has the directory
 │   └── StoreFull           no room for another record

@@ -1,0 +1,7 @@
+"""python -m gantrymq.cli"""
+
+import sys
+
+from gantrymq.cli.main import run
+
+sys.exit(run())

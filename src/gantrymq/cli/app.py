@@ -1,0 +1,84 @@
+"""The commands of `gantry` that may take their time to start: typer's application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gantrymq.cli.main import INTERRUPTED
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",
+    epilog="gantry --debug COMMAND shows where an error came from.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from gantrymq import __version__
+
+        typer.echo(f"gantry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# These two are here for `gantry --help`; `main` calls `servers` for them, without typer.
+@app.command("namesrv", help="Run a NameServer.", add_help_option=False)
+@app.command("broker", help="Run a broker.", add_help_option=False)
+def _server() -> None:
+    pass
+
+
+@app.command()
+def up(
+    brokers: Annotated[int, typer.Option(min=1, max=100, help="How many, each in a process of its own.")] = 1,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", file_okay=False, help="Keeps the data here; without it they are deleted at the end."),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=50_000, help="The NameServer's; brokers take 1035 above it and each tenth after. 0: free ports."
+        ),
+    ] = 9876,
+) -> None:
+    """Run a NameServer and brokers on this machine until Ctrl-C."""
+    from gantrymq.cli.up import run_cluster
+
+    raise typer.Exit(run_cluster(brokers, directory, port))
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", file_okay=False, help="Where the state and the results are kept.", show_default="cache"),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever an earlier run has left.")] = False,
+    flights: Annotated[int | None, typer.Option(min=1, help="Only the year's first so many; all without it.")] = None,
+) -> None:
+    """Send a year of New York's flights through two brokers and Spark, and check every figure.
+
+    A run that was stopped midway goes on where it stopped.
+    """
+    from gantrymq.demo.run import run_demo
+    from gantrymq.testing.signals import Interrupted
+
+    try:
+        raise typer.Exit(run_demo(directory, fresh=fresh, limit=flights))
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None

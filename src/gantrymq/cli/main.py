@@ -1,0 +1,51 @@
+"""Where `gantry` begins: the sub-command, and what becomes of its errors.
+
+Exit codes: 0 done, 1 failed, 2 the command line can't be understood, 130 interrupted (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gantrymq.errors import GantryError
+
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs `gantry` with `arguments` (the process's own if None) and returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    try:
+        if arguments[:1] in (["namesrv"], ["broker"]):
+            from gantrymq.cli.servers import run_server
+
+            return run_server(arguments[0], arguments[1:])
+
+        from gantrymq.cli.app import app
+
+        app(arguments, prog_name="gantry")
+        return 0
+    except SystemExit as e:
+        # The two parsers' way out, with help or a complaint already printed.
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output has seen enough; what is left to write would fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (GantryError, OSError) as e:
+        if debug:
+            raise
+        print(f"gantry: {e}", file=sys.stderr)
+        return 1
+    except Exception as e:
+        if debug:
+            raise
+        print(f"gantry: {type(e).__name__}: {e} (gantry --debug shows where)", file=sys.stderr)
+        return 1

@@ -1,0 +1,131 @@
+"""`gantry namesrv` and `gantry broker`: options, configuration, and the loop until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
+
+log = logging.getLogger(__name__)
+
+#: A server that doesn't stop in time is left: its files are recovered at the next start.
+STOP_TIMEOUT_S = 30.0
+
+
+class Server(Protocol):
+    """A NameServer or a Broker."""
+
+    @property
+    def address(self) -> str: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+def run_server(command: str, arguments: Sequence[str]) -> int:
+    """Runs `gantry namesrv` or `gantry broker` until it is told to stop; the exit code."""
+    options = _parser(command).parse_args(arguments)
+    properties = load_properties(options.config) if options.config else {}
+    if options.namesrv_addr:
+        properties["namesrvAddr"] = options.namesrv_addr
+    source = str(options.config or "the command line")
+    # Printing the configuration must not log into it.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    name, server, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
+    if options.print_config:
+        print(format_properties(settings), end="")
+        return 0
+    return _serve(name, server, stop_on_eof=options.stop_on_eof)
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    is_broker = command == "broker"
+    parser = argparse.ArgumentParser(
+        prog=f"gantry {command}",
+        allow_abbrev=False,
+        description="Runs a broker (a master)." if is_broker else "Runs a NameServer.",
+        epilog="Stops on Ctrl-C or SIGTERM. The files of Apache RocketMQ's own distribution can be used as they are.",
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="configuration, Java .properties")
+    parser.add_argument(
+        "-n",
+        "--namesrvAddr",
+        dest="namesrv_addr",
+        metavar="HOST:PORT;...",
+        help="the NameServers to register with"
+        if is_broker
+        else "accepted as Java's start scripts pass it; a NameServer asks no other",
+    )
+    parser.add_argument("-p", "--printConfig", dest="print_config", action="store_true", help="print all keys and exit")
+    parser.add_argument("--stop-on-eof", action="store_true", help="stop, too, when standard input is closed")
+    return parser
+
+
+def _serve(name: str, server: Server, *, stop_on_eof: bool) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run_until_stopped(name, server, stop_on_eof=stop_on_eof))
+
+
+async def _run_until_stopped(name: str, server: Server, *, stop_on_eof: bool) -> int:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def stop(code: int) -> None:
+        if not stopped.done():
+            stopped.set_result(code)
+
+    loop.add_signal_handler(signal.SIGTERM, stop, 0)
+    loop.add_signal_handler(signal.SIGINT, stop, 130)
+    if stop_on_eof:
+
+        def read() -> None:
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop(0)
+
+        loop.add_reader(0, read)
+    await server.start()
+    try:
+        print(f"{name} ready at {server.address}", flush=True)
+        return await stopped
+    finally:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await server.stop()
+
+
+def _name_server(properties: dict[str, str], source: str) -> tuple[str, Server, dict[str, str]]:
+    from gantrymq.namesrv.config import NamesrvConfig
+    from gantrymq.namesrv.server import NameServer
+
+    _warn_of_unknown([NamesrvConfig], properties, source)
+    config = from_properties(NamesrvConfig, properties, source=source)
+    return "NameServer", NameServer(config), to_properties(config)
+
+
+def _broker(properties: dict[str, str], source: str) -> tuple[str, Server, dict[str, str]]:
+    from gantrymq.broker.broker import Broker
+    from gantrymq.broker.config import BrokerConfig
+    from gantrymq.store.config import StoreConfig
+
+    _warn_of_unknown([BrokerConfig, StoreConfig], properties, source)
+    store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
+    config = replace(from_properties(BrokerConfig, properties, source=source), store=store)
+    settings = to_properties(config) | to_properties(store)
+    # Java has one file for both.
+    del settings["store"]
+    return f"broker {config.broker_name}", Broker(config), settings
+
+
+def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> None:
+    if unknown := unknown_keys(classes, properties):
+        log.warning("%s: not used here: %s", source, ", ".join(unknown))

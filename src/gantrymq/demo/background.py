@@ -1,0 +1,24 @@
+"""Work in threads that the process doesn't wait for when it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_background(name: str, work: Callable[[], T]) -> Future[T]:
+    """Runs `work` in a daemon thread; the future is its result."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:
+            future.set_exception(e)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

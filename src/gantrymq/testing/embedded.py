@@ -1,0 +1,149 @@
+"""EmbeddedCluster: a NameServer and brokers on an event loop in a thread of the calling process."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import uvloop
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.errors import ConfigError, GantryError
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.store.config import StoreConfig
+from gantrymq.testing.processes import HOST, broker_name
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+#: 1 GiB, as in production, would do too, but file systems without sparse files would take it at its word.
+COMMIT_LOG_FILE_BYTES = 16 * 1024 * 1024
+
+
+class EmbeddedCluster:
+    """A NameServer and `brokers` masters on free ports of 127.0.0.1; a context manager.
+
+    The files are in `directory`, or in a temporary one that is deleted at the end. `options` are fields of every
+    broker's BrokerConfig or StoreConfig: `EmbeddedCluster(auto_create_topic_enable=False)`.
+    `name_server` and `brokers` are host:port, `directory` has the files; all known once it is started.
+    """
+
+    def __init__(self, brokers: int = 1, directory: Path | None = None, **options: Any) -> None:
+        self.name_server = ""
+        self.brokers: list[str] = []
+        self._broker_count = brokers
+        self.directory = directory
+        self._broker_options, self._store_options = _split(options)
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Returns when every broker has registered. Raises what a server's start raises."""
+        if self._thread is not None:
+            raise GantryError("the cluster has been started already")
+        if self.directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="gantry-")
+            self.directory = Path(self._temporary.name)
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="gantry-cluster", daemon=True)
+        self._thread.start()
+        try:
+            started.result(START_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops the brokers, then the NameServer, and deletes the temporary directory."""
+        if self._thread is not None:
+            if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise GantryError(f"the cluster did not stop in {STOP_TIMEOUT_S:g} s")
+            self._thread = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+            self.directory = None
+
+    def __enter__(self) -> EmbeddedCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve(started))
+        except BaseException as e:
+            if started.done():
+                raise
+            started.set_exception(e)
+
+    async def _serve(self, started: Future[None]) -> None:
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        assert self.directory is not None
+        root = self.directory
+        async with AsyncExitStack() as stack:
+            name_server = NameServer(self._namesrv_config(root))
+            await name_server.start()
+            stack.push_async_callback(name_server.stop)
+            self.name_server = name_server.address
+            for number in range(self._broker_count):
+                broker = Broker(self._broker_config(root, number))
+                await broker.start()
+                stack.push_async_callback(broker.stop)
+                self.brokers.append(broker.address)
+            started.set_result(None)
+            await self._stopping.wait()
+
+    def _namesrv_config(self, root: Path) -> NamesrvConfig:
+        return NamesrvConfig(
+            bind_address=HOST,
+            listen_port=0,
+            kv_config_path=root / "namesrv" / "kvConfig.json",
+            config_store_path=root / "namesrv" / "namesrv.properties",
+        )
+
+    def _broker_config(self, root: Path, number: int) -> BrokerConfig:
+        name = broker_name(number)
+        store: dict[str, Any] = {
+            "store_path_root_dir": root / name,
+            "mapped_file_size_commit_log": COMMIT_LOG_FILE_BYTES,
+        } | self._store_options
+        broker: dict[str, Any] = {
+            "broker_name": name,
+            "broker_ip1": HOST,
+            "bind_address": HOST,
+            "listen_port": 0,
+            "namesrv_addr": [self.name_server],
+        } | self._broker_options
+        return BrokerConfig(**broker, store=StoreConfig(**store))
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(those of BrokerConfig, those of StoreConfig). Raises ConfigError for others."""
+    of_broker = {field.name for field in fields(BrokerConfig)}
+    of_store = {field.name for field in fields(StoreConfig)}
+    if unknown := sorted(options.keys() - of_broker - of_store):
+        raise ConfigError(f"{', '.join(unknown)}: no field of BrokerConfig or StoreConfig")
+    return (
+        {name: value for name, value in options.items() if name in of_broker},
+        {name: value for name, value in options.items() if name in of_store},
+    )

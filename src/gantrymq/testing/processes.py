@@ -1,0 +1,199 @@
+"""ProcessCluster: a NameServer and brokers, each in a process of its own, on this machine.
+
+The servers end with the process that started them, however that ends: their standard input is a pipe from it, and
+`--stop-on-eof` makes them stop when it closes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from gantrymq.config import format_properties
+from gantrymq.errors import GantryError
+
+HOST = "127.0.0.1"
+#: A broker that recovers a large store takes its time.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+#: What a server that failed to start is quoted with.
+QUOTED_LOG_BYTES = 2000
+
+_READY = re.compile(rb"ready at (\S+)\n")
+
+
+class ServerProcess:
+    """One `gantry namesrv` or `gantry broker`, with its configuration in `directory`/conf and its log in /logs."""
+
+    def __init__(
+        self, command: str, name: str, directory: Path, properties: dict[str, str], pass_fds: Sequence[int]
+    ) -> None:
+        self.name = name
+        self.address = ""
+        self.log_path = directory / "logs" / f"{name}.log"
+        self._config = directory / "conf" / f"{name}.properties"
+        for path in (self.log_path, self._config):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._config.write_text(format_properties(properties))
+        with self.log_path.open("ab") as log:
+            # A session of its own: the terminal's Ctrl-C reaches the starter only, which stops the servers in order.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gantrymq.cli", command, "-c", str(self._config), "--stop-on-eof"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_ready(self, deadline: float) -> None:
+        """Waits until the server answers, at most until `deadline` (time.monotonic). Raises GantryError."""
+        assert self._process.stdout is not None
+        output = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not (match := _READY.search(output)):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise GantryError(f"{self.name} is not ready in time; its log is {self.log_path}")
+                data = os.read(self._process.stdout.fileno(), 4096)
+                if not data:
+                    raise GantryError(f"{self.name} did not start; {self.log_path} ends with:\n{self._end_of_log()}")
+                output += data
+        self.address = match[1].decode()
+
+    def begin_stop(self) -> None:
+        """Tells the server to stop."""
+        if self.is_running:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Waits until the server has stopped; kills it when it takes too long."""
+        self.begin_stop()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _end_of_log(self) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - QUOTED_LOG_BYTES))
+            return log.read().decode(errors="replace").strip() or "(nothing)"
+
+
+class ProcessCluster:
+    """A NameServer and `brokers` masters, their files under `directory`; a context manager.
+
+    `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911, 10921 ...);
+    0 takes free ports. `broker_properties` are further keys of every broker's configuration. `pass_fds` are file
+    descriptors that stay open as long as a server lives: a lock on them ends with the last server, even when the
+    starter was killed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        brokers: int = 1,
+        port: int = 0,
+        broker_properties: dict[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._directory = directory
+        self._broker_count = brokers
+        self._port = port
+        self._broker_properties = broker_properties or {}
+        self._pass_fds = pass_fds
+        self.name_server: ServerProcess | None = None
+        self.brokers: list[ServerProcess] = []
+
+    @property
+    def servers(self) -> list[ServerProcess]:
+        """All processes, the NameServer first."""
+        return ([self.name_server] if self.name_server else []) + self.brokers
+
+    @property
+    def namesrv_addr(self) -> str:
+        """The NameServer's host:port."""
+        if self.name_server is None:
+            raise GantryError("the cluster has not been started")
+        return self.name_server.address
+
+    def start(self) -> None:
+        """Starts every server and waits until each has registered. Raises GantryError; then none is left running."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            self.name_server = self._start("namesrv", "namesrv", self._namesrv_properties())
+            self.name_server.wait_until_ready(deadline)
+            for number in range(self._broker_count):
+                properties = self._properties_of_broker(number)
+                self.brokers.append(self._start("broker", properties["brokerName"], properties))
+            for broker in self.brokers:
+                broker.wait_until_ready(deadline)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops the brokers, then the NameServer, and waits until their processes have ended."""
+        for broker in self.brokers:
+            broker.begin_stop()
+        for broker in self.brokers:
+            broker.stop()
+        if self.name_server is not None:
+            self.name_server.stop()
+
+    def __enter__(self) -> ProcessCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, command: str, name: str, properties: dict[str, str]) -> ServerProcess:
+        return ServerProcess(command, name, self._directory, properties, self._pass_fds)
+
+    def _namesrv_properties(self) -> dict[str, str]:
+        return {
+            "bindAddress": HOST,
+            "listenPort": str(self._port),
+            "kvConfigPath": str(self._directory / "namesrv" / "kvConfig.json"),
+            "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
+        }
+
+    def _properties_of_broker(self, number: int) -> dict[str, str]:
+        name = broker_name(number)
+        return {
+            "brokerName": name,
+            "brokerIP1": HOST,
+            "bindAddress": HOST,
+            "listenPort": str(self._port + 1035 + 10 * number if self._port else 0),
+            "namesrvAddr": self.namesrv_addr,
+            "storePathRootDir": str(self._directory / name),
+            "storePathCommitLog": str(self._directory / name / "commitlog"),
+        } | self._broker_properties
+
+
+def broker_name(number: int) -> str:
+    """broker-a to broker-z, then broker-26 and so on."""
+    return f"broker-{chr(ord('a') + number) if number < 26 else number}"

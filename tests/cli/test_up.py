@@ -1,0 +1,110 @@
+"""`gantry up`: starts, stops, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """The process, and what it printed up to its ready line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", "up", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith("ready:"):
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(f"no ready line: {lines}, {process.communicate()[1]}")
+        lines.append(line)
+    return process, lines
+
+
+def server_pids(lines: list[str]) -> list[int]:
+    return [int(match[1]) for line in lines if (match := re.search(r" pid (\d+) ", line))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_stops_every_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    process, lines = start("--brokers", "2", "--dir", str(tmp_path))
+    pids = server_pids(lines)
+    assert len(pids) == 3
+    assert len(set(pids)) == 3
+    addresses = [line.split()[1] for line in lines[:-1]]
+    for address in addresses:
+        host, port = address.split(":")
+        socket.create_connection((host, int(port)), 5).close()
+    assert addresses[0] in lines[-1]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (code, "")
+    assert not [pid for pid in pids if is_running(pid)]
+    assert {path.name for path in tmp_path.iterdir()} >= {"broker-a", "broker-b", "conf", "logs"}
+
+
+def test_servers_end_with_a_killed_starter(tmp_path: Path) -> None:
+    process, lines = start("--dir", str(tmp_path))
+    process.kill()
+    process.communicate()
+    wait_until_gone(server_pids(lines))
+
+
+def test_the_end_of_a_server_ends_all(tmp_path: Path) -> None:
+    process, lines = start("--dir", str(tmp_path))
+    namesrv, broker = server_pids(lines)
+    os.kill(broker, signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"broker-a (pid {broker}) has ended" in err
+    assert not is_running(namesrv)
+
+
+def test_without_a_directory_nothing_is_kept() -> None:
+    process, lines = start()
+    log = Path(lines[0].rpartition(" log ")[2].strip())
+    assert log.exists()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert not log.parent.parent.exists()
+
+
+def test_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+    # A file where the broker wants a directory.
+    (tmp_path / "broker-a").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", "up", "--port", "0", "--dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "broker-a did not start" in done.stderr
+    assert "gantry: " in done.stderr.partition("ends with:")[2]
+    assert "Traceback" not in done.stderr

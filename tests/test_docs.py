@@ -1,0 +1,93 @@
+"""What the documents show is run; what they link to is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gantrymq.testing.embedded import EmbeddedCluster
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"]
+#: The address in every example.
+ADDRESS = "127.0.0.1:9876"
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def examples(*documents: str) -> list[object]:
+    """(document, code) of each Python block, in order, those with Spark marked."""
+    return [
+        pytest.param(
+            code, id=f"{document}-{number}", marks=[pytest.mark.spark] if "pyspark" in code or ".spark" in code else []
+        )
+        for document in documents
+        for number, code in enumerate(code_blocks(document, "python"), 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """One cluster for all examples: a later one reads what an earlier one has sent."""
+    with EmbeddedCluster() as cluster:
+        yield cluster.name_server
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("code", examples("README.md", "CONTRIBUTING.md"))
+def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
+    script = tmp_path / "test_example.py"
+    script.write_text(code.replace(ADDRESS, address))
+    if "def test_" in code:
+        command = ["-m", "pytest", "-p", "gantrymq.testing.plugin", "-o", "asyncio_mode=auto", "-q"]
+    else:
+        command = []
+    done = subprocess.run(
+        [sys.executable, *command, str(script)], capture_output=True, text=True, timeout=200, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    # Each one that reads reads what the first has sent.
+    if "SyncProducer" not in code and "greetings" in code and "producer" not in code:
+        for number in range(10):
+            assert f"hello {number}" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_translation_has_the_same_examples() -> None:
+    for language in ("python", "sh"):
+        english, chinese = (code_blocks(name, language) for name in ("README.md", "README.zh-CN.md"))
+        assert english
+        without_comments = [re.sub(r"\s*#.*", "", "\n".join(blocks)) for blocks in (english, chinese)]
+        assert without_comments[0] == without_comments[1]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / document).parent / path if path else ROOT / document
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings], (
+                target
+            )
+
+
+def test_commands_of_dev_exist() -> None:
+    usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, check=True, timeout=30).stdout
+    known = set(re.findall(r"^  (\w+) ", usage, re.MULTILINE))
+    assert known == {"demo", "test", "lint", "bench", "lock"}
+    for document in DOCUMENTS:
+        for command in re.findall(r"\./dev (\w+)", (ROOT / document).read_text()):
+            assert command in known, (document, command)

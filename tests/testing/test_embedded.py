@@ -1,0 +1,96 @@
+"""EmbeddedCluster and the pytest fixture."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from gantrymq.client.producer import Producer
+from gantrymq.errors import ConfigError, GantryError
+from gantrymq.protocol.message import Message
+from gantrymq.testing.embedded import EmbeddedCluster
+
+pytest_plugins = ["pytester"]
+
+
+def accepts(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+async def test_messages_reach_all_brokers() -> None:
+    with EmbeddedCluster(brokers=2, default_topic_queue_nums=2) as cluster:
+        assert len(cluster.brokers) == 2
+        async with Producer(cluster.name_server, "test") as producer:
+            results = [await producer.send(Message("embedded", b"%d" % i)) for i in range(8)]
+    assert {result.queue.broker_name for result in results} == {"broker-a", "broker-b"}
+
+
+def test_it_starts_in_a_moment_and_leaves_nothing() -> None:
+    # The first start imports; what is measured is the start.
+    with EmbeddedCluster():
+        pass
+    began = time.perf_counter()
+    with EmbeddedCluster() as cluster:
+        took = time.perf_counter() - began
+        directory = Path(str(cluster.directory))
+        assert directory.is_dir()
+        assert all(accepts(address) for address in (cluster.name_server, *cluster.brokers))
+    assert not directory.exists()
+    assert not any(accepts(address) for address in (cluster.name_server, *cluster.brokers))
+    # Ten times what it takes on an idle machine.
+    assert took < 1.0
+
+
+async def test_a_directory_is_kept_and_used_again(tmp_path: Path) -> None:
+    for expected_offset in (0, 1):
+        with EmbeddedCluster(directory=tmp_path, default_topic_queue_nums=1) as cluster:
+            async with Producer(cluster.name_server, "test") as producer:
+                assert (await producer.send(Message("kept", b"x"))).queue_offset == expected_offset
+    assert (tmp_path / "broker-a" / "commitlog").is_dir()
+
+
+def test_a_failed_start_is_raised_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "broker-a").write_text("a file where the broker wants a directory")
+    cluster = EmbeddedCluster(directory=tmp_path)
+    with pytest.raises((GantryError, OSError)):
+        cluster.start()
+    assert not accepts(cluster.name_server)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auto_create_topics"):
+        EmbeddedCluster(auto_create_topics=False)
+
+
+def test_it_starts_once() -> None:
+    with EmbeddedCluster() as cluster, pytest.raises(GantryError, match="already"):
+        cluster.start()
+
+
+def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from gantrymq.client.producer import Producer
+        from gantrymq.protocol.message import Message
+
+        async def send(cluster):
+            async with Producer(cluster.name_server, "test") as producer:
+                return await producer.send(Message("t", b"x"))
+
+        def test_it(gantry_cluster):
+            import asyncio
+            assert asyncio.run(send(gantry_cluster)).queue_offset == 0
+        """
+    )
+    # Installed by the entry point; named here so that it is found without, and only once with.
+    pytester.makeconftest("")
+    result = pytester.runpytest_inprocess("-p", "gantrymq.testing.plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
