@@ -46,7 +46,7 @@ def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
     script = tmp_path / "test_example.py"
     script.write_text(code.replace(ADDRESS, address))
     if "def test_" in code:
-        command = ["-m", "pytest", "-p", "gantrymq.testing.plugin", "-o", "asyncio_mode=auto", "-q"]
+        command = ["-m", "pytest", "-o", "asyncio_mode=auto", "-q"]
     else:
         command = []
     done = subprocess.run(

@@ -92,5 +92,5 @@ def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
     )
     # Installed by the entry point; named here so that it is found without, and only once with.
     pytester.makeconftest("")
-    result = pytester.runpytest_inprocess("-p", "gantrymq.testing.plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)

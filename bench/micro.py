@@ -1,0 +1,190 @@
+"""The hot path's pieces by themselves: nanoseconds of processor time per message; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.client.send_command import send_command
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers import PullMessageRequestHeader
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.record import encode_host, encode_record
+from gantrymq.protocol.send_request import decode_send_request
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.config import StoreConfig
+
+TOPIC = "BenchmarkTest"
+QUEUES = 8
+#: As many requests come in one read when 32 threads send over one connection and the broker is busy.
+FRAMES_PER_READ = 32
+PULL_BATCH = 32
+BORN_HOST = encode_host("127.0.0.1", 40000)
+
+
+class Sink(asyncio.Transport):
+    """A transport that counts what is written and drops it."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 40000)})
+        self.written = 0
+
+    def write(self, data: Any) -> None:
+        self.written += len(data)
+
+    def writelines(self, data: Any) -> None:
+        for piece in data:
+            self.written += len(piece)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
+    parser.add_argument("--count", type=int, default=20_000, help="messages in one repetition (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=7, help="repetitions (%(default)s)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(run(Path(directory), args.size, args.count // FRAMES_PER_READ * FRAMES_PER_READ, args.repeat))
+    return 0
+
+
+async def run(directory: Path, size: int, count: int, repeat: int) -> None:
+    """Measures every piece, in the order of a message's way, with a real broker and its files in `directory`."""
+    body = b"x" * size
+    frames = [send_frame(number, body) for number in range(count)]
+    reads = [b"".join(frames[i : i + FRAMES_PER_READ]) for i in range(0, count, FRAMES_PER_READ)]
+    requests = [command for read in reads for command in FrameReader().feed(read)]
+    headers = [decode_send_request(request) for request in requests]
+
+    config = BrokerConfig(
+        broker_name="micro",
+        bind_address="127.0.0.1",
+        listen_port=0,
+        store=StoreConfig(store_path_root_dir=directory),
+    )
+    broker = Broker(config)
+    await broker.start()
+    connection = Connection(broker._handlers, is_server=True)
+    sink = Sink()
+    connection.connection_made(sink)
+    store, queue = broker.store, broker.store.queue("micro", 0)
+    send = broker._handlers[RequestCode.SEND_MESSAGE_V2]
+    topic = TOPIC.encode()
+    # Of messages that the send handler has stored before.
+    pulls = [pull_frame(number * PULL_BATCH // QUEUES // 2) for number in range(count // PULL_BATCH)]
+
+    def read_frames() -> None:
+        reader = FrameReader()
+        for data in reads:
+            for _ in reader.feed(data):
+                pass
+
+    def decode_headers() -> None:
+        for request in requests:
+            decode_send_request(request)
+
+    def encode_records() -> None:
+        for header in headers:
+            encode_record(
+                3, 0, 1, 1000, 0, header.born_timestamp, BORN_HOST, 1, BORN_HOST, 0, 0, body, topic, header.properties
+            )
+
+    def append() -> None:
+        for header in headers:
+            store.append(queue, 0, 0, header.born_timestamp, BORN_HOST, 0, body, header.properties, 0)
+
+    def handle_sends() -> None:
+        for request in requests:
+            send(connection, request)
+
+    def receive_sends() -> None:
+        for data in reads:
+            connection.data_received(data)
+
+    def receive_pulls() -> None:
+        for data in pulls:
+            connection.data_received(data)
+
+    for name, piece in (
+        ("frame reader", read_frames),
+        ("decode_send_request", decode_headers),
+        ("encode_record", encode_records),
+        ("store append (with encode_record)", append),
+        ("send handler (header to answer)", handle_sends),
+        ("connection: bytes read to bytes written", receive_sends),
+        (f"the same for pulls of {PULL_BATCH} messages", receive_pulls),
+    ):
+        print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
+    # An error's answer is quick, too.
+    least = count * size * (1 + repeat)
+    assert sink.written > least, f"{sink.written} bytes were answered, the pulls alone ask for {least}"
+    connection.connection_lost(None)
+    await broker.stop()
+
+
+def measure(piece: Callable[[], None], count: int, repeat: int) -> str:
+    """The best of the repetitions, and their median, of this thread's processor time: others that run don't count."""
+    piece()
+    times = []
+    for _ in range(repeat):
+        began = time.thread_time_ns()
+        piece()
+        times.append((time.thread_time_ns() - began) / count)
+    return f"{min(times):8.0f} ns/message (median {statistics.median(times):.0f})"
+
+
+def send_frame(number: int, body: bytes) -> bytes:
+    """What Apache's benchmark producer sends."""
+    properties = b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02" % number
+    command = send_command(
+        "benchmark_producer",
+        MessageQueue(TOPIC, "micro", number % QUEUES),
+        body,
+        properties,
+        1_700_000_000_000 + number,
+    )
+    command.opaque = number
+    return command.encode()
+
+
+def pull_frame(offset: int) -> bytes:
+    """A pull of queue 0 from `offset` on, with the subscription in it."""
+    header = PullMessageRequestHeader(
+        consumer_group="benchmark_consumer",
+        topic=TOPIC,
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=PULL_BATCH,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+    )
+    command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+    command.serialize_type = SerializeType.ROCKETMQ
+    return command.encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Clusters of Apache's Java servers and of this project's, in all four combinations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from servers import Server, build, gantry_broker, gantry_namesrv, java_broker, java_namesrv, missing_tools
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A NameServer and a broker registered with it."""
+
+    namesrv: Server
+    broker: Server
+
+    @property
+    def address(self) -> str:
+        return self.namesrv.address
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java() -> None:
+    """Builds the Java side once; skips everything where that can't be."""
+    missing = missing_tools()
+    if missing:
+        pytest.skip(f"interoperability tests need Java and Maven: {missing}")
+    build()
+
+
+#: Who is NameServer and who is broker. The first, all Java, is the control: it proves the test programs.
+COMBINATIONS = {
+    "java-java": (java_namesrv, java_broker),
+    "gantry-gantry": (gantry_namesrv, gantry_broker),
+    "java-gantry": (java_namesrv, gantry_broker),
+    "gantry-java": (gantry_namesrv, java_broker),
+}
+
+
+#: For tests that need not see every combination: Apache's cluster as the control, and this project's.
+ONE_KIND = pytest.mark.parametrize("cluster", ["java-java", "gantry-gantry"], indirect=True)
+
+
+@pytest.fixture(scope="session", params=COMBINATIONS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Each combination in turn, named NAMESERVER-BROKER."""
+    start_namesrv, start_broker = COMBINATIONS[request.param]
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    namesrv = start_namesrv(directory / "namesrv")
+    try:
+        broker = start_broker(directory / "broker", namesrv.address)
+        try:
+            yield Cluster(namesrv, broker)
+        finally:
+            broker.kill()
+    finally:
+        namesrv.kill()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", request.node.name).strip("_")[:100]

@@ -1,0 +1,149 @@
+"""Our Java programs (src/main/java) and Apache's mqadmin, run to their end; messages in and out as dictionaries."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servers import HERE, java_command
+
+PROGRAM_TIMEOUT_S = 100.0
+#: What both serialisations of headers are called in `-Drocketmq.serialize.type`.
+SERIALIZE_TYPES = ("JSON", "ROCKETMQ")
+
+
+#: The user properties of `sample`; what clients and brokers add of their own is not compared.
+PROPERTY_NAMES = ("colour", "число")
+
+
+@dataclass(frozen=True, order=True)
+class Sent:
+    """What a test sends, and what of a received message must be equal to it."""
+
+    body: bytes
+    tags: str = ""
+    keys: str = ""
+    flag: int = 0
+    properties: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> Sent:
+        """From a line of Consume."""
+        body = base64.b64decode(line["body"])
+        return cls.of_parts(body, line.get("tags"), line.get("keys"), line["flag"], line["properties"])
+
+    @classmethod
+    def of_parts(
+        cls, body: bytes, tags: str | None, keys: str | None, flag: int, properties: Mapping[str, str]
+    ) -> Sent:
+        """From a received message's parts."""
+        mine = tuple((name, properties[name]) for name in PROPERTY_NAMES if name in properties)
+        return cls(body, tags or "", keys or "", flag, mine)
+
+    def line(self, **more: object) -> str:
+        """The line that Produce reads."""
+        fields: dict[str, Any] = {"body": base64.b64encode(self.body).decode(), "flag": self.flag, **more}
+        if self.tags:
+            fields["tags"] = self.tags
+        if self.keys:
+            fields["keys"] = self.keys
+        if self.properties:
+            fields["properties"] = dict(self.properties)
+        return json.dumps(fields)
+
+
+def sample(count: int, *, first: int = 0) -> list[Sent]:
+    """Messages with all that can be given, numbered from `first`."""
+    return [
+        Sent(
+            f"body {i} \u2713 ".encode() + bytes(range(i % 7)),
+            tags=f"tag{i % 3}",
+            keys=f"key{i} second{i}",
+            flag=i,
+            properties=(("colour", f"c{i}"), ("число", "пять")),
+        )
+        for i in range(first, first + count)
+    ]
+
+
+def command_line(
+    main_class: str, *args: str, home: Path, serialize_type: str = "JSON", options: Sequence[str] = ()
+) -> list[str]:
+    """The command that runs one of our programs, quiet but for problems."""
+    properties = [
+        f"-Drmq.logback.configurationFile={HERE / 'quiet.xml'}",
+        f"-Drocketmq.serialize.type={serialize_type}",
+        "-Drocketmq.client.rebalance.waitInterval=2000",
+    ]
+    return java_command(main_class, *args, home=home, options=[*properties, *options])
+
+
+def _run(
+    main_class: str, *args: str, stdin: str = "", serialize_type: str = "JSON"
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as home:
+        # The quick compiler alone: these programs live for a second.
+        options = ["-XX:TieredStopAtLevel=1", "-Xmx256m"]
+        command = command_line(main_class, *args, home=Path(home), serialize_type=serialize_type, options=options)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
+
+
+def _lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def produce(
+    namesrv: str,
+    topic: str,
+    lines: Iterable[str],
+    *,
+    mode: str = "sync",
+    group: str = "interop_producer",
+    serialize_type: str = "JSON",
+) -> list[dict[str, Any]]:
+    """Sends by Apache's Java producer; the results, none for one-way sends. Raises AssertionError when a send fails."""
+    result = _run(
+        "org.gantrymq.interop.Produce",
+        namesrv,
+        group,
+        topic,
+        mode,
+        stdin="\n".join(lines),
+        serialize_type=serialize_type,
+    )
+    assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
+    return _lines(result)
+
+
+def consume(
+    namesrv: str,
+    topic: str,
+    count: int,
+    *,
+    expression: str = "*",
+    mode: str = "concurrently",
+    group: str = "interop_consumer",
+    serialize_type: str = "JSON",
+    timeout_s: int = 75,
+) -> list[dict[str, Any]]:
+    """Receives `count` messages by Apache's Java consumer. Raises AssertionError when they don't come in time."""
+    result = _run(
+        "org.gantrymq.interop.Consume",
+        *(namesrv, group, topic, expression, mode, str(count), str(timeout_s)),
+        serialize_type=serialize_type,
+    )
+    lines = _lines(result)
+    assert result.returncode == 0, f"{len(lines)} of {count} messages came: {result.stderr[-4000:]}"
+    return lines
+
+
+def mqadmin(namesrv: str, command: str, *args: str) -> str:
+    """What Apache's mqadmin prints; it ends with status 0 even when it fails, so assert on the output."""
+    result = _run("org.apache.rocketmq.tools.command.MQAdminStartup", command, "-n", namesrv, *args)
+    return result.stdout + result.stderr

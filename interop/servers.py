@@ -1,0 +1,248 @@
+"""Servers under test as processes of their own: Apache's Java ones, and this project's, by the same few calls.
+
+Each is started on free ports with a directory of its own, waited for (bounded) and ended by its own process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+
+HERE = Path(__file__).parent
+CLASS_PATH = os.pathsep.join([str(HERE / "target" / "classes"), str(HERE / "target" / "dependency" / "*")])
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+#: The broker reaches into the JDK's direct buffers; Apache's runbroker.sh opens the same packages.
+JAVA_OPENS = [
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+]
+
+
+def missing_tools() -> str | None:
+    """Why the Java side can't be built or run here; None when it can."""
+    if shutil.which("mvn") is None:
+        return "mvn is not installed"
+    if shutil.which("java") is None:
+        return "java is not installed"
+    banner = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=60).stderr
+    version = banner.split('"')[1] if '"' in banner else "0"
+    if int(version.split(".")[0]) < 17:
+        return f"java is {version}: 17 or newer is needed"
+    return None
+
+
+def build() -> None:
+    """Compiles our Java programs and gathers Apache's jars in target/dependency; quick when nothing changed."""
+    result = subprocess.run(
+        ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if result.returncode:
+        raise RuntimeError(f"mvn failed:\n{result.stdout[-4000:]}{result.stderr[-4000:]}")
+
+
+def free_port(*offsets: int) -> int:
+    """A free port whose neighbours at `offsets` are free too, below the range from which clients get theirs."""
+    for _ in range(200):
+        port = random.randrange(12000, 32000)
+        try:
+            for wanted in (0, *offsets):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port + wanted))
+        except OSError:
+            continue
+        return port
+    raise RuntimeError("no free port in 200 tries")
+
+
+@dataclass
+class Server:
+    """A server process that has opened `port`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    directory: Path
+    name: str
+    start_s: float = field(default=0.0)
+    "Seconds from the start of the process to the open port."
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        """The end of what the process printed."""
+        return (self.directory / "console.log").read_text(errors="replace")[-4000:]
+
+    def stop(self) -> None:
+        """Ends the process in order (SIGTERM), so that its files are complete; a Java broker takes 15 s for it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """Ends the process at once (SIGKILL)."""
+        self.process.kill()
+        self.process.wait()
+
+
+def start(command: list[str], name: str, port: int, directory: Path) -> Server:
+    """Starts `command` and waits until `port` accepts connections. Raises RuntimeError with the end of its output."""
+    with (directory / "console.log").open("wb") as console:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, cwd=directory, stdout=console, stderr=subprocess.STDOUT)
+    server = Server(process, port, directory, name)
+    deadline = began + START_TIMEOUT_S
+    try:
+        while process.poll() is None and time.perf_counter() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                server.start_s = time.perf_counter() - began
+                return server
+            time.sleep(0.005)
+    except BaseException:
+        server.kill()
+        raise
+    server.stop()
+    raise RuntimeError(f"{name} did not open port {port} in {START_TIMEOUT_S} s:\n{server.log()}")
+
+
+def java_command(main_class: str, *args: str, home: Path, options: Sequence[str] = ()) -> list[str]:
+    """A JVM that keeps its logs and files under `home`."""
+    properties = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
+    return ["java", *properties, *options, "-cp", CLASS_PATH, main_class, *args]
+
+
+def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",)) -> Server:
+    """Apache's NameServer."""
+    port, config = _namesrv_config(directory)
+    command = java_command(
+        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config), home=directory, options=options
+    )
+    return start(command, "Java NameServer", port, directory)
+
+
+def java_broker(
+    directory: Path,
+    namesrv: str,
+    *,
+    options: Sequence[str] = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m"),
+    **config: object,
+) -> Server:
+    """Apache's broker, registered with `namesrv`; `config` are further keys of its configuration file."""
+    port, file = _broker_config(directory, namesrv, config)
+    command = java_command(
+        "org.apache.rocketmq.broker.BrokerStartup",
+        "-c",
+        str(file),
+        home=directory,
+        options=[*options, *JAVA_OPENS],
+    )
+    return _registered(start(command, "Java broker", port, directory), namesrv)
+
+
+def gantry_namesrv(directory: Path) -> Server:
+    """This project's NameServer."""
+    port, config = _namesrv_config(directory)
+    return start(gantry_command("namesrv", "-c", str(config)), "gantry namesrv", port, directory)
+
+
+def gantry_broker(directory: Path, namesrv: str, **config: object) -> Server:
+    """This project's broker, registered with `namesrv`; `config` as for Java's."""
+    port, file = _broker_config(directory, namesrv, config)
+    return _registered(start(gantry_command("broker", "-c", str(file)), "gantry broker", port, directory), namesrv)
+
+
+def gantry_command(*args: str) -> list[str]:
+    """This project's command line, in this interpreter."""
+    return [sys.executable, "-m", "gantrymq.cli", *args]
+
+
+def _namesrv_config(directory: Path) -> tuple[int, Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "namesrv.conf"
+    port = free_port()
+    settings = {
+        "listenPort": port,
+        "bindAddress": "127.0.0.1",
+        "kvConfigPath": directory / "kvConfig.json",
+        "configStorePath": directory / "namesrv.properties",
+    }
+    _write_properties(file, settings)
+    return port, file
+
+
+def _broker_config(directory: Path, namesrv: str, config: Mapping[str, object]) -> tuple[int, Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "broker.conf"
+    # A Java broker opens listenPort - 2 too (the "VIP" port).
+    port = free_port(-2, 1)
+    settings = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": "broker-a",
+        "brokerId": 0,
+        "brokerIP1": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
+        "namesrvAddr": namesrv,
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "storePathRootDir": directory / "store",
+        "storePathCommitLog": directory / "store" / "commitlog",
+        "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+        "brokerRole": "ASYNC_MASTER",
+        "flushDiskType": "ASYNC_FLUSH",
+        "autoCreateTopicEnable": "true",
+        **config,
+    }
+    _write_properties(file, settings)
+    return port, file
+
+
+def _write_properties(file: Path, settings: Mapping[str, object]) -> None:
+    file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+
+def _registered(broker: Server, namesrv: str) -> Server:
+    """Waits until the NameServer at `namesrv` lists the broker's address. Raises RuntimeError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and broker.process.poll() is None:
+        if broker.address.encode() in call(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO).body:
+            return broker
+        time.sleep(0.02)
+    broker.stop()
+    raise RuntimeError(f"{broker.name} did not register with {namesrv} in {START_TIMEOUT_S} s:\n{broker.log()}")
+
+
+def call(address: str, code: int, fields: dict[str, str] | None = None, timeout_s: float = 5.0) -> RemotingCommand:
+    """One request and its response over a connection of its own."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout_s) as connection:
+        connection.sendall(RemotingCommand.request(code, fields=fields).encode())
+        reader = FrameReader()
+        while True:
+            data = connection.recv(65536)
+            if not data:
+                raise RuntimeError(f"{address} closed the connection on request {code}")
+            for response in reader.feed(data):
+                return response

@@ -1,0 +1,68 @@
+"""A store directory goes from this project's broker to Apache's and back, and the other way round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import Sent, consume, mqadmin, produce, sample
+from servers import call, gantry_broker, gantry_namesrv, java_broker
+
+from gantrymq.protocol.codes import RequestCode
+
+ORDERS = {
+    "gantry-java-gantry": (gantry_broker, java_broker, gantry_broker),
+    "java-gantry-java": (java_broker, gantry_broker, java_broker),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_store_changes_hands(order: str, ending: str, tmp_path: Path, topic: str) -> None:
+    """Each broker finds all that was sent to those before it, and appends where they ended."""
+    store = tmp_path / "store"
+    everything: list[Sent] = []
+    namesrv = gantry_namesrv(tmp_path / "namesrv")
+    try:
+        for turn, start_broker in enumerate(ORDERS[order]):
+            broker = start_broker(
+                tmp_path / f"broker{turn}",
+                namesrv.address,
+                storePathRootDir=store,
+                storePathCommitLog=store / "commitlog",
+                autoCreateTopicEnable="false",
+            )
+            try:
+                if turn == 0:
+                    mqadmin(namesrv.address, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "3", "-w", "3")
+                route = call(namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).body
+                assert b'"writeQueueNums":3' in route
+                singles = [*sample(9, first=1000 * turn), Sent(b"compressible " * 2000, tags=f"turn{turn}")]
+                batch = sample(10, first=1000 * turn + 100)
+                results = produce(namesrv.address, topic, [message.line(queue_id=0) for message in singles])
+                produce(namesrv.address, topic, [message.line() for message in batch], mode="batch")
+                everything += singles + batch
+
+                received = consume(namesrv.address, topic, len(everything), group=f"interop_turn{turn}")
+                if ending == "stopped":
+                    news = consume(namesrv.address, topic, 20, group="interop_every_turn")
+                    assert sorted(map(Sent.of, news)) == sorted(singles + batch)
+            finally:
+                if ending == "stopped":
+                    broker.stop()
+                else:
+                    broker.kill()
+
+            assert sorted(map(Sent.of, received)) == sorted(everything)
+            assert {result["status"] for result in results} == {"SEND_OK"}
+            assert_dense(received)
+    finally:
+        namesrv.kill()
+
+
+def assert_dense(received: list[dict[str, object]]) -> None:
+    """Each queue's offsets count from 0 without a gap."""
+    for queue_id in {line["queue_id"] for line in received}:
+        offsets = sorted(int(str(line["queue_offset"])) for line in received if line["queue_id"] == queue_id)
+        assert offsets == list(range(len(offsets)))
