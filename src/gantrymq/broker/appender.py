@@ -7,7 +7,6 @@ from gantrymq.errors import RequestRefused, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.sys_flag import STORE_HOST_V6
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
 
@@ -18,7 +17,6 @@ class Appender:
     def __init__(self, store: MessageStore, store_host: bytes, polling: LongPolling) -> None:
         self.store = store
         self.store_host = store_host
-        self._store_v6 = STORE_HOST_V6 if len(store_host) > 8 else 0
         self._polling = polling
         self.max_message_size = store.config.max_message_size
 
@@ -45,7 +43,7 @@ class Appender:
             result = self.store.append(
                 queue,
                 flag,
-                sys_flag & ~STORE_HOST_V6 | self._store_v6,
+                sys_flag,
                 born_timestamp,
                 born_host,
                 reconsume_times,

@@ -26,7 +26,6 @@ from gantrymq.protocol.properties import decode_properties, encode_properties, f
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.send_request import SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
-from gantrymq.protocol.sys_flag import BORN_HOST_V6
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply, error_response, parse_address
@@ -80,12 +79,16 @@ class Sending:
             queue = dead
         elif b"DELAY" in properties or b"TIMER_DELIVER_MS" in properties or b"TRAN_MSG" in properties:
             queue, properties, code = self._redirect(queue, properties, code)
-        sys_flag = target.sys_flag
-        born_host = self._born_host(connection)
-        if len(born_host) > 8:
-            sys_flag |= BORN_HOST_V6
         result = self._appender.append(
-            queue, flag, sys_flag, born_timestamp, born_host, options.reconsume_times, request.body, properties, code
+            queue,
+            flag,
+            target.sys_flag,
+            born_timestamp,
+            self._born_host(connection),
+            options.reconsume_times,
+            request.body,
+            properties,
+            code,
         )
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset
@@ -116,12 +119,11 @@ class Sending:
         if not messages:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
         born_host = self._born_host(connection)
-        sys_flag = target.sys_flag | (BORN_HOST_V6 if len(born_host) > 8 else 0)
         results = [
             self._appender.append(
                 queue,
                 flag,
-                sys_flag,
+                target.sys_flag,
                 born_timestamp,
                 born_host,
                 options.reconsume_times,
