@@ -26,6 +26,8 @@ GantryError
 
 from __future__ import annotations
 
+import shlex
+
 
 class GantryError(Exception):
     """Base of all errors of this package."""
@@ -102,9 +104,9 @@ class NoRouteInfo(ClientError):
 
     def __init__(self, topic: str, name_servers: list[str]) -> None:
         super().__init__(
-            f"no route info for topic {topic!r} from {', '.join(name_servers) or 'no NameServer'}: check that the "
-            "topic exists or that brokers create topics on their own (autoCreateTopicEnable), and that a broker has "
-            "registered with these NameServers"
+            f"no route info for topic {topic!r} from {', '.join(name_servers) or 'no NameServer'}: the topic doesn't "
+            "exist and no broker makes it (autoCreateTopicEnable), or no broker has registered there; this says which: "
+            f"gantry doctor {shlex.quote(topic)} -n {shlex.quote(';'.join(name_servers))}"
         )
         self.topic = topic
         self.name_servers = name_servers

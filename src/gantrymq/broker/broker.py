@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.broker_config_admin import BrokerConfigAdmin
+from gantrymq.broker.client_relay import ClientRelay
 from gantrymq.broker.clients import Clients
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.connections import Connections
+from gantrymq.broker.consume_stats import ConsumeProgress
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.group_admin import GroupAdmin
+from gantrymq.broker.index_builder import IndexBuilder
+from gantrymq.broker.message_admin import MessageAdmin
+from gantrymq.broker.metrics import BrokerMetrics
+from gantrymq.broker.offset_admin import DelayOffsets, OffsetAdmin
 from gantrymq.broker.pull import Pulling
+from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.runtime_info import RuntimeInfo
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.send import Sending
+from gantrymq.broker.store_admin import StoreAdmin
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topic_admin import TopicAdmin
+from gantrymq.broker.topic_stats import TopicStats
 from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.traffic import SAMPLE_S
+from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection, Handler, format_address
 from gantrymq.remoting.server import RemotingServer
@@ -31,6 +47,12 @@ log = logging.getLogger(__name__)
 _CLIENT_SCAN_S = 10.0
 
 
+class HandlesRequests(Protocol):
+    """A part of the broker that answers requests, by code."""
+
+    def handlers(self) -> dict[int, Handler]: ...
+
+
 class Broker:
     """A master broker. `address` is what it tells NameServers and clients, once started."""
 
@@ -38,8 +60,13 @@ class Broker:
         self.config = config
         self._handlers: dict[int, Handler] = {}
         self._server = RemotingServer(
-            self._handlers, host=config.bind_address, port=config.listen_port, on_close=self._connection_closed
+            self._handlers,
+            host=config.bind_address,
+            port=config.listen_port,
+            tls=config,
+            on_close=self._connection_closed,
         )
+        self._metrics: MetricsServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -61,14 +88,18 @@ class Broker:
             self.store.open()
             self._wire(store_host)
             await self._server.serve()
+            await self._serve_metrics()
         except BaseException:
             await self._server.stop()
             self.store.close()
             raise
         self._schedule.start()
+        self._store_admin.start()
+        self._index_builder.start()
         await self._registration.start()
         self._every("offsets", config.flush_consumer_offset_interval / 1000, self._save_offsets)
         self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
+        self._every("figures", SAMPLE_S, self.runtime.sample)
         log.info("broker %s of %s at %s", config.broker_name, config.broker_cluster_name, self.address)
 
     def _wire(self, store_host: bytes) -> None:
@@ -92,30 +123,73 @@ class Broker:
         self._registration = Registration(config, self.address, self.topics)
         for table in (self.topics, self.groups, self.offsets, self._schedule):
             table.load()
-        for part in (
+        parts: list[HandlesRequests] = [
             self._sending,
             self._pulling,
             retry,
             self._clients,
             QueueOffsets(store, self.topics),
-            TopicAdmin(store, self.topics, self.offsets),
-        ):
+            *self._administration(),
+        ]
+        for part in parts:
             self._handlers.update(part.handlers())
 
+    def _administration(self) -> list[HandlesRequests]:
+        """What answers administrators."""
+        config, store, topics, groups = self.config, self.store, self.topics, self.groups
+        members, offsets = self.members, self.offsets
+        delay_offsets = DelayOffsets(config.store.config_directory / "delayOffset.json")
+        self.runtime = RuntimeInfo(config, store, offsets, delay_offsets)
+        self._locking = QueueLocking(topics)
+        self._index_builder = IndexBuilder(store)
+        self._store_admin = StoreAdmin(store, self._sending.topics_changed)
+        relay = ClientRelay(config, store, topics, groups, members)
+        return [
+            TopicAdmin(store, topics, offsets),
+            TopicStats(config, store, topics, members, offsets, self.runtime),
+            GroupAdmin(self.address, groups, members, offsets),
+            ConsumeProgress(config, self.address, store, topics, groups, members, offsets, self.runtime),
+            OffsetAdmin(config, store, topics, groups, members, offsets, delay_offsets, relay),
+            Connections(members),
+            MessageAdmin(store),
+            BrokerConfigAdmin(config, self._config_changed),
+            self._store_admin,
+            self.runtime,
+            self._locking,
+            relay,
+        ]
+
+    async def _serve_metrics(self) -> None:
+        config = self.config
+        if config.metrics_port:
+            metrics = BrokerMetrics(config, self.store, self.topics, self.members, self.offsets, self.runtime)
+            server = MetricsServer(metrics.collect, host=config.bind_address, port=config.metrics_port)
+            await server.start()
+            self._metrics = server
+
     async def stop(self) -> None:
-        """Leaves the NameServers, answers who waits, closes connections, then the store."""
+        """Leaves the NameServers, answers what has come and who waits, closes connections, then the store."""
         for timer in self._timers.values():
             timer.cancel()
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._registration.stop()
+        await self._server.drain()
         self.polling.stop()
         await self._server.stop()
         self._schedule.stop()
+        self._store_admin.stop()
+        self._index_builder.stop()
         self.offsets.save()
         self.store.close()
 
     def _topics_changed(self) -> None:
         self._sending.topics_changed()
         self._registration.topics_changed()
+
+    def _config_changed(self) -> None:
+        self.groups.auto_create = self.config.auto_create_subscription_group
+        self.topics.config_changed()
 
     def _connection_closed(self, connection: Connection) -> None:
         self.polling.drop(connection)
@@ -126,6 +200,7 @@ class Broker:
         self._schedule.save()
 
     def _expire_clients(self) -> None:
+        self._locking.expire()
         oldest = asyncio.get_running_loop().time() - self.config.channel_expired_timeout / 1000
         changed, silent = self.members.expire(oldest)
         for connection in silent:

@@ -8,11 +8,13 @@ import os
 
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.pull import tag_filter
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RemotingError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.connection_body import CheckClientRequestBody
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers import (
     GroupRequestHeader,
@@ -21,7 +23,7 @@ from gantrymq.protocol.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.heartbeat import EXPRESSION_TAG, ConsumerList, HeartbeatData
 from gantrymq.protocol.topic_name import retry_topic
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
@@ -55,6 +57,7 @@ class Clients:
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_config,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
             RequestCode.QUERY_CONSUMER_OFFSET: self.query_offset,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update_offset,
@@ -81,6 +84,13 @@ class Clients:
         """A client leaves a group."""
         header = request.read_header(UnregisterClientRequestHeader)
         self.notify(self._members.leave(connection, header.consumer_group, header.producer_group))
+        return RemotingCommand.response()
+
+    def check_config(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Whether this broker can filter by a subscription."""
+        subscription = decode_json(request.body, CheckClientRequestBody).subscription_data
+        if subscription is not None:
+            tag_filter(subscription.sub_string, subscription.expression_type or EXPRESSION_TAG)
         return RemotingCommand.response()
 
     def connection_closed(self, connection: Connection) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 
 #: BrokerStartup sets this one; BrokerConfig's own default isn't used.
@@ -18,11 +19,12 @@ def _default_store() -> StoreConfig:
     return StoreConfig(store_path_root_dir=Path.home() / "store")
 
 
-@dataclass(slots=True)
-class BrokerConfig:
+@dataclass
+class BrokerConfig(TlsConfig):
     """One broker. `namesrv_addr` are host:port of every NameServer; `listen_port` 0 takes any free port.
 
-    `broker_ip1` is the address that clients are told; it must be one that they reach.
+    `broker_ip1` is the address that clients are told; it must be one that they reach. `broker_config_path` is the file
+    that the configuration came from: what is changed from outside is written to it.
     """
 
     broker_name: str = field(default_factory=socket.gethostname)
@@ -46,6 +48,9 @@ class BrokerConfig:
     register_broker_timeout_mills: int = 24_000
     flush_consumer_offset_interval: int = 5_000
     channel_expired_timeout: int = 120_000
+    broker_config_path: Path | None = None
+    #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
+    metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
 
     def __post_init__(self) -> None:

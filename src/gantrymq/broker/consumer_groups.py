@@ -76,6 +76,26 @@ class GroupMembers(Generic[M]):
             changed = True
         return changed
 
+    def find(self, group_name: str, client_id: str) -> Client[M] | None:
+        """The group's member with this client id."""
+        group = self.consumers.get(group_name)
+        clients = () if group is None else group.clients.values()
+        return next((client for client in clients if client.client_id == client_id), None)
+
+    def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
+        """What a group that is online has subscribed to in a topic."""
+        group = self.consumers.get(group_name)
+        return None if group is None else group.subscriptions.get(topic)
+
+    def has_left(self, group_name: str, topic: str) -> bool:
+        """Whether the group is online and subscribes to other topics, but no longer to this one."""
+        group = self.consumers.get(group_name)
+        return group is not None and bool(group.subscriptions) and topic not in group.subscriptions
+
+    def subscribers(self, topic: str) -> set[str]:
+        """The groups online that subscribe to a topic."""
+        return {group.name for group in self.consumers.values() if topic in group.subscriptions}
+
     def leave(self, member: M, consumer_group: str | None, producer_group: str | None) -> set[str]:
         """A client's orderly goodbye to one of its groups."""
         if producer_group is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,12 +42,59 @@ class ConsumerOffsets:
         self._table.offset_table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = offset
         self._changed = True
 
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets in a topic by queue id."""
+        return dict(self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}", {}))
+
+    def topics_of(self, group: str) -> set[str]:
+        """The topics in which a group has offsets."""
+        return {topic for topic, name in self._keys() if name == group}
+
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """Of every group the topics in which it has offsets."""
+        topics: dict[str, list[str]] = {}
+        for topic, group in self._keys():
+            topics.setdefault(group, []).append(topic)
+        return topics
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The groups that have offsets in a topic."""
+        return {group for name, group in self._keys() if name == topic}
+
+    def totals(self) -> Iterator[tuple[str, int]]:
+        """("topic@group", sum of its offsets over all queues) of every group and topic."""
+        for key, queues in self._table.offset_table.items():
+            yield key, sum(queues.values())
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        """(topic, group) of all that is known; no name has the separator in it."""
+        for key in self._table.offset_table:
+            topic, _, group = key.partition(_SEPARATOR)
+            yield topic, group
+
+    def clone(self, source: str, destination: str, topic: str) -> None:
+        """Makes a group's offsets in a topic those of another group, if that one has some."""
+        queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
+        if queues is not None:
+            self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
+            self._changed = True
+
+    def remove_group(self, group: str) -> None:
+        """Forgets how far a group has got in all topics."""
+        for topic in self.topics_of(group):
+            del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
+            self._changed = True
+
     def remove_topic(self, topic: str) -> None:
         """Forgets every group's offsets of a topic."""
         prefix = topic + _SEPARATOR
         for key in [key for key in self._table.offset_table if key.startswith(prefix)]:
             del self._table.offset_table[key]
             self._changed = True
+
+    def encode(self) -> bytes:
+        """The whole table, as in consumerOffset.json."""
+        return encode_json(self._table)
 
     def save(self) -> None:
         if self._changed:

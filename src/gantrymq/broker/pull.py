@@ -136,6 +136,11 @@ class Pulling:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
             )
+        if not self._groups.may_read(header.consumer_group, header.topic):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
+            )
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")

@@ -21,6 +21,7 @@ from gantrymq.protocol.topic_config import (
     encode_register_body,
 )
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.tls import client_context
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Registration:
         self._config = config
         self._address = address
         self._topics = topics
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(ssl_context=client_context(config))
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: list[asyncio.Event] = []
 

@@ -8,15 +8,13 @@ from pathlib import Path
 
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.protocol.topic_config import PERM_READ
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.store.json_config import JsonConfigFile
 
 __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
 
 log = logging.getLogger(__name__)
-
-#: `PermName.INDEX_PERM_READ`: this bit of a forbidden entry says that the group may not read the topic.
-_READ_FORBIDDEN = 1 << 2
 
 
 class SubscriptionGroupTable:
@@ -65,13 +63,13 @@ class SubscriptionGroupTable:
 
     def may_read(self, group: str, topic: str) -> bool:
         """Whether nobody has forbidden the group to pull from the topic."""
-        return not self._table.forbidden_table.get(group, {}).get(topic, 0) & _READ_FORBIDDEN
+        return not self._table.forbidden_table.get(group, {}).get(topic, 0) & PERM_READ
 
     def set_may_read(self, group: str, topic: str, readable: bool) -> None:
         """Forbids a group to pull from a topic, or allows it again."""
         topics = self._table.forbidden_table.setdefault(group, {})
         bits = topics.get(topic, 0)
-        bits = bits & ~_READ_FORBIDDEN if readable else bits | _READ_FORBIDDEN
+        bits = bits & ~PERM_READ if readable else bits | PERM_READ
         if bits:
             topics[topic] = bits
         else:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
+
+from gantrymq.broker.attributes import altered, parse_changes
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers import CreateTopicRequestHeader, TopicRequestHeader
+from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.protocol.topic_name import is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
 
+log = logging.getLogger(__name__)
+
 #: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
 MAX_QUEUE_NUMS = 65_536
+#: `PermName`: priority, read, write and inherit.
+_ALL_PERMISSIONS = 15
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class _CreateTopicList(msgspec.Struct, rename="camel"):
+    topic_config_list: list[TopicConfig] = []
 
 
 class TopicAdmin:
@@ -29,58 +44,99 @@ class TopicAdmin:
     def handlers(self) -> dict[int, Handler]:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.create,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_list,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.GET_TOPIC_CONFIG: self.get,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused,
         }
 
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes a topic; all NameServers hear of it at once."""
         header = request.read_header(CreateTopicRequestHeader)
-        self._check(header.topic)
-        for queue_nums in (header.read_queue_nums, header.write_queue_nums):
-            if not 0 < queue_nums <= MAX_QUEUE_NUMS:
-                raise RequestRefused(
-                    ResponseCode.INVALID_PARAMETER, f"{queue_nums} queues: a topic has 1 to {MAX_QUEUE_NUMS}"
-                )
         self._topics.put(
-            TopicConfig(
-                header.topic,
-                header.read_queue_nums,
-                header.write_queue_nums,
-                header.perm,
-                header.topic_filter_type,
-                header.topic_sys_flag,
-                header.order,
-                _attributes(header.attributes),
+            self._checked(
+                TopicConfig(
+                    header.topic,
+                    header.read_queue_nums,
+                    header.write_queue_nums,
+                    header.perm,
+                    header.topic_filter_type,
+                    header.topic_sys_flag,
+                    header.order,
+                    parse_changes(header.attributes),
+                )
             )
         )
+        return RemotingCommand.response()
+
+    def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Creates or changes many topics, all or none."""
+        wanted = decode_json(request.body, _CreateTopicList).topic_config_list
+        topics = [self._checked(topic) for topic in wanted]
+        if topics:
+            self._topics.put(*topics)
         return RemotingCommand.response()
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes a topic with its queues and the groups' offsets in it."""
         topic = request.read_header(TopicRequestHeader).topic
-        self._check(topic)
+        self._check_name(topic)
         self._topics.remove(topic)
-        self._offsets.remove_topic(topic)
-        self._store.delete_topic(topic)
+        self._forget(topic)
         return RemotingCommand.response()
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         return RemotingCommand.response(body=encode_json(self._topics.table))
 
-    def _check(self, topic: str) -> None:
+    def get(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """One topic's configuration."""
+        name = request.read_header(TopicRequestHeader).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        return RemotingCommand.response(body=encode_json(topic))
+
+    def system(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The names of the system's own topics."""
+        return RemotingCommand.response(body=encode_json(TopicList(sorted(self._topics.system_topics))))
+
+    def clean_unused(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Deletes the queues of topics that no longer exist (`DefaultMessageStore.cleanUnusedTopic`)."""
+        for topic in self._store.topics():
+            if self._topics.get(topic) is None and not is_system_topic(topic):
+                log.info("%s has the queues of topic %s deleted, which does not exist", connection.address, topic)
+                self._forget(topic)
+        return RemotingCommand.response()
+
+    def _forget(self, topic: str) -> None:
+        self._offsets.remove_topic(topic)
+        self._store.delete_topic(topic)
+
+    def _checked(self, topic: TopicConfig) -> TopicConfig:
+        """The topic with its attributes' changes applied to those that it has. Raises RequestRefused."""
+        self._check_name(topic.topic_name)
+        for queue_nums in (topic.read_queue_nums, topic.write_queue_nums):
+            if not 0 < queue_nums <= MAX_QUEUE_NUMS:
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER, f"{queue_nums} queues: a topic has 1 to {MAX_QUEUE_NUMS}"
+                )
+        if not 0 <= topic.perm <= _ALL_PERMISSIONS:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm {topic.perm}: 0 to {_ALL_PERMISSIONS}")
+        if topic.topic_filter_type not in _FILTER_TYPES or not 0 <= topic.topic_sys_flag < 1 << 31:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topicFilterType {topic.topic_filter_type[:100]!r}, topicSysFlag {topic.topic_sys_flag}: "
+                f"{' or '.join(_FILTER_TYPES)}, and a number of 31 bits",
+            )
+        existing = self._topics.get(topic.topic_name)
+        topic.attributes = altered({} if existing is None else existing.attributes, topic.attributes)
+        return topic
+
+    def _check_name(self, topic: str) -> None:
         problem = topic_problem(topic)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
         if topic in self._topics.system_topics:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
-
-
-def _attributes(text: str | None) -> dict[str, str]:
-    """`+name=value,+name=value` (`AttributeParser`); a leading - removes, and there is nothing to remove from."""
-    attributes: dict[str, str] = {}
-    for item in (text or "").split(","):
-        name, separator, value = item.strip().partition("=")
-        if separator and name.startswith("+"):
-            attributes[name[1:]] = value
-    return attributes

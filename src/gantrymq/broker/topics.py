@@ -61,9 +61,16 @@ class TopicTable:
     def get(self, topic: str) -> TopicConfig | None:
         return self._table.topic_config_table.get(topic)
 
-    def put(self, topic: TopicConfig) -> None:
-        """Creates or replaces a topic."""
-        self._table.topic_config_table[topic.topic_name] = topic
+    def put(self, *topics: TopicConfig) -> None:
+        """Creates or replaces topics."""
+        self._table.topic_config_table.update((topic.topic_name, topic) for topic in topics)
+        self._changed()
+
+    def config_changed(self) -> None:
+        """Adds the system's own topics that the changed configuration wants."""
+        for topic in system_topics(self._config):
+            self._table.topic_config_table.setdefault(topic.topic_name, topic)
+            self.system_topics.add(topic.topic_name)
         self._changed()
 
     def remove(self, topic: str) -> bool:
@@ -79,7 +86,8 @@ class TopicTable:
         Normally TBW102, which is there only with autoCreateTopicEnable; min(client's queue count, its write queues).
         """
         default = self.get(default_topic)
-        if default is None or not default.perm & PERM_INHERIT:
+        forbidden = default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable
+        if default is None or forbidden or not default.perm & PERM_INHERIT:
             log.warning("topic %s of producer %s is not created: no default topic %s", topic, peer, default_topic)
             return None
         queue_nums = max(0, min(client_queue_nums, default.write_queue_nums))

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 #: A server that doesn't stop in time is left: its files are recovered at the next start.
 STOP_TIMEOUT_S = 30.0
+_CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath"}
 
 
 class Server(Protocol):
@@ -34,6 +35,9 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
     """Runs `gantry namesrv` or `gantry broker` until it is told to stop; the exit code."""
     options = _parser(command).parse_args(arguments)
     properties = load_properties(options.config) if options.config else {}
+    if options.config:
+        # What is changed from outside is written to the file that the server was started with, as Java does.
+        properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
     if options.namesrv_addr:
         properties["namesrvAddr"] = options.namesrv_addr
     source = str(options.config or "the command line")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-#: May never be changed over the network, whatever configBlackList says (DefaultRequestProcessor.initConfigBlackList).
-FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+from gantrymq.config import property_key
+from gantrymq.remoting.tls import TlsConfig
+
+#: May never be changed over the network, whatever configBlackList says (DefaultRequestProcessor.initConfigBlackList);
+#: in Java those of TLS are no part of the configuration.
+FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}) | {
+    property_key(field) for field in fields(TlsConfig)
+}
 
 
 @dataclass
-class NamesrvConfig:
+class NamesrvConfig(TlsConfig):
     """Defaults are Java's. Times are in the unit that Java's key has: ms, or s where the name says so."""
 
     #: 0 takes any free port.
     listen_port: int = field(default=9876, metadata={"minimum": 0, "maximum": 65535})
     bind_address: str = "0.0.0.0"
+    #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
+    metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
     #: A connection that sent nothing for so long is closed.
     server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1})
     #: KV configuration as JSON, written at each change.

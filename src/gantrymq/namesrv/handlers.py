@@ -128,7 +128,8 @@ class RequestHandlers:
             return _response(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {topic}. Create it, or let a broker with "
-                "autoCreateTopicEnable=true do so at the first message.",
+                f"autoCreateTopicEnable=true do so at the first message; `gantry doctor {topic}` says what is missing, "
+                "docs/faq.md more.",
             )
         return _response(body=body)
 

@@ -5,6 +5,7 @@ The form of the file is Java's: `{"configTable":{"NAMESPACE":{"key":"value"}}}` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,12 @@ class KVConfigManager:
     def namespace(self, namespace: str) -> dict[str, str] | None:
         """All values of a namespace; None when it was never used."""
         return self._tables.get(namespace)
+
+    def entries(self) -> Iterator[tuple[str, str, str]]:
+        """(namespace, key, value) of everything."""
+        for namespace, table in self._tables.items():
+            for key, value in table.items():
+                yield namespace, key, value
 
     def _store(self, tables: dict[str, dict[str, str]]) -> None:
         data = encode_json(_File(tables))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import cast
 
-from gantrymq.errors import RemotingError
+from gantrymq.errors import GantryError, RemotingError
+from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.handlers import RequestHandlers
 from gantrymq.namesrv.kv_config import KVConfigManager
+from gantrymq.namesrv.metrics import AnsweredRequests, collect
 from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -18,8 +20,13 @@ from gantrymq.protocol.headers import NotifyMinBrokerIdChangeRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, format_address
 from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.tls import client_context
 
 log = logging.getLogger(__name__)
+
+#: The KV configuration is logged after the first, then at each second interval (NamesrvController), s.
+KV_LOG_DELAY_S = 60.0
+KV_LOG_INTERVAL_S = 600.0
 
 
 class NameServer:
@@ -30,33 +37,49 @@ class NameServer:
         self.table = RouteTable(self.config)
         self._server: RemotingServer | None = None
         self._client: RemotingClient | None = None
+        self._metrics: MetricsServer | None = None
         self._scan_timer: asyncio.TimerHandle | None = None
+        self._kv_log_timer: asyncio.TimerHandle | None = None
         self._notifications: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Serves at `address`. Raises GantryError when the port is taken, ConfigError for a damaged KV file."""
-        kv_config = KVConfigManager(self.config.kv_config_path)
+        """Serves at `address`. Raises GantryError when a port is taken, ConfigError for a damaged KV or TLS file."""
+        config = self.config
+        kv_config = KVConfigManager(config.kv_config_path)
         kv_config.load()
-        handlers = RequestHandlers(self.config, self.table, kv_config, self._notify)
+        handlers = RequestHandlers(config, self.table, kv_config, self._notify)
+        client = RemotingClient(ssl_context=client_context(config))
+        # Counting costs each request a little: only when somebody will ask.
+        answered = AnsweredRequests() if config.metrics_port else None
         server = RemotingServer(
             handlers.by_code(),
-            host=self.config.bind_address,
-            port=self.config.listen_port,
-            max_idle_s=self.config.server_channel_max_idle_time_seconds,
-            on_close=lambda connection: self._notify(self.table.connection_closed(connection)),
+            host=config.bind_address,
+            port=config.listen_port,
+            tls=config,
+            hooks=[answered] if answered is not None else [],
+            max_idle_s=config.server_channel_max_idle_time_seconds,
+            on_close=self._connection_closed,
         )
         await server.start()
         self._server = server
-        self._client = RemotingClient()
+        self._client = client
+        if answered is not None:
+            await self._serve_metrics(answered)
         self._scan_later()
+        self._kv_log_timer = asyncio.get_running_loop().call_later(KV_LOG_DELAY_S, self._log_kv_config, kv_config)
         log.info("the NameServer serves at %s", self.address)
 
     async def stop(self) -> None:
-        """Closes every connection and stops listening; once more does no harm."""
-        if self._scan_timer is not None:
-            self._scan_timer.cancel()
-            self._scan_timer = None
+        """Answers what has arrived, closes every connection and stops listening; once more does no harm."""
+        for timer in (self._scan_timer, self._kv_log_timer):
+            if timer is not None:
+                timer.cancel()
+        self._scan_timer = self._kv_log_timer = None
+        if self._metrics is not None:
+            await self._metrics.stop()
+            self._metrics = None
         if self._server is not None:
+            await self._server.drain()
             server, self._server = self._server, None
             await server.stop()
         for task in list(self._notifications):
@@ -71,6 +94,32 @@ class NameServer:
         host = self.config.bind_address
         port = self._server.port if self._server is not None else self.config.listen_port
         return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+    async def _serve_metrics(self, answered: AnsweredRequests) -> None:
+        started = asyncio.get_running_loop().time()
+
+        def now() -> Iterator[Metric]:
+            connections = len(self._server.connections) if self._server is not None else 0
+            return collect(self.table, answered, connections, asyncio.get_running_loop().time() - started)
+
+        metrics = MetricsServer(now, host=self.config.bind_address, port=self.config.metrics_port)
+        try:
+            await metrics.start()
+        except GantryError:
+            await self.stop()
+            raise
+        self._metrics = metrics
+
+    def _connection_closed(self, connection: Connection) -> None:
+        changes = self.table.connection_closed(connection)
+        # A NameServer that stops closes connections itself: that says nothing of the brokers.
+        if self._server is not None:
+            self._notify(changes)
+
+    def _log_kv_config(self, kv_config: KVConfigManager) -> None:
+        for namespace, key, value in kv_config.entries():
+            log.info("KV config %s/%s: %s", namespace, key, value)
+        self._kv_log_timer = asyncio.get_running_loop().call_later(KV_LOG_INTERVAL_S, self._log_kv_config, kv_config)
 
     def _scan_later(self) -> None:
         interval_s = self.config.scan_not_active_broker_interval / 1000

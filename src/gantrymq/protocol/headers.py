@@ -475,3 +475,20 @@ class ConsumeMessageDirectlyResultRequestHeader(Header):
     topic: str | None = None
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None
+
+
+class QueryMessageRequestHeader(Header):
+    """QUERY_MESSAGE (12): the newest `max_num` messages with a key, stored between two times (ms)."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+
+
+class QueryMessageResponseHeader(Header):
+    """Answer to QUERY_MESSAGE: the newest message in the index."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64

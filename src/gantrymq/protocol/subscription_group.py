@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gantrymq.protocol.heartbeat import SubscriptionData
 from gantrymq.protocol.java import Int32, Int64
 from gantrymq.protocol.topic_config import DataVersion
 
@@ -68,4 +69,4 @@ class QuerySubscriptionResponseBody(msgspec.Struct, rename="camel"):
 
     group: str
     topic: str
-    subscription_data: Any = None
+    subscription_data: SubscriptionData | None = None

@@ -1,0 +1,167 @@
+"""Questions and orders that the broker passes on to the clients of a group (`Broker2Client`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import Client, GroupMembers
+from gantrymq.broker.message_admin import record_at
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
+from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.offset_body import ConsumerStatusBody, ResetOffsetBody
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+#: `Broker2Client.callClient` and `getConsumeStatus`: how long a client may take to answer.
+CLIENT_TIMEOUT_MS = 10_000
+STATUS_TIMEOUT_MS = 5_000
+#: More questions to clients than these aren't under way at once.
+MAX_QUESTIONS = 64
+
+
+class ClientRelay:
+    """Asks clients on behalf of an administrator."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroupTable,
+        members: GroupMembers[Connection],
+    ) -> None:
+        self._broker_name = config.broker_name
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._members = members
+        self._questions = 0
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
+        }
+
+    def push_reset(self, group: str, topic: str, timestamp: int, body: ResetOffsetBody) -> None:
+        """Has every client of a group go on from these offsets."""
+        members = self._members.consumers.get(group)
+        for client in [] if members is None else list(members.clients.values()):
+            header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp)
+            is_c = client.language == LanguageCode.CPP
+            order = RemotingCommand.request(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body.encode_for_c() if is_c else body.encode()
+            )
+            try:
+                client.member.send_oneway(order)
+            except RemotingError as e:
+                log.info("client %s of group %s isn't told of its new offsets: %s", client.client_id, group, e)
+
+    def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """What a client tells of itself: queues, rates, threads."""
+        header = request.read_header(GetConsumerRunningInfoRequestHeader)
+        client = self._client(header.consumer_group, header.client_id)
+        ask = partial(self._ask, client, header.consumer_group, request, request.ext_fields)
+        connection.respond_with(request, self._limited(ask))
+        return None
+
+    def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Has a client consume a stored message now, and answers what became of it."""
+        header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
+        client = self._client(header.consumer_group, header.client_id or "")
+        try:
+            _, offset = decode_offset_message_id(header.msg_id or "")
+        except ProtocolError as e:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(e)) from e
+        order = RemotingCommand.request(request.code, body=record_at(self._store, offset))
+        fields = request.ext_fields | {"brokerName": self._broker_name}
+        topic = self._topics.get(header.topic or "")
+        if topic is not None:
+            fields["topicSysFlag"] = str(topic.topic_sys_flag)
+        group = self._groups.find(header.consumer_group)
+        if group is not None:
+            fields["groupSysFlag"] = str(group.group_sys_flag)
+        connection.respond_with(
+            request, self._limited(partial(self._ask, client, header.consumer_group, order, fields))
+        )
+        return None
+
+    def consumer_status(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The offsets in a topic as each client of a group, or one, has them in memory."""
+        header = request.read_header(GetConsumerStatusRequestHeader)
+        group = self._members.consumers.get(header.group)
+        clients = [] if group is None else list(group.clients.values())
+        if not clients:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
+            )
+        wanted = [client for client in clients if header.client_addr in (None, "", client.client_id)]
+        connection.respond_with(request, self._limited(partial(self._statuses, wanted, header)))
+        return None
+
+    async def _statuses(
+        self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
+    ) -> RemotingCommand:
+        """Those that don't answer are left out, as in Java."""
+        body = ConsumerStatusBody()
+        for client in clients:
+            question = RemotingCommand.request(
+                RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+                GetConsumerStatusRequestHeader(topic=header.topic, group=header.group),
+            )
+            try:
+                answer = await client.member.invoke(question, STATUS_TIMEOUT_MS)
+                if answer.code == ResponseCode.SUCCESS and answer.body:
+                    body.consumer_table[client.client_id] = ConsumerStatusBody.decode(answer.body).message_queue_table
+            except GantryError as e:
+                log.warning("client %s of group %s doesn't tell its offsets: %s", client.client_id, header.group, e)
+        return RemotingCommand.response(body=body.encode())
+
+    async def _ask(
+        self, client: Client[Connection], group: str, request: RemotingCommand, fields: dict[str, str]
+    ) -> RemotingCommand:
+        """The client's answer, as it is."""
+        question = RemotingCommand.request(request.code, body=request.body, fields=fields)
+        try:
+            return await client.member.invoke(question, CLIENT_TIMEOUT_MS)
+        except RequestTimeout as e:
+            raise RequestRefused(
+                ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client.client_id}> Timeout: {e}"
+            ) from e
+        except RemotingError as e:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"invoke consumer <{group}> <{client.client_id}> Exception: {e}"
+            ) from e
+
+    def _client(self, group: str, client_id: str) -> Client[Connection]:
+        client = self._members.find(group, client_id)
+        if client is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        return client
+
+    async def _limited(self, ask: Callable[[], Awaitable[RemotingCommand]]) -> RemotingCommand:
+        if self._questions >= MAX_QUESTIONS:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"{MAX_QUESTIONS} questions to clients are under way: try again"
+            )
+        self._questions += 1
+        try:
+            return await ask()
+        finally:
+            self._questions -= 1

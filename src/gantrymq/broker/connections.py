@@ -1,0 +1,88 @@
+"""Who is connected: GET_CONSUMER_CONNECTION_LIST, GET_PRODUCER_CONNECTION_LIST, GET_ALL_PRODUCER_INFO."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gantrymq.broker.consumer_groups import Client, GroupMembers
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.connection_body import (
+    ClientConnection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+)
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers import GetProducerConnectionListRequestHeader, GroupRequestHeader
+from gantrymq.remoting.connection import Connection, Handler, Reply
+
+_LANGUAGES = {language.value: language.name for language in LanguageCode}
+
+
+class Connections:
+    """Lists the members of groups."""
+
+    def __init__(self, members: GroupMembers[Connection]) -> None:
+        self._members = members
+        self._clock = asyncio.get_running_loop().time
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
+        }
+
+    def consumers(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A consumer group's members and subscriptions."""
+        name = request.read_header(GroupRequestHeader).consumer_group
+        group = self._members.consumers.get(name)
+        if group is None:
+            raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        body = ConsumerConnection(
+            [_connection(client) for client in group.clients.values()],
+            group.subscriptions,
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+        )
+        return RemotingCommand.response(body=encode_json(body))
+
+    def producers(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A producer group's members."""
+        name = request.read_header(GetProducerConnectionListRequestHeader).producer_group
+        clients = self._members.producers.get(name)
+        if clients is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        body = ProducerConnection([_connection(client) for client in clients.values()])
+        return RemotingCommand.response(body=encode_json(body))
+
+    def all_producers(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The members of every producer group."""
+        # Heartbeats are noted in the loop's time.
+        loop_time_ms = time.time_ns() // 1_000_000 - int(self._clock() * 1000)
+        body = ProducerTableInfo(
+            {
+                group: [
+                    ProducerInfo(
+                        client.client_id,
+                        client.member.address,
+                        _LANGUAGES.get(client.language, LanguageCode.OTHER.name),
+                        client.version,
+                        loop_time_ms + int(client.last_heartbeat * 1000),
+                    )
+                    for client in clients.values()
+                ]
+                for group, clients in self._members.producers.items()
+            }
+        )
+        return RemotingCommand.response(body=encode_json(body))
+
+
+def _connection(client: Client[Connection]) -> ClientConnection:
+    language = _LANGUAGES.get(client.language, LanguageCode.OTHER.name)
+    return ClientConnection(client.client_id, client.member.address, language, client.version)

@@ -1,0 +1,141 @@
+"""Consumer groups made, changed, deleted and listed from outside (`AdminBrokerProcessor`)."""
+
+from __future__ import annotations
+
+import logging
+
+from gantrymq.broker.attributes import altered
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topic_admin import MAX_QUEUE_NUMS
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    DeleteSubscriptionGroupRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    TopicRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from gantrymq.protocol.offset_body import GroupList
+from gantrymq.protocol.route import TopicList
+from gantrymq.protocol.subscription_group import (
+    GroupForbidden,
+    QuerySubscriptionResponseBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+)
+from gantrymq.protocol.topic_name import group_problem, topic_problem
+from gantrymq.remoting.connection import Connection, Handler, Reply
+
+log = logging.getLogger(__name__)
+
+
+class GroupAdmin:
+    """Requests about the table of groups, and about which group consumes which topic. `address` is the broker's."""
+
+    def __init__(
+        self,
+        address: str,
+        groups: SubscriptionGroupTable,
+        members: GroupMembers[Connection],
+        offsets: ConsumerOffsets,
+    ) -> None:
+        self._address = address
+        self._groups = groups
+        self._members = members
+        self._offsets = offsets
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_list,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.get,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbidden,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+        }
+
+    def create(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Creates or changes a group."""
+        self._groups.put([self._checked(decode_json(request.body, SubscriptionGroupConfig))])
+        return RemotingCommand.response()
+
+    def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Creates or changes many groups, all or none."""
+        configs = [self._checked(c) for c in decode_json(request.body, SubscriptionGroupList).group_config_list]
+        if configs:
+            self._groups.put(configs)
+        return RemotingCommand.response()
+
+    def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Deletes a group, and with `cleanOffset` how far it has got; one that doesn't exist is deleted already."""
+        header = request.read_header(DeleteSubscriptionGroupRequestHeader)
+        if self._groups.remove(header.group_name):
+            log.info("%s deleted the group %s", connection.address, header.group_name)
+        if header.clean_offset:
+            self._offsets.remove_group(header.group_name)
+        return RemotingCommand.response()
+
+    def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        table = self._groups.table
+        return RemotingCommand.response(
+            body=encode_json(table), fields={"totalGroupNum": str(len(table.subscription_group_table))}
+        )
+
+    def get(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """One group; asking makes none, unlike in Java."""
+        name = request.read_header(GetSubscriptionGroupConfigRequestHeader).group
+        config = self._groups.find(name)
+        if config is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker: {name}")
+        return RemotingCommand.response(body=encode_json(config))
+
+    def forbidden(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Forbids a group to read a topic, or allows it, if asked to; answers what holds."""
+        header = request.read_header(UpdateGroupForbiddenRequestHeader)
+        problem = group_problem(header.group) or topic_problem(header.topic)
+        if problem is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        if header.readable is not None:
+            self._groups.set_may_read(header.group, header.topic, header.readable)
+        readable = self._groups.may_read(header.group, header.topic)
+        return RemotingCommand.response(body=encode_json(GroupForbidden(header.group, header.topic, readable)))
+
+    def groups_of_topic(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The groups that subscribe to a topic or have consumed from it."""
+        topic = request.read_header(TopicRequestHeader).topic
+        groups = self._members.subscribers(topic) | self._offsets.groups_of(topic)
+        return RemotingCommand.response(body=encode_json(GroupList(sorted(groups))))
+
+    def topics_of_group(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The topics from which a group has consumed."""
+        group = request.read_header(GetSubscriptionGroupConfigRequestHeader).group
+        return RemotingCommand.response(
+            body=encode_json(TopicList(sorted(self._offsets.topics_of(group)), self._address))
+        )
+
+    def subscription(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """What a group that is online subscribes to in a topic."""
+        header = request.read_header(QuerySubscriptionByConsumerRequestHeader)
+        subscription = self._members.subscription(header.group, header.topic)
+        return RemotingCommand.response(
+            body=encode_json(QuerySubscriptionResponseBody(header.group, header.topic, subscription))
+        )
+
+    def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """The group with its attributes' changes applied to those that it has. Raises RequestRefused."""
+        problem = group_problem(config.group_name)
+        if problem is None and not 0 <= config.retry_queue_nums <= MAX_QUEUE_NUMS:
+            problem = f"retryQueueNums {config.retry_queue_nums}: 0 to {MAX_QUEUE_NUMS}"
+        if problem is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        existing = self._groups.find(config.group_name)
+        config.attributes = altered({} if existing is None else existing.attributes, config.attributes)
+        return config

@@ -1,0 +1,168 @@
+"""Groups' offsets listed, copied and set from outside (`AdminBrokerProcessor`, `Broker2Client.resetOffset`)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.broker.client_relay import ClientRelay
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
+    QueryCorrectionOffsetHeader,
+    ResetOffsetRequestHeader,
+)
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
+from gantrymq.protocol.topic_name import group_problem
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+_MAX_LONG = 2**63 - 1
+#: What ResetOffsetRequestHeader.offset is when the time decides.
+_NO_OFFSET = (None, -1)
+
+
+class DelayOffsets:
+    """delayOffset.json as `Schedule` wrote it last: how far each delay level is delivered."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonConfigFile(path)
+
+    def encoded(self) -> bytes:
+        return self._file.load() or encode_json(_DelayOffsetFile())
+
+    def by_level(self) -> dict[int, int]:
+        return decode_json(self.encoded(), _DelayOffsetFile).offset_table
+
+
+class _DelayOffsetFile(msgspec.Struct, rename="camel"):
+    offset_table: dict[int, int] = {}
+
+
+class OffsetAdmin:
+    """Requests about how far groups have got."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroupTable,
+        members: GroupMembers[Connection],
+        offsets: ConsumerOffsets,
+        delay_offsets: DelayOffsets,
+        relay: ClientRelay,
+    ) -> None:
+        self._broker_name = config.broker_name
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._members = members
+        self._offsets = offsets
+        self._delay_offsets = delay_offsets
+        self._relay = relay
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.all_delay,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
+        }
+
+    def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        return RemotingCommand.response(body=self._offsets.encode())
+
+    def all_delay(self, connection: Connection, request: RemotingCommand) -> Reply:
+        return RemotingCommand.response(body=self._delay_offsets.encoded())
+
+    def reset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Sets a group's offsets in a topic to those at a time, or one queue's to a given one; tells its clients.
+
+        Without `isForce` a time moves offsets back only. The group needn't be online.
+        """
+        header = request.read_header(ResetOffsetRequestHeader)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
+            )
+        if self._groups.find(header.group) is None and not self._offsets.queues(header.group, header.topic):
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group} does not exist")
+        if header.queue_id >= topic.read_queue_nums:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.read_queue_nums} queues",
+            )
+        queue_ids = range(topic.read_queue_nums) if header.queue_id < 0 else [header.queue_id]
+        targets = {queue_id: self._target(header, queue_id) for queue_id in queue_ids}
+        body = ResetOffsetBody()
+        for queue_id, offset in targets.items():
+            self._offsets.commit(header.group, header.topic, queue_id, offset)
+            body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
+        self._offsets.save()
+        log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
+        self._relay.push_reset(header.group, header.topic, header.timestamp, body)
+        return RemotingCommand.response(body=body.encode())
+
+    def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+        queue = self._store.find_queue(header.topic, queue_id)
+        first, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if header.queue_id >= 0 and header.offset not in _NO_OFFSET:
+            if not first <= header.offset <= end:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"Target offset {header.offset} not in consume queue range [{first}-{end}]",
+                )
+            return header.offset
+        offset = end
+        if queue is not None and header.timestamp >= 0:
+            offset = self._store.offset_by_time(queue, header.timestamp)
+        current = self._offsets.query(header.group, header.topic, queue_id)
+        return offset if header.is_force or current is None else min(offset, current)
+
+    def clone(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Gives one group the offsets of another, in one topic or all."""
+        header = request.read_header(CloneGroupOffsetRequestHeader)
+        problem = group_problem(header.dest_group)
+        if problem is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        topics = [header.topic] if header.topic else sorted(self._offsets.topics_of(header.src_group))
+        for topic in topics:
+            if self._topics.get(topic) is None:
+                continue
+            if header.offline or not self._members.has_left(header.src_group, topic):
+                self._offsets.clone(header.src_group, header.dest_group, topic)
+        self._offsets.save()
+        return RemotingCommand.response()
+
+    def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The lowest offset of all groups by queue; where it is beyond that of `compareGroup`, Long.MAX_VALUE."""
+        header = request.read_header(QueryCorrectionOffsetHeader)
+        left_out = set((header.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(header.topic) - left_out:
+            for queue_id, offset in self._offsets.queues(group, header.topic).items():
+                queue = self._store.find_queue(header.topic, queue_id)
+                if offset >= (queue.min_offset if queue else 0):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, _MAX_LONG))
+        for queue_id, offset in self._offsets.queues(header.compare_group, header.topic).items():
+            if lowest.get(queue_id, _MAX_LONG) > offset:
+                lowest[queue_id] = _MAX_LONG
+        return RemotingCommand.response(body=encode_json(CorrectionOffsetBody(lowest)))

@@ -1,0 +1,206 @@
+"""The broker's figures: GET_BROKER_RUNTIME_INFO and VIEW_BROKER_STATS_DATA (`AdminBrokerProcessor.prepareRuntimeInfo`).
+
+Keys are Java's. What Java has of its thread pools' queues is 0; what it measures for each message isn't there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.offset_admin import DelayOffsets
+from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
+from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers import ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.route import KVTable
+from gantrymq.protocol.stats_body import BrokerStatsData, BrokerStatsItem
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.message_store import MessageStore
+
+#: The name of `codes.PROTOCOL_VERSION`.
+_VERSION = "V5_3_3"
+#: Questions within so many seconds get the figures of one sample.
+_FRESH_S = 1.0
+#: Java's thread pools: each has a queue, of which tools show the size and how long its first request waits.
+_POOLS = ("send", "pull", "litePull", "query", "ack")
+
+
+class RuntimeInfo:
+    """Figures of a broker that begins now. `sample` is to be called every `traffic.SAMPLE_S`."""
+
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, delay_offsets: DelayOffsets
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._offsets = offsets
+        self._delay_offsets = delay_offsets
+        self._clock = asyncio.get_running_loop().time
+        self._started = self._sampled = self._clock()
+        self._boot_timestamp = time.time_ns() // 1_000_000
+        self._boot_position = store.max_physical_offset
+        self._put = Traffic(self.put_totals(), self._started)
+        self._got = Traffic(offsets.totals(), self._started)
+        today = date.today().toordinal()
+        self._put_days, self._got_days = Totals(today), Totals(today)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.stats_data,
+        }
+
+    def sample(self) -> None:
+        """Takes in how far queues and groups have got."""
+        now = self._sampled = self._clock()
+        today = date.today().toordinal()
+        self._put_days.update(today, self._put.total)
+        self._got_days.update(today, self._got.total)
+        self._put.sample(self.put_totals(), now, from_zero=True)
+        self._got.sample(self._offsets.totals(), now, from_zero=False)
+
+    def put_tps(self, topic: str) -> float:
+        """Messages a second that came to a topic in the last minute."""
+        return self._put.recent(topic, MINUTE, self._now()).tps
+
+    def get_tps(self, group: str, topic: str) -> float:
+        """Messages a second that a group consumed of a topic in the last minute."""
+        return self._got.recent(f"{topic}@{group}", MINUTE, self._now()).tps
+
+    def runtime_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """All figures as text."""
+        return RemotingCommand.response(body=encode_json(KVTable(self.table())))
+
+    def table(self) -> dict[str, str]:
+        now = self._now()
+        put, got, store = self._put, self._got, self._store
+        size = store.max_physical_offset - self._boot_position
+        got_tps = _rates(got, now)
+        table: dict[str, object] = {
+            "brokerVersionDesc": _VERSION,
+            "brokerActive": "true",
+            "bootTimestamp": self._boot_timestamp,
+            "startAcceptSendRequestTimeStamp": 0,
+            "runtime": _duration(now - self._started),
+            "putTps": _rates(put, now),
+            "getTransferredTps": got_tps,
+            "getFoundTps": got_tps,
+            "getTotalTps": got_tps,
+            "putMessageTimesTotal": put.total,
+            "putMessageSizeTotal": size,
+            "putMessageAverageSize": size / max(put.total, 1),
+            "msgPutTotalYesterdayMorning": self._put_days.yesterday_morning,
+            "msgPutTotalTodayMorning": self._put_days.today_morning,
+            "msgPutTotalTodayNow": put.total,
+            "msgGetTotalYesterdayMorning": self._got_days.yesterday_morning,
+            "msgGetTotalTodayMorning": self._got_days.today_morning,
+            "msgGetTotalTodayNow": got.total,
+            "commitLogMinOffset": store.min_physical_offset,
+            "commitLogMaxOffset": store.max_physical_offset,
+            "earliestMessageTimeStamp": self._earliest(),
+            "remainHowManyDataToFlush": _bytes(store.max_physical_offset - store.flushed_offset),
+            # `append` writes the units with the record, so there is nothing to dispatch.
+            "dispatchBehindBytes": 0,
+            "pageCacheLockTimeMills": 0,
+            "timerReadBehind": 0,
+            "timerOffsetBehind": 0,
+            "timerCongestNum": 0,
+            "timerEnqueueTps": 0.0,
+            "timerDequeueTps": 0.0,
+        }
+        for pool in _POOLS:
+            table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
+        table |= self._disk() | self._schedule()
+        return {key: str(value) for key, value in sorted(table.items())}
+
+    def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A topic's messages (TOPIC_PUT_NUMS) or a topic@group's (GROUP_GET_NUMS) in the last minute, hour and day."""
+        header = request.read_header(ViewBrokerStatsDataRequestHeader)
+        traffic = {"TOPIC_PUT_NUMS": self._put, "GROUP_GET_NUMS": self._got}.get(header.stats_name)
+        now = self._now()
+        if traffic is None or header.stats_key not in traffic:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            )
+        minute, hour, day = (_item(traffic.recent(header.stats_key, span, now)) for span in (MINUTE, HOUR, DAY))
+        return RemotingCommand.response(body=encode_json(BrokerStatsData(minute, hour, day)))
+
+    def _now(self) -> float:
+        """The time, after a new sample where the last one is old."""
+        if self._clock() - self._sampled >= _FRESH_S:
+            self.sample()
+        return self._clock()
+
+    def put_totals(self) -> Iterator[tuple[str, int]]:
+        """(topic, messages ever stored)."""
+        find = self._store.find_queue
+        for topic, queue_ids in self._store.topics().items():
+            yield topic, sum(queue.max_offset for id_ in queue_ids if (queue := find(topic, id_)) is not None)
+
+    def _earliest(self) -> int:
+        try:
+            return self._store.read_record(self._store.min_physical_offset).store_timestamp
+        except GantryError:
+            return -1
+
+    def _disk(self) -> dict[str, object]:
+        log = self._config.store.commit_log_directory
+        disk = shutil.disk_usage(log)
+        ratio = _used_ratio(log)
+        return {
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{log}": ratio,
+            "consumeQueueDiskRatio": _used_ratio(self._config.store.store_path_root_dir),
+            "commitLogDirCapacity": f"Total : {_bytes(disk.total)}, Free : {_bytes(disk.free)}.",
+        }
+
+    def _schedule(self) -> dict[str, object]:
+        """For each delay level how far its queue is delivered, and its end."""
+        queues = {level: self._store.find_queue(SCHEDULE_TOPIC, level - 1) for level in self._delay_offsets.by_level()}
+        return {
+            f"scheduleMessageOffset_{level}": f"{offset},{queue.max_offset if (queue := queues[level]) else 0}"
+            for level, offset in self._delay_offsets.by_level().items()
+        }
+
+
+def _rates(traffic: Traffic, now: float) -> str:
+    """Over 10 s, 1 and 10 minutes, as Java writes it."""
+    return " ".join(str(traffic.tps(seconds, now)) for seconds in (10, 60, 600))
+
+
+def _item(recent: Recent) -> BrokerStatsItem:
+    return BrokerStatsItem(recent.sum, recent.tps, 1.0 if recent.sum else 0.0)
+
+
+def _used_ratio(path: Path) -> float:
+    """What only root may use counts as used (`UtilAll.getDiskPartitionSpaceUsedPercent`)."""
+    disk = shutil.disk_usage(path)
+    return disk.used / max(disk.used + disk.free, 1)
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"[ {days} days, {hour} hours, {minute} minutes, {second} seconds ]"
+
+
+def _bytes(count: int) -> str:
+    """`MixAll.humanReadableByteCount`."""
+    if count < 1024:
+        return f"{count} B"
+    size, unit = float(count), 0
+    while size >= 1024 and unit < 6:
+        size /= 1024
+        unit += 1
+    return f"{size:.1f} {' KMGTPE'[unit]}iB"

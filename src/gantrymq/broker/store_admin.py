@@ -1,0 +1,67 @@
+"""What has expired goes, by the clock and on demand: CLEAN_EXPIRED_CONSUMEQUEUE, DELETE_EXPIRED_COMMITLOG."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+#: cleanResourceInterval; while there is more to delete, a round follows after the shorter pause.
+_CLEAN_S = 10.0
+_NEXT_ROUND_S = 0.1
+
+
+class StoreAdmin:
+    """Has the store cleaned from `start` on. `queues_deleted` is told when queues are gone that others may hold."""
+
+    def __init__(self, store: MessageStore, queues_deleted: Callable[[], None]) -> None:
+        self._store = store
+        self._queues_deleted = queues_deleted
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_log,
+        }
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(_CLEAN_S, self._clean)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def clean_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Deletes the queues whose messages are all gone."""
+        count = self._store.delete_expired_queues()
+        if count:
+            self._queues_deleted()
+        log.info("%s had %d expired queues deleted", connection.address, count)
+        return RemotingCommand.response()
+
+    def delete_log(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Deletes the log files that have expired, whatever the hour; the answer doesn't wait for it."""
+        log.info("%s has the expired log files deleted", connection.address)
+        self._store.delete_expired_soon()
+        self.stop()
+        self._timer = self._loop.call_later(_NEXT_ROUND_S, self._clean)
+        return RemotingCommand.response()
+
+    def _clean(self) -> None:
+        more = False
+        try:
+            more = self._store.clean(time.time_ns() // 1_000_000)
+        except StoreError as e:
+            log.error("the store can't be cleaned: %s", e)
+        self._timer = self._loop.call_later(_NEXT_ROUND_S if more else _CLEAN_S, self._clean)

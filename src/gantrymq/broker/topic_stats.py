@@ -1,0 +1,125 @@
+"""What a topic's queues hold: GET_TOPIC_STATS_INFO, QUERY_CONSUME_TIME_SPAN, QUERY_CONSUME_QUEUE."""
+
+from __future__ import annotations
+
+import time
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.runtime_info import RuntimeInfo
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers import (
+    QueryConsumeQueueRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    TopicRequestHeader,
+)
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.queue_map import QueueObject
+from gantrymq.protocol.stats_body import (
+    ConsumeQueueData,
+    QueryConsumeQueueResponseBody,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+    TopicOffset,
+    TopicStatsTable,
+)
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.consume_queue import UNIT
+from gantrymq.store.message_store import MessageStore
+
+#: No answer has more units.
+MAX_UNITS = 10_000
+
+
+class TopicStats:
+    """Answers from the store; a queue that was never written is empty."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        members: GroupMembers[Connection],
+        offsets: ConsumerOffsets,
+        runtime: RuntimeInfo,
+    ) -> None:
+        self._broker_name = config.broker_name
+        self._store = store
+        self._topics = topics
+        self._members = members
+        self._offsets = offsets
+        self._runtime = runtime
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
+            RequestCode.QUERY_CONSUME_QUEUE: self.consume_queue,
+        }
+
+    def topic_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Each queue's first and last offset, and when its last message was stored."""
+        topic = self._topic(request.read_header(TopicRequestHeader).topic)
+        name = topic.topic_name
+        stats = TopicStatsTable(topic_put_tps=self._runtime.put_tps(name))
+        for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
+            queue = self._store.find_queue(name, queue_id)
+            stats.offset_table[MessageQueue(name, self._broker_name, queue_id)] = (
+                TopicOffset()
+                if queue is None
+                else TopicOffset(
+                    queue.min_offset, queue.max_offset, max(0, self._store.store_time(queue, queue.max_offset - 1))
+                )
+            )
+        return RemotingCommand.response(body=stats.encode())
+
+    def time_span(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """When each queue's first, last and last consumed message were stored."""
+        header = request.read_header(QueryConsumeTimeSpanRequestHeader)
+        topic = self._topic(header.topic)
+        now_ms = time.time_ns() // 1_000_000
+        spans = []
+        for queue_id in range(topic.write_queue_nums):
+            span = QueueTimeSpan(QueueObject(self._broker_name, queue_id, header.topic), -1, -1, -1)
+            queue = self._store.find_queue(header.topic, queue_id)
+            if queue is not None and queue.max_offset > 0:
+                span.min_time_stamp = self._store.store_time(queue, queue.min_offset)
+                span.max_time_stamp = self._store.store_time(queue, queue.max_offset - 1)
+                consumed = self._offsets.query(header.group, header.topic, queue_id) or 0
+                before = self._store.store_time(queue, consumed - 1)
+                span.consume_time_stamp = span.min_time_stamp if before < 0 else before
+                if consumed < queue.max_offset:
+                    waiting_since = self._store.store_time(queue, max(consumed, queue.min_offset))
+                    span.delay_time = max(0, now_ms - waiting_since)
+            spans.append(span)
+        return RemotingCommand.response(body=encode_json(QueryConsumeTimeSpanBody(spans)))
+
+    def consume_queue(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A queue's units as they stand in its files."""
+        header = request.read_header(QueryConsumeQueueRequestHeader)
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        if queue is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{header.queue_id}@{header.topic} is not exist!")
+        body = QueryConsumeQueueResponseBody(max_queue_index=queue.max_offset, min_queue_index=queue.min_offset)
+        if header.consumer_group:
+            body.subscription_data = self._members.subscription(header.consumer_group, header.topic)
+            if body.subscription_data is None:
+                body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"
+        units = queue.units(header.index, min(header.count, MAX_UNITS))
+        body.queue_data = [ConsumeQueueData(*unit) for unit in UNIT.iter_unpack(units)]
+        remark = None
+        if not queue.min_offset <= header.index < queue.max_offset:
+            remark = f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!"
+        return RemotingCommand.response(remark=remark, body=encode_json(body))
+
+    def _topic(self, name: str) -> TopicConfig:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic

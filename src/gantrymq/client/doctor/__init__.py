@@ -1,0 +1,5 @@
+"""What is wrong with a cluster, in plain words: the library behind `gantry doctor`.
+
+`observation` asks every NameServer and broker and writes down what they said; `checks` and `topic_checks` are plain
+functions from that to `finding`s; `diagnosis` is the one call that does both. Open `diagnosis.py` first.
+"""

@@ -1,0 +1,43 @@
+"""diagnose: looks at a cluster and says what is broken, why, and what to change."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+
+from gantrymq import __version__
+from gantrymq.client.doctor.checks import check_brokers, check_name_servers
+from gantrymq.client.doctor.finding import Finding, ok
+from gantrymq.client.doctor.observation import Observation, observe
+from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
+from gantrymq.errors import ClientError
+from gantrymq.protocol.codes import PROTOCOL_VERSION
+
+
+async def diagnose(
+    name_servers: Sequence[str] | str,
+    topic: str | None = None,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    timeout_ms: int = 3000,
+) -> list[Finding]:
+    """The cluster as it looks from this machine, and why `topic` can or can't be used.
+
+    `name_servers` is a list of HOST:PORT, or one string with `;` between them. Servers that don't answer are findings,
+    not errors; each question waits at most `timeout_ms`. Raises ClientError when no NameServer is given.
+    """
+    if isinstance(name_servers, str):
+        name_servers = [address.strip() for address in name_servers.split(";") if address.strip()]
+    if not name_servers:
+        raise ClientError("no NameServer given: pass at least one HOST:PORT")
+    unique = list(dict.fromkeys(name_servers))
+    return judge(await observe(unique, topic, ssl_context=ssl_context, timeout_ms=timeout_ms))
+
+
+def judge(seen: Observation) -> list[Finding]:
+    """What follows from what was seen, the way a message would go: NameServers, brokers, the topic."""
+    findings = [ok(f"this is gantrymq {__version__}, RocketMQ's protocol as of MQVersion {PROTOCOL_VERSION}")]
+    findings += [*check_name_servers(seen), *check_brokers(seen), *check_auto_creation(seen)]
+    if seen.topic is not None:
+        findings += check_topic(seen, seen.topic)
+    return findings

@@ -1,0 +1,175 @@
+"""What each NameServer and each broker says when it is asked, errors included. Nothing is judged here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.protocol.route import MASTER_ID, ClusterInfo, TopicRouteData
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+
+#: Brokers that are asked at the same time.
+MAX_CONCURRENT = 32
+
+# StoreStatsService.getFormatRuntime.
+_RUNTIME = re.compile(r"\[ *(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds *\]")
+
+
+@dataclass(slots=True)
+class NameServerSeen:
+    """One NameServer. With an `error` the rest is empty."""
+
+    address: str
+    error: GantryError | None = None
+    cluster: ClusterInfo = field(default_factory=ClusterInfo)
+    #: Every topic's name; None when it doesn't list them (enableAllTopicList=false).
+    topics: frozenset[str] | None = None
+    #: Of the topic in question; None when it has none.
+    route: TopicRouteData | None = None
+    #: Of TBW102, which the brokers have that make topics on their own.
+    auto_create_route: TopicRouteData | None = None
+    #: Another answer than "there is none" to the question for a route.
+    route_error: GantryError | None = None
+
+    @property
+    def brokers(self) -> dict[tuple[str, int], str]:
+        """host:port by (broker name, broker id)."""
+        return {
+            (name, broker_id): address
+            for name, broker in self.cluster.broker_addr_table.items()
+            for broker_id, address in broker.broker_addrs.items()
+        }
+
+
+@dataclass(slots=True)
+class BrokerSeen:
+    """One broker at the address that it advertises. What an old broker doesn't tell is empty."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    #: Why it could not be asked; a refusal is none: it answers.
+    error: GantryError | None = None
+    runtime: dict[str, str] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+    #: The topic in question as the broker has it; None when it hasn't, or doesn't tell.
+    topic: TopicConfig | None = None
+    #: How far its clock is ahead of the one here, s; None when it can't be seen.
+    clock_ahead_s: float | None = None
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+    @property
+    def label(self) -> str:
+        return f"broker {self.name} ({'master' if self.is_master else f'slave {self.broker_id}'})"
+
+
+@dataclass(slots=True)
+class Observation:
+    """Everything that was seen; `brokers` are those that any of the NameServers names."""
+
+    topic: str | None
+    name_servers: list[NameServerSeen]
+    brokers: list[BrokerSeen] = field(default_factory=list)
+
+    @property
+    def answering(self) -> list[NameServerSeen]:
+        return [seen for seen in self.name_servers if seen.error is None]
+
+
+async def observe(
+    name_servers: Sequence[str], topic: str | None, *, ssl_context: ssl.SSLContext | None, timeout_ms: int
+) -> Observation:
+    """Asks all of them, each for at most `timeout_ms` a question."""
+    seen = Observation(
+        topic,
+        await asyncio.gather(*(_name_server(address, topic, ssl_context, timeout_ms) for address in name_servers)),
+    )
+    found = {
+        (broker.cluster, name, broker_id, address): None
+        for name_server in seen.answering
+        for name, broker in sorted(name_server.cluster.broker_addr_table.items())
+        for broker_id, address in sorted(broker.broker_addrs.items())
+    }
+    limit = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def ask(admin: AdminClient, broker: BrokerSeen) -> BrokerSeen:
+        async with limit:
+            await _ask_broker(admin, broker, topic)
+        return broker
+
+    async with AdminClient(ssl_context=ssl_context, timeout_ms=timeout_ms) as admin:
+        seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
+    return seen
+
+
+async def _name_server(
+    address: str, topic: str | None, ssl_context: ssl.SSLContext | None, timeout_ms: int
+) -> NameServerSeen:
+    seen = NameServerSeen(address)
+    async with AdminClient([address], ssl_context=ssl_context, timeout_ms=timeout_ms) as admin:
+        try:
+            seen.cluster = await admin.cluster_info()
+            with suppress(BrokerError):  # enableAllTopicList=false
+                seen.topics = frozenset(await admin.topic_list())
+            try:
+                seen.auto_create_route = await _route(admin, AUTO_CREATE_TOPIC)
+                seen.route = await _route(admin, topic) if topic is not None else None
+            except BrokerError as e:
+                seen.route_error = e
+        except GantryError as e:
+            seen.error = e
+    return seen
+
+
+async def _route(admin: AdminClient, topic: str) -> TopicRouteData | None:
+    try:
+        return await admin.topic_route(topic)
+    except NoRouteInfo:
+        return None
+
+
+async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None) -> None:
+    try:
+        # A refusal tells nothing, but the broker answers, which is what counts.
+        with suppress(BrokerError):
+            asked_s = time.time()
+            broker.runtime = await admin.runtime_info(broker.address)
+            broker.clock_ahead_s = clock_ahead_s(broker.runtime, (asked_s + time.time()) / 2)
+        with suppress(BrokerError):
+            broker.config = await admin.broker_config(broker.address)
+        if topic is not None:
+            with suppress(BrokerError):
+                broker.topic = await admin.topic_config(broker.address, topic)
+    except GantryError as e:
+        broker.error = e
+
+
+def clock_ahead_s(runtime: dict[str, str], now_s: float) -> float | None:
+    """How far a broker's clock is ahead, to the second: its figures say when it started and how long it runs."""
+    match = _RUNTIME.fullmatch(runtime.get("runtime", "").strip())
+    if match is None:
+        return None
+    try:
+        days, hours, minutes, seconds = map(int, match.groups())
+        booted_s = int(runtime.get("bootTimestamp", "")) / 1000
+        return booted_s + ((days * 24 + hours) * 60 + minutes) * 60 + seconds - now_s
+    except (ValueError, OverflowError):
+        return None
+
+
+def named(names: Iterable[str], limit: int = 5) -> str:
+    """The first few of many names."""
+    first = sorted(names)
+    return ", ".join(first[:limit]) + (f" and {len(first) - limit} more" if len(first) > limit else "")

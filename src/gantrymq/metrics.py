@@ -1,0 +1,143 @@
+"""Figures for Prometheus: rendered as text, served over HTTP on a port of their own.
+
+A server gives a callable that tells its metrics when somebody asks; nothing is kept here. The names are RocketMQ's
+where it has one (broker/metrics/BrokerMetricsConstant). Format: Prometheus text exposition 0.0.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gantrymq.errors import GantryError
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Who doesn't send a request, or take the answer, in this time is dropped, s.
+REQUEST_TIMEOUT_S = 5.0
+MAX_REQUEST_BYTES = 16 * 1024
+#: Prometheus and a few who look; more at a time are refused.
+MAX_CONNECTIONS = 32
+
+
+class Kind(Enum):
+    """A gauge goes up and down; a counter only up, and its name ends with _total."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name with a value per set of labels, each as (labels, value)."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: Iterable[tuple[Mapping[str, str], float]]
+
+
+def gauge(name: str, description: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return Metric(name, Kind.GAUGE, description, [({}, value)])
+
+
+def render(metrics: Iterable[Metric]) -> bytes:
+    """The text that Prometheus reads."""
+    lines: list[str] = []
+    for metric in metrics:
+        lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
+        lines.append(f"# TYPE {metric.name} {metric.kind.value}")
+        for labels, value in metric.samples:
+            pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
+            lines.append(f"{metric.name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}")
+    return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+
+
+def _escape(text: str, *, quotes: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)
+
+
+class MetricsServer:
+    """Answers GET /metrics with what `collect` returns; `port` 0 takes a free one, known after `start`."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]], *, host: str, port: int) -> None:
+        self._collect = collect
+        self._host = host
+        self.port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises GantryError when the port is taken."""
+        try:
+            self._server = await asyncio.start_server(self._connected, self._host, self.port, limit=MAX_REQUEST_BYTES)
+        except OSError as e:
+            raise GantryError(
+                f"can't listen on {self._host}:{self.port} for metrics (metricsPort): {e.strerror or e}"
+            ) from e
+        self.port = self._server.sockets[0].getsockname()[1]
+        log.info("metrics at http://%s:%d/metrics", self._host, self.port)
+
+    async def stop(self) -> None:
+        """Stops listening; who is being answered is cut off."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None or len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, asyncio.LimitOverrunError):
+            # Gone, too slow (TimeoutError), or no HTTP.
+            pass
+        finally:
+            writer.transport.abort()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _http("405 Method Not Allowed", "text/plain", b"only GET\n")
+        if path != b"/metrics":
+            return _http("404 Not Found", "text/plain", b"the metrics are at /metrics\n")
+        try:
+            body = render(self._collect())
+        except Exception:
+            log.exception("the metrics can't be told")
+            return _http("500 Internal Server Error", "text/plain", b"see the server's log\n")
+        return _http("200 OK", CONTENT_TYPE, body, with_body=method == b"GET")
+
+
+def _http(status: str, content_type: str, body: bytes, *, with_body: bool = True) -> bytes:
+    head = f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + (body if with_body else b"")

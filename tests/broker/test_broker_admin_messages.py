@@ -1,0 +1,70 @@
+"""Messages by their place in the log and by their keys."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from broker_support import Peer
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.message_id import decode_offset_message_id
+
+
+async def test_message_is_found_by_its_id(peer: Peer) -> None:
+    await peer.send("orders", b"first")
+    sent = await peer.send("orders", b"second", properties={"KEYS": "k", "TAGS": "t"})
+    _, offset = decode_offset_message_id(sent.ext_fields["msgId"])
+    response = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset, topic="orders"))
+    assert response.code == ResponseCode.SUCCESS
+    pulled = await peer.pull("orders", 1)
+    assert response.body == pulled.body
+    (message,) = decode_messages(response.body)
+    assert (message.body, message.keys, message.tags, message.queue_offset) == (b"second", ["k"], "t", 1)
+
+
+@pytest.mark.parametrize("offset", [1, -1, 4096, 2**62, -(2**63)])
+async def test_no_message_there(peer: Peer, offset: int) -> None:
+    await peer.send("orders", b"x" * 1000)
+    response = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset))
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert f"can not find message by the offset, {offset}" in (response.remark or "")
+
+
+async def query(peer: Peer, key: str, *, unique: bool = False, **changed: object) -> RemotingCommand:
+    header = QueryMessageRequestHeader(topic="orders", key=key, max_num=32, begin_timestamp=0, end_timestamp=2**62)
+    fields = {"_UNIQUE_KEY_QUERY": "true"} if unique else {}
+    return await peer.ask(RequestCode.QUERY_MESSAGE, msgspec.structs.replace(header, **changed), fields=fields)
+
+
+async def test_messages_are_found_by_their_keys(peer: Peer) -> None:
+    for i in range(4):
+        await peer.send("orders", b"body %d" % i, properties={"KEYS": f"even{i % 2} all", "UNIQ_KEY": f"unique{i}"})
+
+    async def bodies(key: str, **changed: object) -> list[bytes]:
+        response = await query(peer, key, **changed)  # type: ignore[arg-type]
+        assert response.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+        return [message.body for message in decode_messages(response.body)]
+
+    assert await bodies("even0") == [b"body 0", b"body 2"]
+    assert await bodies("all", max_num=3) == [b"body 1", b"body 2", b"body 3"]
+    assert await bodies("unique1", unique=True) == [b"body 1"]
+    assert await bodies("all", unique=True) == []
+    assert await bodies("none") == []
+    assert await bodies("all", topic="others") == []
+    assert await bodies("all", end_timestamp=1) == []
+    assert await bodies("all", begin_timestamp=2**63 - 1) == []
+    for max_num in (0, -1):
+        assert await bodies("all", max_num=max_num) == []
+    assert len(await bodies("all", max_num=2**31 - 1)) == 4
+    assert int((await query(peer, "all")).ext_fields["indexLastUpdateTimestamp"]) > 0
+
+
+async def test_no_answer_is_larger_than_a_frame(peer: Peer) -> None:
+    for _ in range(6):
+        assert (await peer.send("orders", bytes(3_900_000), properties={"KEYS": "large"})).code == 0
+    response = await query(peer, "large")
+    assert response.code == ResponseCode.SUCCESS
+    assert [message.queue_offset for message in decode_messages(response.body)] == [2, 3, 4, 5]

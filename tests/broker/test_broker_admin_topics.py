@@ -1,0 +1,154 @@
+"""Topics made in lists, shown, measured and cleaned up from outside."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from administration import beat, commit, queue, send
+from broker_support import Peer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    CreateTopicRequestHeader,
+    QueryConsumeQueueRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    TopicRequestHeader,
+)
+from gantrymq.protocol.route import TopicList
+from gantrymq.protocol.stats_body import QueryConsumeQueueResponseBody, QueryConsumeTimeSpanBody, TopicStatsTable
+from gantrymq.protocol.topic_config import TopicConfig
+
+
+async def make(peer: Peer, *topics: dict[str, object]) -> int:
+    body = encode_json({"topicConfigList": topics})
+    return (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)).code
+
+
+async def test_list_of_topics_is_made_and_each_is_shown(peer: Peer, broker: Broker) -> None:
+    assert await make(peer, {"topicName": "one", "readQueueNums": 2, "writeQueueNums": 3}, {"topicName": "two"}) == 0
+    response = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="one"))
+    one = decode_json(response.body, TopicConfig)
+    assert (one.read_queue_nums, one.write_queue_nums, one.perm) == (2, 3, 6)
+    response = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="three"))
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "three" in (response.remark or "")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"topicName": "bad!"},
+        {"topicName": "TBW102"},
+        {"topicName": "two", "readQueueNums": 10**9},
+        {"topicName": "two", "writeQueueNums": -1},
+        {"topicName": "two", "perm": 77},
+        {"topicName": "two", "topicSysFlag": 10**30},
+        {"topicName": "two", "topicFilterType": "NONE"},
+        {"topicName": "two", "attributes": {"no.sign": "x"}},
+    ],
+)
+async def test_one_bad_topic_in_a_list_makes_none(peer: Peer, broker: Broker, bad: dict[str, object]) -> None:
+    assert await make(peer, {"topicName": "one"}, bad) == ResponseCode.INVALID_PARAMETER
+    assert broker.topics.get("one") is None
+
+
+async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> None:
+    async def change(attributes: str) -> dict[str, str]:
+        header = CreateTopicRequestHeader(
+            topic="one", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6, attributes=attributes
+        )
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        topic = broker.topics.get("one")
+        assert topic is not None
+        return topic.attributes
+
+    assert await change("+a=1, +b=2") == {"a": "1", "b": "2"}
+    assert await change("-a,+b=3") == {"b": "3"}
+
+
+async def test_system_topics(peer: Peer) -> None:
+    response = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    topics = decode_json(response.body, TopicList).topic_list
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a"} <= set(topics)
+
+
+async def test_unused_topics_lose_their_queues(peer: Peer, broker: Broker) -> None:
+    await send(peer, 1, topic="kept")
+    await send(peer, 1, topic="gone")
+    broker.topics.remove("gone")
+    assert "gone" in broker.store.topics()
+    assert (await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
+    assert set(broker.store.topics()) == {"kept"}
+
+
+async def test_topic_stats(peer: Peer) -> None:
+    before = time.time_ns() // 1_000_000
+    await send(peer, 3, queue_id=1)
+    response = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="orders"))
+    stats = TopicStatsTable.decode(response.body)
+    assert set(stats.offset_table) == {queue("orders", i) for i in range(4)}
+    full, empty = stats.offset_table[queue("orders", 1)], stats.offset_table[queue("orders", 0)]
+    assert (full.min_offset, full.max_offset) == (0, 3)
+    assert before <= full.last_update_timestamp <= time.time_ns() // 1_000_000
+    assert (empty.max_offset, empty.last_update_timestamp) == (0, 0)
+    response = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="none"))
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_time_span(peer: Peer) -> None:
+    await send(peer, 3)
+    await commit(peer, 1)
+    header = QueryConsumeTimeSpanRequestHeader(topic="orders", group="consumers")
+    response = await peer.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    spans = decode_json(response.body, QueryConsumeTimeSpanBody).consume_time_span_set
+    assert [span.message_queue.queue_id for span in spans] == [0, 1, 2, 3]
+    first = spans[0]
+    assert 0 < first.min_time_stamp == first.consume_time_stamp <= first.max_time_stamp
+    assert spans[1].max_time_stamp == -1
+    await commit(peer, 3)
+    response = await peer.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    done = decode_json(response.body, QueryConsumeTimeSpanBody).consume_time_span_set[0]
+    assert (done.consume_time_stamp, done.delay_time) == (done.max_time_stamp, 0)
+    header.topic = "none"
+    assert (await peer.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_units_of_a_queue(peer: Peer) -> None:
+    await send(peer, 5)
+    await beat(peer, "one")
+
+    async def ask(**changed: object) -> tuple[str | None, QueryConsumeQueueResponseBody]:
+        header = QueryConsumeQueueRequestHeader(topic="orders", queue_id=0, index=1, count=2)
+        response = await peer.ask(RequestCode.QUERY_CONSUME_QUEUE, msgspec.structs.replace(header, **changed))
+        assert response.code == ResponseCode.SUCCESS
+        return response.remark, decode_json(response.body, QueryConsumeQueueResponseBody)
+
+    remark, body = await ask()
+    assert remark is None
+    assert (body.min_queue_index, body.max_queue_index) == (0, 5)
+    assert [unit.physic_offset for unit in body.queue_data] == sorted(unit.physic_offset for unit in body.queue_data)
+    assert len(body.queue_data) == 2
+    assert body.queue_data[0].physic_size > 91
+    _, body = await ask(consumer_group="consumers", count=2**31 - 1)
+    assert len(body.queue_data) == 4
+    assert body.subscription_data is not None
+    assert body.subscription_data.tags_set == ["a", "b"]
+    _, body = await ask(consumer_group="strangers")
+    assert "not online" in (body.filter_data or "")
+    for index, count in ((-5, 3), (5, 3), (2**62, 3), (0, -1)):
+        remark, body = await ask(index=index, count=count)
+        assert body.queue_data == []
+        assert count < 0 or "not exist" in (remark or "")
+
+
+@pytest.mark.parametrize(("topic", "queue_id"), [("none", 0), ("orders", -1), ("orders", 2**31 - 1)])
+async def test_units_of_no_queue(peer: Peer, topic: str, queue_id: int) -> None:
+    await send(peer, 1)
+    header = QueryConsumeQueueRequestHeader(topic=topic, queue_id=queue_id, index=0, count=1)
+    response = await peer.ask(RequestCode.QUERY_CONSUME_QUEUE, header)
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert f"{queue_id}@{topic}" in (response.remark or "")

@@ -1,0 +1,191 @@
+"""How a NameServer begins and ends: the grace at the start, what is finished at the end, its log, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from namesrv_support import broker_header, registration, topics_body, until
+
+from gantrymq.cli.main import run
+from gantrymq.config import parse_properties
+from gantrymq.errors import BrokerError, ConfigError, RemotingError
+from gantrymq.namesrv import server as server_module
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers import PutKVConfigRequestHeader, TopicRequestHeader
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.tls import TlsMode
+
+
+def route_request(topic: str = "A") -> RemotingCommand:
+    return RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic=topic))
+
+
+async def test_requests_that_have_arrived_are_answered_at_the_stop(server: NameServer) -> None:
+    host, port = server.address.split(":")
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, int(port)))
+        await loop.sock_sendall(sock, route_request().encode())
+        assert await asyncio.wait_for(loop.sock_recv(sock, 1 << 20), 10)
+        # Without a pause: the server can't have read any of them when it is told to stop.
+        requests = b"".join(route_request().encode() for _ in range(200))
+        assert sock.send(requests) == len(requests)
+        async with asyncio.timeout(10):
+            await server.stop()
+        reader, answers = FrameReader(), []
+        while data := await asyncio.wait_for(loop.sock_recv(sock, 1 << 20), 10):
+            answers += reader.feed(data)
+    assert [answer.code for answer in answers] == [ResponseCode.TOPIC_NOT_EXIST] * 200
+
+
+async def test_a_busy_client_does_not_keep_a_server_from_stopping(server: NameServer, client: RemotingClient) -> None:
+    async def ask_on() -> None:
+        while True:
+            await client.invoke(server.address, route_request())
+
+    asking = asyncio.create_task(ask_on())
+    await until(lambda: client._connections)
+    await asyncio.wait_for(server.stop(), 10)
+    with pytest.raises(RemotingError):
+        await asyncio.wait_for(asking, 10)
+
+
+async def test_brokers_hear_nothing_of_each_other_from_a_server_that_stops(
+    server: NameServer, client: RemotingClient, config: NamesrvConfig
+) -> None:
+    config.notify_min_broker_id_changed = True
+    told: list[RemotingCommand] = []
+
+    def notified(connection: Connection, request: RemotingCommand) -> None:
+        told.append(request)
+
+    broker = RemotingServer({RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: notified}, host="127.0.0.1")
+    await broker.start()
+    slave = f"127.0.0.1:{broker.port}"
+    body = topics_body("A", "B")
+    await client.call(server.address, registration(broker_header("a", slave, broker_id=1, acting=True), body))
+    master = RemotingClient()
+    await master.call(server.address, registration(broker_header("a", "127.0.0.1:1", acting=True), body))
+    await until(lambda: len(told) == 1)
+    await server.stop()
+    assert server.table.cluster_info().broker_addr_table == {}
+    await broker.drain()
+    assert len(told) == 1
+    await master.close()
+    await broker.stop()
+
+
+async def test_no_route_in_the_first_seconds(config: NamesrvConfig, client: RemotingClient) -> None:
+    config.need_wait_for_service = True
+    config.wait_seconds_for_service = 1
+    server = NameServer(config)
+    await server.start()
+    await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
+    with pytest.raises(BrokerError, match="name server not ready"):
+        await client.call(server.address, route_request())
+    async with asyncio.timeout(10):
+        while (await client.invoke(server.address, route_request())).code != ResponseCode.SUCCESS:
+            await asyncio.sleep(0.02)
+    await server.stop()
+
+
+async def test_the_kv_configuration_is_logged_again_and_again(
+    config: NamesrvConfig,
+    client: RemotingClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(server_module, "KV_LOG_DELAY_S", 0.02)
+    monkeypatch.setattr(server_module, "KV_LOG_INTERVAL_S", 0.02)
+    caplog.set_level(logging.INFO, "gantrymq.namesrv.server")
+    server = NameServer(config)
+    await server.start()
+    put = PutKVConfigRequestHeader(namespace="ORDER_TOPIC_CONFIG", key="orders", value="broker-a:8")
+    await client.call(server.address, RemotingCommand.request(RequestCode.PUT_KV_CONFIG, put))
+    await until(lambda: caplog.text.count("KV config ORDER_TOPIC_CONFIG/orders: broker-a:8") >= 2)
+    await server.stop()
+
+
+def test_printed_configuration_is_the_effective_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "namesrv.properties"
+    config.write_text("listenPort = 12345\ntls.server.mode=disabled\nmetricsPort=9090\n")
+    assert run(["namesrv", "-c", str(config), "-p"]) == 0
+    out = capsys.readouterr().out
+    printed = parse_properties(out, source="the output")
+    assert printed["listenPort"] == "12345"
+    assert printed["tls.server.mode"] == "disabled"
+    assert printed["metricsPort"] == "9090"
+    assert printed["scanNotActiveBrokerInterval"] == "5000"
+    config.write_text(out)
+    assert run(["namesrv", "-c", str(config), "-p"]) == 0
+    assert capsys.readouterr().out == out
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls_config(config: NamesrvConfig, tmp_path: Path) -> NamesrvConfig:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command makes the certificate")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    config.tls_server_cert_path, config.tls_server_key_path = cert, key
+    return config
+
+
+async def test_plain_brokers_and_tls_clients_together(tls_config: NamesrvConfig, client: RemotingClient) -> None:
+    server = NameServer(tls_config)
+    await server.start()
+    await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
+    secure = RemotingClient(ssl_context=ssl.create_default_context(cafile=tls_config.tls_server_cert_path))
+    assert (await secure.call(server.address, route_request())).body
+    # A TLS connection that closes takes its broker along, too.
+    await secure.call(server.address, registration(broker_header("b", "10.0.0.2:1"), topics_body("C", "D")))
+    await secure.close()
+    await until(lambda: server.table.route("C") is None)
+    assert server.table.route("A") is not None
+    await server.stop()
+
+
+async def test_enforcing(tls_config: NamesrvConfig, client: RemotingClient) -> None:
+    tls_config.tls_server_mode = TlsMode.ENFORCING
+    server = NameServer(tls_config)
+    await server.start()
+    with pytest.raises(RemotingError):
+        await client.call(server.address, route_request())
+    await server.stop()
+
+
+async def test_enforcing_without_a_certificate_does_not_start(config: NamesrvConfig) -> None:
+    config.tls_server_mode = TlsMode.ENFORCING
+    server = NameServer(config)
+    with pytest.raises(ConfigError, match=r"tls\.server\.certPath"):
+        await server.start()
+    await server.stop()
+
+
+async def test_tls_is_not_changed_over_the_network(server: NameServer, client: RemotingClient) -> None:
+    request = RemotingCommand.request(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"tls.server.certPath=/tmp/mine.pem\n")
+    with pytest.raises(BrokerError, match=r"black list: tls\.server\.certPath"):
+        await client.call(server.address, request)
