@@ -13,7 +13,15 @@ import pytest
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"]
+DOCUMENTS = [
+    "README.md",
+    "README.zh-CN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/faq.md",
+    "docs/compatibility.md",
+]
 #: The address in every example.
 ADDRESS = "127.0.0.1:9876"
 
@@ -45,10 +53,7 @@ def address() -> Iterator[str]:
 def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
     script = tmp_path / "test_example.py"
     script.write_text(code.replace(ADDRESS, address))
-    if "def test_" in code:
-        command = ["-m", "pytest", "-o", "asyncio_mode=auto", "-q"]
-    else:
-        command = []
+    command = ["-m", "pytest", "-o", "asyncio_mode=auto", "-q"] if "def test_" in code else []
     done = subprocess.run(
         [sys.executable, *command, str(script)], capture_output=True, text=True, timeout=200, cwd=tmp_path
     )

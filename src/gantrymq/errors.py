@@ -17,6 +17,7 @@ GantryError
 │   ├── NoRouteInfo         no NameServer knows the topic
 │   ├── IllegalMessage      topic, group, size or properties that a broker would refuse
 │   ├── ClientClosed        used before start() or after close()
+│   ├── PartialFailure      some of several servers did what was asked, others failed
 │   └── DataLost            messages that a reader was promised are gone
 ├── StoreError              the files
 │   ├── StoreLocked         another process has the directory
@@ -27,6 +28,7 @@ GantryError
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 
 
 class GantryError(Exception):
@@ -118,6 +120,19 @@ class IllegalMessage(ClientError):
 
 class ClientClosed(ClientError):
     """The client has not been started, or is closed."""
+
+
+class PartialFailure(ClientError):
+    """Some of several servers did what was asked, others failed; both are named.
+
+    `done` has the addresses (host:port) of the former, `failed` the errors of the latter by address.
+    """
+
+    def __init__(self, what: str, done: Sequence[str], failed: Mapping[str, GantryError]) -> None:
+        errors = "; ".join(f"{address}: {error}" for address, error in failed.items())
+        super().__init__(f"{what} failed on {errors}; done on {', '.join(done) or 'none'}")
+        self.done = list(done)
+        self.failed = dict(failed)
 
 
 class DataLost(ClientError):

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from gantrymq.cli.admin.app import app as admin_app
 from gantrymq.cli.main import INTERRUPTED
+from gantrymq.cli.options import NameServers, TlsConfigFile
+from gantrymq.cli.store import app as store_app
 
 app = typer.Typer(
     add_completion=False,
@@ -16,6 +19,8 @@ app = typer.Typer(
     help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",
     epilog="gantry --debug COMMAND shows where an error came from.",
 )
+app.add_typer(admin_app, name="admin")
+app.add_typer(store_app, name="store")
 
 
 def _version(value: bool) -> None:
@@ -60,6 +65,32 @@ def up(
     from gantrymq.cli.up import run_cluster
 
     raise typer.Exit(run_cluster(brokers, directory, port))
+
+
+@app.command()
+def doctor(
+    topic: Annotated[str | None, typer.Argument(help="Why can't I send to it, or read it?")] = None,
+    name_servers: NameServers = "127.0.0.1:9876",
+    json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
+    tls_config: TlsConfigFile = None,
+) -> None:
+    """Say what is wrong with a cluster, or with a topic, and what to change. Exit code 1 if there is a problem."""
+    from gantrymq.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(name_servers, topic, json=json, tls_config=tls_config))
+
+
+@app.command()
+def topology(
+    name_servers: NameServers = "127.0.0.1:9876",
+    once: Annotated[bool, typer.Option("--once", help="Show it once, not until Ctrl-C.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON each time instead of a table.")] = False,
+    tls_config: TlsConfigFile = None,
+) -> None:
+    """Show clusters, brokers, topics and rates, anew each second until Ctrl-C."""
+    from gantrymq.cli.topology import run_topology
+
+    run_topology(name_servers, once=once, json=json, tls_config=tls_config)
 
 
 @app.command()

@@ -1,0 +1,71 @@
+"""Values that options are given: true or false, times, attributes, files; and which options go together."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from gantrymq.errors import BodyError, ClientError
+from gantrymq.protocol.fastjson import decode_json
+
+T = TypeVar("T")
+
+#: mqadmin's form of a time: 2024-05-31#23:59:59:999, in local time.
+TIME_FORMAT = "%Y-%m-%d#%H:%M:%S:%f"
+
+
+class TrueFalse(StrEnum):
+    """A flag that takes a value, as mqadmin's do: `-o true`."""
+
+    TRUE = "true"
+    FALSE = "false"
+
+    def __bool__(self) -> bool:
+        return self is TrueFalse.TRUE
+
+
+def one_target(cluster: str | None, broker: str | None) -> None:
+    """Refuses a command line that names neither or both."""
+    if (cluster is None) == (broker is None):
+        raise typer.BadParameter("one of the two is needed", param_hint="'-b' / '-c'")
+
+
+def parse_time(text: str, hint: str) -> int:
+    """ms since the epoch: a number of them, or TIME_FORMAT. `hint` names the option."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no time: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS", param_hint=hint
+        ) from None
+
+
+def parse_attributes(text: str) -> dict[str, str]:
+    """+a=b,-c as the names and values of a request (`AttributeParser`)."""
+    attributes = {}
+    for item in text.split(","):
+        name, _, value = item.strip().partition("=")
+        if not name:
+            continue
+        if not (name.startswith("-") or (name.startswith("+") and value)):
+            raise typer.BadParameter(f"{item!r}: +name=value sets, -name removes", param_hint="'--attributes'")
+        attributes[name] = value
+    return attributes
+
+
+def read_json(path: Path, json_type: type[T]) -> T:
+    """The file's JSON. Raises ClientError when it can't be read or isn't of that form."""
+    try:
+        return decode_json(path.read_bytes(), json_type)
+    except OSError as e:
+        raise ClientError(f"can't read {path}: {e.strerror or e}") from e
+    except BodyError as e:
+        raise ClientError(f"{path}: {e}") from e

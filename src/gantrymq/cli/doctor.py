@@ -1,0 +1,48 @@
+"""`gantry doctor`: prints what `gantrymq.client.doctor` found."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.text import Text
+
+from gantrymq.cli.options import tls_context
+from gantrymq.client.doctor.diagnosis import diagnose
+from gantrymq.client.doctor.finding import Finding, Severity
+
+_MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Severity.PROBLEM: ("XX", "bold red")}
+
+
+def run_doctor(name_servers: str, topic: str | None, *, json: bool, tls_config: Path | None) -> int:
+    """Prints the findings; 1 if there is a problem among them, else 0."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        findings = runner.run(diagnose(name_servers, topic, ssl_context=tls_context(tls_config)))
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")
+    else:
+        _print(findings)
+    return int(any(finding.severity is Severity.PROBLEM for finding in findings))
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    for finding in findings:
+        mark, style = _MARKS[finding.severity]
+        console.print(Text.assemble((mark, style), " ", finding.what), soft_wrap=True)
+        for label, text in (("why:    ", finding.why), ("remedy: ", finding.remedy)):
+            if text:
+                console.print(Text.assemble("   ", (label, "dim"), text), soft_wrap=True)
+    counts = Counter(finding.severity for finding in findings)
+    summary = ", ".join(
+        f"{count} {severity.value}{'s' if count > 1 else ''}"
+        for severity in (Severity.PROBLEM, Severity.WARNING)
+        if (count := counts[severity])
+    )
+    console.print(Text(summary or "nothing is wrong", _MARKS[max(counts, key=list(Severity).index)][1]))

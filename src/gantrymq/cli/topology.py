@@ -1,0 +1,92 @@
+"""`gantry topology`: the cluster as a table that is drawn anew every second."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gantrymq.cli.options import tls_context
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.topology import BrokerState, Topology
+from gantrymq.errors import GantryError
+
+REFRESH_INTERVAL_S = 1.0
+#: A broker that doesn't answer holds the table up for so long.
+TIMEOUT_MS = 2000
+
+
+def run_topology(name_servers: str, *, once: bool, json: bool, tls_config: Path | None) -> None:
+    """Prints the cluster, once or until Ctrl-C. Raises a GantryError when no NameServer answers at first."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(name_servers, once, json, tls_config))
+
+
+async def _run(name_servers: str, once: bool, json: bool, tls_config: Path | None) -> None:
+    async with AdminClient(name_servers, ssl_context=tls_context(tls_config), timeout_ms=TIMEOUT_MS) as admin:
+        topology = Topology(admin)
+        brokers = await topology.look()
+        # A pipe has no width: no name is cut there.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+        if json or once or not console.is_terminal:
+            _show(console, brokers, json)
+            while not once:
+                await asyncio.sleep(REFRESH_INTERVAL_S)
+                _show(console, await topology.look(), json)
+            return
+        with Live(_table(brokers), console=console, auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(REFRESH_INTERVAL_S)
+                try:
+                    brokers = await topology.look()
+                    live.update(_table(brokers), refresh=True)
+                except GantryError as e:
+                    live.update(_table(brokers, str(e)), refresh=True)
+
+
+def _show(console: Console, brokers: Sequence[BrokerState], json: bool) -> None:
+    if json:
+        sys.stdout.write(msgspec.json.encode(brokers).decode() + "\n")
+        sys.stdout.flush()
+    else:
+        console.print(_table(brokers))
+
+
+def _table(brokers: Sequence[BrokerState], error: str | None = None) -> Table:
+    masters = sum(broker.role == "master" for broker in brokers)
+    total_in, total_out = sum(broker.in_tps or 0 for broker in brokers), sum(broker.out_tps or 0 for broker in brokers)
+    caption = Text(
+        f"{time.strftime('%H:%M:%S')}   masters {masters}   slaves {len(brokers) - masters}   "
+        f"in {total_in:,.0f}/s   out {total_out:,.0f}/s"
+    )
+    if error is not None:
+        caption.append(f"\n{error}", "bold red")
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("Cluster", "Broker", "Role", "Address", "Version"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("Topics", "Queues", "In/s", "Out/s"):
+        table.add_column(heading, justify="right")
+    for broker in brokers:
+        last = Text(broker.error, "bold red") if broker.error else Text(broker.version or "?")
+        table.add_row(
+            *(Text(text) for text in (broker.cluster, broker.broker_name, broker.role, broker.address)),
+            last,
+            *(_number(number) for number in (broker.topics, broker.queues, broker.in_tps, broker.out_tps)),
+        )
+    return table
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"

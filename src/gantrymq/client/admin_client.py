@@ -1,0 +1,23 @@
+"""AdminClient: everything that an operator asks of a cluster, as one object.
+
+    async with AdminClient("127.0.0.1:9876") as admin:
+        await admin.create_topic(TopicConfig("greetings", 8, 8), cluster="DefaultCluster")
+
+Its parts are modules beside this one: `admin_base` (connections, clusters, routes), `admin_namesrv`, `admin_topics`,
+`admin_groups`, `admin_offsets`, `admin_messages`, `admin_brokers`. Source: tools/admin/DefaultMQAdminExt.
+"""
+
+from __future__ import annotations
+
+from gantrymq.client.admin_brokers import AdminBrokers
+from gantrymq.client.admin_messages import AdminMessages
+
+
+class AdminClient(AdminMessages, AdminBrokers):
+    """Requests to NameServers and brokers. Needs no start; `close` it, or use it inside `async with`.
+
+    `name_servers` is a list of HOST:PORT, or one string with `;` between them; what is asked of one broker by its
+    address needs none. `hooks` see every request (see `remoting.connection`), `timeout_ms` bounds each.
+    Every method raises a RemotingError when the network fails and BrokerError for a server's refusal; one that changes
+    several servers raises PartialFailure, which names those that did it and those that failed.
+    """

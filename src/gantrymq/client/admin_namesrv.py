@@ -1,0 +1,126 @@
+"""NameServers: KV configuration, a broker's write permission, their own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gantrymq.client.admin_base import AdminBase
+from gantrymq.config import format_properties, parse_properties
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers import (
+    AddWritePermResponseHeader,
+    BrokerNameRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    KVConfigRequestHeader,
+    PutKVConfigRequestHeader,
+    WipeWritePermResponseHeader,
+)
+from gantrymq.protocol.route import KVTable
+
+#: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
+ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
+
+
+class AdminNamesrv(AdminBase):
+    """What NameServers keep beside routes. Changes go to every NameServer; {host:port: answer} comes back."""
+
+    async def kv_get(self, namespace: str, key: str) -> str | None:
+        """The value, None where there is none."""
+        try:
+            response = await self._ask_name_server(
+                RequestCode.GET_KV_CONFIG, KVConfigRequestHeader(namespace=namespace, key=key)
+            )
+        except BrokerError as e:
+            if e.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return response.read_header(GetKVConfigResponseHeader).value
+
+    async def kv_list(self, namespace: str) -> dict[str, str]:
+        """All keys and values of a namespace; none of an unknown one."""
+        try:
+            response = await self._ask_name_server(
+                RequestCode.GET_KVLIST_BY_NAMESPACE, GetKVListByNamespaceRequestHeader(namespace=namespace)
+            )
+        except BrokerError as e:
+            if e.code == ResponseCode.QUERY_NOT_FOUND:
+                return {}
+            raise
+        return decode_json(response.body, KVTable).table
+
+    async def kv_put(self, namespace: str, key: str, value: str) -> None:
+        """Sets the key on every NameServer."""
+        header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
+        await self._each(
+            f"setting {namespace}/{key}", self.name_servers, lambda a: self._call(a, RequestCode.PUT_KV_CONFIG, header)
+        )
+
+    async def kv_delete(self, namespace: str, key: str) -> None:
+        """Deletes the key from every NameServer; a key that isn't there is no error."""
+        header = KVConfigRequestHeader(namespace=namespace, key=key)
+        await self._each(
+            f"deleting {namespace}/{key}",
+            self.name_servers,
+            lambda a: self._call(a, RequestCode.DELETE_KV_CONFIG, header),
+        )
+
+    async def wipe_write_perm(self, broker_name: str) -> dict[str, int]:
+        """Makes the broker read-only in all routes: how many topics each NameServer changed."""
+
+        async def wipe(name_server: str) -> int:
+            header = BrokerNameRequestHeader(broker_name=broker_name)
+            response = await self._call(name_server, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
+            return response.read_header(WipeWritePermResponseHeader).wipe_topic_count
+
+        return await self._each(f"wiping the write permission of {broker_name}", self.name_servers, wipe)
+
+    async def add_write_perm(self, broker_name: str) -> dict[str, int]:
+        """Takes `wipe_write_perm` back: how many topics each NameServer changed."""
+
+        async def add(name_server: str) -> int:
+            header = BrokerNameRequestHeader(broker_name=broker_name)
+            response = await self._call(name_server, RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
+            return response.read_header(AddWritePermResponseHeader).add_topic_count
+
+        return await self._each(f"adding the write permission of {broker_name}", self.name_servers, add)
+
+    async def name_server_configs(self) -> dict[str, dict[str, str]]:
+        """Every NameServer's configuration under Java's keys."""
+
+        async def get(name_server: str) -> dict[str, str]:
+            response = await self._call(name_server, RequestCode.GET_NAMESRV_CONFIG)
+            return parse_properties(response.body.decode("utf-8", "replace"), source=name_server)
+
+        return await self._each("reading the configuration", self.name_servers, get)
+
+    async def update_name_server_configs(self, changes: Mapping[str, str]) -> None:
+        """Changes keys of every NameServer's configuration."""
+        body = format_properties(changes).encode()
+        await self._each(
+            f"setting {', '.join(changes)}",
+            self.name_servers,
+            lambda a: self._call(a, RequestCode.UPDATE_NAMESRV_CONFIG, body=body),
+        )
+
+    async def order_conf(self, topic: str) -> str | None:
+        """ "broker:queues;..." of an ordered topic, None for others."""
+        return await self.kv_get(ORDER_TOPIC_NAMESPACE, topic)
+
+    async def put_order_conf(self, topic: str, order_conf: str) -> None:
+        """Says how many queues of which brokers keep the topic's order: "broker-a:8;broker-b:8"."""
+        await self.kv_put(ORDER_TOPIC_NAMESPACE, topic, order_conf)
+
+    async def merge_order_conf(self, topic: str, broker_name: str, queue_nums: int) -> str:
+        """Sets one broker's part of the topic's order, keeps the others'; returns the whole."""
+        parts = dict(part.split(":", 1) for part in (await self.order_conf(topic) or "").split(";") if ":" in part)
+        parts[broker_name] = str(queue_nums)
+        order_conf = ";".join(f"{name}:{queues}" for name, queues in parts.items())
+        await self.put_order_conf(topic, order_conf)
+        return order_conf
+
+    async def delete_order_conf(self, topic: str) -> None:
+        """Ends the topic's order over all queues."""
+        await self.kv_delete(ORDER_TOPIC_NAMESPACE, topic)

@@ -1,0 +1,155 @@
+"""Topics: made, changed, deleted, listed, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gantrymq.client.admin_base import any_address
+from gantrymq.client.admin_namesrv import AdminNamesrv
+from gantrymq.errors import ClientError
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers import (
+    DeleteTopicInNamesrvRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    TopicRequestHeader,
+)
+from gantrymq.protocol.offset_body import GroupList
+from gantrymq.protocol.route import TopicList
+from gantrymq.protocol.stats_body import TopicStatsTable
+from gantrymq.protocol.topic_config import TopicConfig, TopicConfigTable
+
+
+class _TopicConfigList(msgspec.Struct, rename="camel"):
+    """The body of UPDATE_AND_CREATE_TOPIC_LIST (`CreateTopicListRequestBody`)."""
+
+    topic_config_list: list[TopicConfig]
+
+
+class AdminTopics(AdminNamesrv):
+    """Topics. Where a method takes `cluster` or `broker` (host:port), it wants one of them."""
+
+    async def topic_list(self) -> list[str]:
+        """Every topic that the NameServers know, sorted; retry and dead letter topics too."""
+        response = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_json(response.body, TopicList).topic_list)
+
+    async def topics_of_cluster(self, cluster: str) -> list[str]:
+        """The topics that the cluster's brokers have, sorted."""
+        response = await self._ask_name_server(
+            RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster=cluster)
+        )
+        return sorted(decode_json(response.body, TopicList).topic_list)
+
+    async def clusters_of_topic(self, topic: str) -> list[str]:
+        """The clusters whose brokers have queues of the topic, sorted. Raises NoRouteInfo."""
+        route = await self.topic_route(topic)
+        return sorted({broker.cluster for broker in route.broker_datas})
+
+    async def create_topic(
+        self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
+    ) -> list[str]:
+        """Makes or changes a topic on every master of a cluster, or on one broker; returns their host:port.
+
+        Each broker tells the NameServers itself. An attribute's name has a leading + (set) or - (remove). Raises
+        PartialFailure when some masters did it and others failed: asking again is harmless.
+        """
+        addresses = await self._targets(cluster, broker)
+
+        async def create(address: str) -> None:
+            await self.api.create_topic(address, config, self.timeout_ms)
+
+        await self._each(f"creating topic {config.topic_name}", addresses, create)
+        return addresses
+
+    async def create_topics(
+        self, configs: Sequence[TopicConfig], *, cluster: str | None = None, broker: str | None = None
+    ) -> list[str]:
+        """As `create_topic`, many at once."""
+        addresses = await self._targets(cluster, broker)
+        body = encode_json(_TopicConfigList(list(configs)))
+        await self._each(
+            f"creating {len(configs)} topics",
+            addresses,
+            lambda a: self._call(a, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body),
+        )
+        return addresses
+
+    async def topic_config(self, address: str, topic: str) -> TopicConfig:
+        """The topic as one broker has it. Raises BrokerError with TOPIC_NOT_EXIST."""
+        header = TopicRequestHeader(topic=topic)
+        return decode_json((await self._call(address, RequestCode.GET_TOPIC_CONFIG, header)).body, TopicConfig)
+
+    async def topic_configs(self, address: str) -> dict[str, TopicConfig]:
+        """All topics of one broker, the system's included."""
+        response = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return decode_json(response.body, TopicConfigTable).topic_config_table
+
+    async def update_topic_perm(
+        self, topic: str, perm: int, *, cluster: str | None = None, broker: str | None = None
+    ) -> dict[str, int]:
+        """Sets the topic's permission (2 write, 4 read, 6 both), keeps the rest; {host:port: the old one}."""
+
+        async def update(address: str) -> int:
+            config = await self.topic_config(address, topic)
+            # Attributes that aren't named stay.
+            changed = msgspec.structs.replace(config, perm=perm, attributes={})
+            await self.api.create_topic(address, changed, self.timeout_ms)
+            return config.perm
+
+        return await self._each(
+            f"setting the permission of topic {topic}", await self._targets(cluster, broker), update
+        )
+
+    async def delete_topic(self, topic: str, cluster: str) -> list[str]:
+        """Deletes the topic from every master of the cluster, then from the NameServers; returns the masters.
+
+        Raises PartialFailure when a broker failed: the NameServers keep the topic then.
+        """
+        masters = await self.masters_of(cluster)
+        header = TopicRequestHeader(topic=topic)
+        await self._each(
+            f"deleting topic {topic}", masters, lambda a: self._call(a, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        )
+        in_name_server = DeleteTopicInNamesrvRequestHeader(topic=topic, cluster_name=cluster)
+        await self._each(
+            f"deleting topic {topic}",
+            self.name_servers,
+            lambda a: self._call(a, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_name_server),
+        )
+        return masters
+
+    async def topic_stats(self, topic: str) -> TopicStatsTable:
+        """First and last offset of each queue, and when it was last written (ms). Raises NoRouteInfo."""
+
+        async def stats(address: str) -> TopicStatsTable:
+            response = await self._call(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic))
+            return TopicStatsTable.decode(response.body)
+
+        total = TopicStatsTable()
+        for answer in (await self._each(f"asking for topic {topic}", await self._holders(topic), stats)).values():
+            total.offset_table.update(answer.offset_table)
+            total.topic_put_tps += answer.topic_put_tps
+        return total
+
+    async def groups_of_topic(self, topic: str) -> list[str]:
+        """The consumer groups that read the topic, or have committed offsets in it, sorted. Raises NoRouteInfo."""
+
+        async def groups(address: str) -> list[str]:
+            header = TopicRequestHeader(topic=topic)
+            response = await self._call(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            return decode_json(response.body, GroupList).group_list
+
+        answers = await self._each(f"asking who reads {topic}", await self._holders(topic), groups)
+        return sorted({group for answer in answers.values() for group in answer})
+
+    async def _holders(self, topic: str, cluster: str | None = None) -> list[str]:
+        """host:port of one replica of each broker that has the topic, of one cluster or any."""
+        brokers = (await self.topic_route(topic)).broker_datas
+        addresses = [any_address(broker) for broker in brokers if cluster in (None, broker.cluster)]
+        found = [address for address in addresses if address]
+        if not found:
+            raise ClientError(f"no broker has topic {topic!r} at the moment")
+        return found

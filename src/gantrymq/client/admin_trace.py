@@ -1,0 +1,75 @@
+"""Message traces: what clients with tracing on tell of their messages, in messages of a topic of its own.
+
+Source: client/trace/TraceDataEncoder, TraceView. A trace message's keys are the ids of the messages it tells of.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gantrymq.errors import BodyError
+
+_END_OF_LINE = "\x02"
+_END_OF_FIELD = "\x01"
+
+
+class TraceView(msgspec.Struct, rename="camel"):
+    """One send (`Pub`) or one consumption (`SubAfter`) of a message; times in ms.
+
+    `timestamp` of a consumption is 0 with clients older than 4.9.
+    """
+
+    msg_type: str
+    msg_id: str
+    group: str
+    client_host: str
+    timestamp: int
+    cost_time: int
+    success: bool
+    topic: str = ""
+    tags: str = ""
+    keys: str = ""
+    store_host: str = ""
+
+
+def decode_trace(body: bytes, client_host: str) -> list[TraceView]:
+    """The sends and consumptions of a trace message; other lines, of transactions say, are left out.
+
+    Raises BodyError for one that has too few fields or no number in place of one.
+    """
+    views = []
+    for line in body.decode("utf-8", "replace").split(_END_OF_LINE):
+        fields = line.split(_END_OF_FIELD)
+        try:
+            if fields[0] == "Pub":
+                views.append(_send(fields, client_host))
+            elif fields[0] == "SubAfter":
+                views.append(_consumption(fields, client_host))
+        except (IndexError, ValueError) as e:
+            raise BodyError(f"trace {line[:200]!r} can't be read: {e}") from e
+    return views
+
+
+def _send(fields: list[str], client_host: str) -> TraceView:
+    _, timestamp, _, group, topic, msg_id, tags, keys, store_host, _, cost_time, _, *rest = fields
+    # Old clients have no offset message id before it.
+    success = rest[0] if len(rest) == 1 else rest[1]
+    return TraceView(
+        "Pub",
+        msg_id,
+        group,
+        client_host,
+        int(timestamp),
+        int(cost_time),
+        success == "true",
+        topic,
+        tags,
+        keys,
+        store_host,
+    )
+
+
+def _consumption(fields: list[str], client_host: str) -> TraceView:
+    _, _, msg_id, cost_time, success, keys, *rest = fields
+    timestamp, group = (int(rest[1]), rest[2]) if len(rest) >= 3 else (0, "")
+    return TraceView("SubAfter", msg_id, group, client_host, timestamp, int(cost_time), success == "true", keys=keys)

@@ -1,0 +1,69 @@
+"""Clusters for the commands that look at one: a NameServer in the test's loop, brokers that are only registered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.errors import NoRouteInfo
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import RegisterBrokerRequestHeader
+from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
+from gantrymq.remoting.client import RemotingClient
+
+CLUSTER = "DefaultCluster"
+
+
+@asynccontextmanager
+async def name_server(directory: Path, **options: Any) -> AsyncIterator[NameServer]:
+    server = NameServer(
+        NamesrvConfig(
+            listen_port=0,
+            bind_address="127.0.0.1",
+            kv_config_path=directory / "kvConfig.json",
+            config_store_path=directory / "namesrv.properties",
+            **options,
+        )
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def register(
+    client: RemotingClient, server: NameServer, name: str, address: str, *topics: TopicConfig, broker_id: int = 0
+) -> None:
+    header = RegisterBrokerRequestHeader(
+        broker_name=name, broker_addr=address, cluster_name=CLUSTER, broker_id=broker_id, ha_server_addr=""
+    )
+    table = {topic.topic_name: topic for topic in (*topics, TopicConfig(CLUSTER), TopicConfig(name))}
+    body = encode_register_body(RegisterBrokerBody(TopicConfigTable(table)))
+    await client.call(server.address, RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body))
+
+
+async def create(admin: AdminClient, topic: TopicConfig, *, broker: str | None = None) -> None:
+    """Returns when the NameServer has heard of it, too."""
+    brokers = await admin.create_topic(topic, cluster=None if broker else CLUSTER, broker=broker)
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(NoRouteInfo):
+                queues = (await admin.topic_route(topic.topic_name)).queue_datas
+                if sum(data.perm == topic.perm for data in queues) >= len(brokers):
+                    return
+            await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -1,0 +1,195 @@
+"""What all commands of `gantry admin` have in common: names, options, errors, output."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from admin_support import CLUSTER, Admin, admin, cluster
+
+from gantrymq.cli.admin.app import app
+from gantrymq.cli.admin.consumers import version_name
+from gantrymq.cli.admin.output import human_time
+from gantrymq.cli.admin.unsupported import UNSUPPORTED
+from gantrymq.cli.admin.values import parse_attributes, parse_time
+from gantrymq.cli.main import run
+from gantrymq.testing.embedded import EmbeddedCluster
+
+__all__ = ["admin", "cluster"]
+
+COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
+#: MQAdminStartup registers so many.
+MQADMIN_COMMANDS = 89
+
+
+def documented(state: str) -> set[str]:
+    """mqadmin's commands that docs/compatibility.md has as served, or as not yet."""
+    section = COMPATIBILITY.read_text().partition("## mqadmin")[2].partition("\n## ")[0]
+    return set(re.findall(rf"^\| `(\w+)` \| {state}", section, re.MULTILINE))
+
+
+def commands() -> set[str]:
+    group = typer.main.get_group(app)
+    return set(group.list_commands(typer.Context(group)))
+
+
+def test_every_command_of_mqadmin_is_there_and_documented() -> None:
+    unsupported = {name for names in UNSUPPORTED.values() for name in names}
+    assert len(commands()) == MQADMIN_COMMANDS
+    assert documented("not yet") == unsupported
+    assert documented("served") == commands() - unsupported
+
+
+@pytest.mark.parametrize("name", sorted(commands() - {name for names in UNSUPPORTED.values() for name in names}))
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", name, "-h"]) == 0
+    out = capsys.readouterr().out
+    assert "--namesrvAddr" in out
+    assert "--json" in out
+
+
+@pytest.mark.parametrize("name", ["topicList", "topic-list", "topiclist", "TOPICLIST"])
+def test_names_are_found_as_in_mqadmin_and_in_kebab_case(
+    name: str, cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["admin", name, "-n", cluster.name_server]) == 0
+    assert "BenchmarkTest\n" in capsys.readouterr().out
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "topicLost"]) == 2
+    assert "topicLost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["createUser", "create-user", "electMaster", "updateStaticTopic"])
+def test_what_is_not_supported_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", name, "-n", "127.0.0.1:1", "--whatever", "x"]) == 1
+    err = capsys.readouterr().err
+    assert "not supported yet" in err
+    assert err.count("\n") == 1
+
+
+def test_a_name_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "clusterList", "-n", "127.0.0.1:1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gantry: can't connect to 127.0.0.1:1: ")
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_topic_is_named(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("topicRoute", "topicStatus", "topicClusterList"):
+        assert run(["admin", command, "-n", cluster.name_server, "-t", "Lost"]) == 1
+        err = capsys.readouterr().err
+        assert "'Lost'" in err
+        assert err.count("\n") == 1
+
+
+def test_an_unknown_cluster_is_named(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "updateTopic", "-n", cluster.name_server, "-c", "Nowhere", "-t", "T"]) == 1
+    assert f"no cluster 'Nowhere' at {cluster.name_server}, which knows {CLUSTER}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["topicRoute", "-n", "127.0.0.1:1"], "--topic"),
+        (["updateTopic", "-n", "127.0.0.1:1", "-t", "T"], "-b"),
+        (["updateTopic", "-n", "127.0.0.1:1", "-t", "T", "-b", "a:1", "-c", "C"], "-c"),
+        (["updateTopic", "-n", "127.0.0.1:1", "-t", "T", "-c", "C", "-o", "maybe"], "maybe"),
+        (["updateTopic", "-n", "127.0.0.1:1", "-t", "T", "-c", "C", "-r", "0"], "-r"),
+        (["updateTopic", "-n", "127.0.0.1:1", "-t", "T", "-c", "C", "-a", "name=value"], "name=value"),
+        (["updateTopicPerm", "-n", "127.0.0.1:1", "-t", "T", "-c", "C", "-p", "8"], "-p"),
+        (["updateOrderConf", "-n", "127.0.0.1:1", "-t", "T", "-m", "put"], "--orderConf"),
+        (["updateOrderConf", "-n", "127.0.0.1:1", "-t", "T", "-m", "post"], "--method"),
+        (["setConsumeMode", "-n", "127.0.0.1:1", "-t", "T", "-g", "G", "-m", "PUSH", "-c", "C"], "--mode"),
+        (["updateSubGroup", "-n", "127.0.0.1:1", "-g", "G", "-c", "C", "-p", "{"], "--groupRetryPolicy"),
+        (["resetOffsetByTime", "-n", "127.0.0.1:1", "-t", "T", "-g", "G", "-s", "yesterday"], "yesterday"),
+        (["resetOffsetByTime", "-n", "127.0.0.1:1", "-t", "T", "-g", "G", "-s", "0", "-q", "1"], "-q"),
+        (["consumeMessage", "-n", "127.0.0.1:1", "-t", "T", "-i", "1"], "-i"),
+        (["sendMessage", "-n", "127.0.0.1:1", "-t", "T", "-p", "x", "-i", "1"], "--broker"),
+        (["queryMsgById", "-n", "127.0.0.1:1", "-t", "T", "-i", "x", "-f", "klingon"], "klingon"),
+        (["topicList", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood_is_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["admin", *arguments]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_the_name_servers_come_from_the_environment(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    assert run(["admin", "topicList"]) == 2
+    assert "NAMESRV_ADDR" in capsys.readouterr().err
+    monkeypatch.setenv("NAMESRV_ADDR", f"127.0.0.1:1;{cluster.name_server}")
+    assert run(["admin", "topicList"]) == 0
+
+
+def test_a_broker_needs_no_name_server(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    (broker,) = cluster.brokers
+    assert run(["admin", "getBrokerConfig", "-b", broker, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[broker]["brokerName"] == "broker-a"
+    assert run(["admin", "getBrokerConfig", "-c", CLUSTER]) == 2
+    assert "--namesrvAddr" in capsys.readouterr().err
+
+
+def test_a_table_for_people(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "clusterList", "-n", cluster.name_server]) == 0
+    out, err = capsys.readouterr()
+    heading, _, row = out.strip().splitlines()
+    assert heading.split("  ")[0] == "Cluster Name"
+    assert row.split()[:4] == [CLUSTER, "broker-a", "0", cluster.brokers[0]]
+    assert err == ""
+
+
+def test_json_is_one_document(admin: Admin) -> None:
+    assert "BenchmarkTest" in admin("topicList")
+
+
+def test_other_commands_do_not_wait_for_these() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, gantrymq.cli.app; print('gantrymq.client' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "False\n"
+
+
+def test_a_tls_configuration_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "topicList", "-n", "127.0.0.1:1", "--tls-config", "/nowhere/tls.properties"]) == 1
+    assert "/nowhere/tls.properties" in capsys.readouterr().err
+
+
+def test_times() -> None:
+    assert parse_time("1700000000000", "-b") == 1700000000000
+    assert parse_time("-1", "-b") == -1
+    ms = parse_time("2024-05-31#23:59:59:123", "-b")
+    assert human_time(ms) == "2024-05-31 23:59:59,123"
+    assert human_time(0) == ""
+
+
+def test_attributes() -> None:
+    assert parse_attributes("") == {}
+    assert parse_attributes("+a=b, -c,+d=e=f") == {"+a": "b", "-c": "", "+d": "e=f"}
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(479, "V5_3_3"), (413, "V5_0_0"), (400, "V4_9_4_SNAPSHOT"), (611, "V5_9_9"), (37, "37"), (9999, "V5_9_9")],
+)
+def test_versions_have_names(version: int, name: str) -> None:
+    assert version_name(version) == name

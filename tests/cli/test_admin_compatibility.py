@@ -1,0 +1,54 @@
+"""docs/compatibility.md says of each request what the servers do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from admin_support import cluster
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.testing.embedded import EmbeddedCluster
+
+__all__ = ["cluster"]
+
+TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+#: Of controllers and broker containers, which the text dismisses in one sentence.
+NOT_LISTED = {code for code in RequestCode if code in (902, 903) or 1002 <= code <= 1011} - {
+    RequestCode.GET_BROKER_EPOCH_CACHE,
+    RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
+}
+
+
+def documented(heading: str) -> dict[RequestCode, str]:
+    """{code: served or not yet} of the table under a heading."""
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (served|not yet) \|$", section, re.MULTILINE)
+    assert all(RequestCode(int(code)).name == name for code, name, _ in rows)
+    return {RequestCode(int(code)): state for code, _, state in rows}
+
+
+@pytest.mark.parametrize("server", ["NameServer", "broker"])
+async def test_what_a_server_answers_is_documented(server: str, cluster: EmbeddedCluster) -> None:
+    table = documented(f"Requests to a {server}")
+    address = cluster.name_server if server == "NameServer" else cluster.brokers[0]
+    client = RemotingClient()
+    actual = {}
+    for code in RequestCode:
+        # Without header and body nothing is done; what isn't known is refused before that.
+        answer = await client.invoke(address, RemotingCommand.request(code), 10_000)
+        actual[code] = "not yet" if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "served"
+    await client.close()
+    wrong = {code.name: actual[code] for code, state in table.items() if actual[code] != state}
+    assert not wrong, f"docs/compatibility.md, requests to a {server}: these are {wrong}"
+    missing = {code.name for code, state in actual.items() if state == "served" and code not in table}
+    assert not missing, f"docs/compatibility.md, requests to a {server}: these are served, too: {missing}"
+
+
+def test_every_request_is_documented() -> None:
+    tables = ("Requests to a NameServer", "Requests to a broker", "Requests of a broker to its clients")
+    listed = {code for heading in tables for code in documented(heading)}
+    assert listed | NOT_LISTED == set(RequestCode)
