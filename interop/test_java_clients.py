@@ -9,9 +9,6 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
-#: Orderly consumers lock their queues (LOCK_BATCH_MQ), which this project's broker does not serve.
-LOCKS = pytest.mark.parametrize("cluster", ["java-java", "gantry-java"], indirect=True)
-
 
 @pytest.mark.parametrize("serialize_type", SERIALIZE_TYPES)
 def test_every_way_to_send_arrives(cluster: Cluster, topic: str, serialize_type: str) -> None:
@@ -45,7 +42,6 @@ def test_send_result_tells_where_the_message_is(cluster: Cluster, topic: str) ->
     assert [r["queue_offset"] for r in results] == [0, 0, 1, 1, 2, 2]
 
 
-@LOCKS
 def test_orderly_consumer_keeps_each_queues_order(cluster: Cluster, topic: str) -> None:
     produce(cluster.address, topic, [message.line(queue_id=i % 2) for i, message in enumerate(sample(40))])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ def small_config(root: Path, **options: Any) -> StoreConfig:
             "mapped_file_size_consume_queue": UNITS_PER_FILE * 20,
             "flush_interval_commit_log_ms": 10,
             "flush_interval_consume_queue_ms": 10,
+            "max_hash_slot_num": 64,
+            "max_index_num": 256,
             **options,
         }
     )
@@ -70,3 +73,31 @@ def log_files(root: Path) -> list[Path]:
 
 def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
     return sorted((root / "consumequeue" / topic / str(queue_id)).iterdir())
+
+
+def stop_flushers(store: MessageStore) -> None:
+    """Ends the threads; nothing more is flushed."""
+    assert store._flushers is not None
+    log_flusher, queue_flusher = store._flushers
+    store._flushers = None
+    log_flusher._flush = lambda: None  # type: ignore[method-assign]
+    queue_flusher._thorough_interval_s = 1e9
+    queue_flusher.flush = lambda *, thorough: None  # type: ignore[method-assign]
+    log_flusher.stop()
+    queue_flusher.stop()
+
+
+def crash(store: MessageStore) -> None:
+    """Ends the store as SIGKILL would: nothing is flushed, `abort` stays."""
+    stop_flushers(store)
+    store._log.close()
+    store._queues.close()
+    store._index.close(flush=False)
+    store._directory.unlock()
+
+
+def flushed(store: MessageStore) -> None:
+    """Waits until all that was stored is on the disk."""
+    done = threading.Event()
+    store.when_flushed(store.max_physical_offset, lambda error: done.set())
+    assert done.wait(10)

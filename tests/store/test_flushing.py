@@ -37,8 +37,9 @@ def test_many_waiters_share_one_flush(tmp_path, monkeypatch):
         if len(answers) == 101:
             done.set()
 
+    first = put(store, queue, b"first")
     monkeypatch.setattr(commit_log, "sync_file", slow)
-    store.when_flushed(put(store, queue, b"first").physical_offset, flushed)
+    store.when_flushed(first.physical_offset, flushed)
     assert started.wait(TIMEOUT_S)
     # The disk is busy; all of these wait for the next flush.
     for _ in range(100):
@@ -92,9 +93,10 @@ def test_failing_disk_stops_the_store(tmp_path, monkeypatch):
         answers.append(error)
         answered.set()
 
+    result = put(store, queue, b"lost?")
     with monkeypatch.context() as patch:
         patch.setattr(commit_log, "sync_file", fails)
-        store.when_flushed(put(store, queue, b"lost?").physical_offset, flushed)
+        store.when_flushed(result.physical_offset, flushed)
         assert answered.wait(TIMEOUT_S)
     assert isinstance(answers[0], StoreError)
     assert "Input/output error" in str(answers[0])
@@ -107,6 +109,23 @@ def test_failing_disk_stops_the_store(tmp_path, monkeypatch):
     assert (tmp_path / "abort").exists()
     store = open_store(tmp_path)
     assert store.queue("T", 0).max_offset == 1
+    store.close()
+
+
+def test_a_new_file_that_cannot_be_synced_takes_nothing(tmp_path, monkeypatch):
+    """Its name and size must be on the disk before it is used; it may be tried again."""
+
+    def fails(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_log, "sync_directory", fails)
+        with pytest.raises(StoreError, match="to the disk: Input/output error"):
+            put(store, queue, b"refused")
+    assert not list((tmp_path / "commitlog").iterdir())
+    assert put(store, queue, b"taken").queue_offset == 0
     store.close()
 
 

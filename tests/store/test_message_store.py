@@ -28,6 +28,7 @@ from store_support import (
 from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
 from gantrymq.protocol.record import decode_records, encode_host
 from gantrymq.store import mapped_file, message_store
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import GetStatus, MessageStore
 
 
@@ -324,12 +325,28 @@ def test_limits_of_a_pull(tmp_path):
     assert not store.get(queue, 0, 1, 100).suggest_pulling_from_slave
     store.close()
 
-    store = open_store(tmp_path / "disk", access_message_in_memory_max_ratio=0)
+    store = open_store(tmp_path / "disk", access_message_in_memory_max_ratio=0, max_transfer_count_on_message_in_disk=8)
     queue = store.queue("T", 0)
     for _ in range(49):
         put(store, queue, bytes(900))
     result = store.get(queue, 0, 100, 1 << 20)
     assert (result.message_count, result.suggest_pulling_from_slave) == (8, True)
+    store.close()
+
+
+def test_bulk_readers(tmp_path, monkeypatch):
+    """One pull of thousands, but no more units are looked at than it can have."""
+    store = open_store(tmp_path, mapped_file_size_consume_queue=3000 * 20, max_filter_message_size=0)
+    queue = store.queue("T", 0)
+    for _ in range(2500):
+        put(store, queue, b"")
+    asked = []
+    units = ConsumeQueue.units
+    monkeypatch.setattr(ConsumeQueue, "units", lambda self, at, count: asked.append(count) or units(self, at, count))
+    assert store.get(queue, 0, 2000, 1 << 20).message_count == 2000
+    assert store.get(queue, 0, 1 << 30, 1 << 20).message_count == 2500
+    assert store.get(queue, 0, 0, 1 << 20).message_count == 1
+    assert asked == [2000, store.config.max_transfer_count_on_message_in_memory, 1]
     store.close()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import LOG_FILE, UNITS_PER_FILE, log_files, open_store, put, queue_files, read_all
+from store_support import LOG_FILE, UNITS_PER_FILE, crash, log_files, open_store, put, queue_files, read_all
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import decode_records
@@ -22,19 +22,6 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
 
 TIMEOUT_S = 30
-
-
-def crash(store: MessageStore) -> None:
-    """Ends the store as SIGKILL would: nothing is flushed, `abort` stays."""
-    log_flusher, queue_flusher = store._flushers
-    log_flusher._log.flush = lambda: None
-    queue_flusher._thorough_interval_s = 1e9
-    queue_flusher.flush = lambda *, thorough: None
-    log_flusher.stop()
-    queue_flusher.stop()
-    store._log.close()
-    store._queues.close()
-    store._directory.unlock()
 
 
 def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
@@ -218,6 +205,27 @@ def test_stale_units_behind_the_end(tmp_path):
     path.write_bytes(data)
     assert reopened(tmp_path) == expected
     assert not any(path.read_bytes()[used:])
+
+
+def test_holes_at_a_queues_end(tmp_path):
+    """After a power failure: pages of the queue were not written, later ones were, and the log ends in between."""
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    results = [put(store, queue, b"%d" % n) for n in range(UNITS_PER_FILE + 20)]
+    store.close()
+    first, second = queue_files(tmp_path, "T")
+    first.write_bytes(first.read_bytes()[: 45 * 20] + bytes((UNITS_PER_FILE - 45) * 20))
+    (log,) = log_files(tmp_path)
+    log.write_bytes(log.read_bytes()[: results[45].physical_offset].ljust(LOG_FILE, b"\0"))
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    assert queue.max_offset == 45
+    assert put(store, queue, b"next").queue_offset == 45
+    assert [record.body for record in read_all(store, queue)] == [b"%d" % n for n in range(45)] + [b"next"]
+    assert not second.exists()
+    store.close()
 
 
 # -- checkpoint ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import struct
 import threading
 from pathlib import Path
 
-from gantrymq.errors import RecordError, StoreError
+from gantrymq.errors import RecordError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6
 from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
@@ -55,8 +55,12 @@ class CommitLog:
         #: All before this physical offset is on the disk, and the store timestamp that belongs to it.
         self.flushed = 0
         self.flushed_timestamp = 0
+        #: The physical offset at which the first file begins.
+        self.min_offset = 0
         #: Why nothing may be written any more.
         self.failure: StoreError | None = None
+        #: Why nothing may be written for now.
+        self._pause: StoreFull | None = None
         self._files: dict[int, MappedFile] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -72,7 +76,7 @@ class CommitLog:
                 log.warning("%s is empty: deleted", MappedFile(self.directory, last, 0).path)
                 MappedFile(self.directory, last, 0).delete()
                 del lengths[last]
-        expected = min(lengths, default=0)
+        self.min_offset = expected = min(lengths, default=0)
         for base, length in lengths.items():
             file = MappedFile(self.directory, base, self.file_size)
             is_last = base == max(lengths)
@@ -98,22 +102,22 @@ class CommitLog:
     def start_at(self, end: int, flushed: int) -> None:
         """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
 
-        All before `flushed` is taken to be on the disk.
+        All before `flushed` is taken to be on the disk. Raises StoreError, OSError.
         """
-        for base in [base for base in self._files if base >= end]:
+        # From the last on: what a power failure leaves must be without gaps.
+        for base in sorted((base for base in self._files if base >= end), reverse=True):
             log.info("deleting %s, which is after the end of the log", self._files[base].path)
             self._files.pop(base).delete()
+            sync_directory(self.directory)
         self.position = end
         self.flushed = min(flushed, end)
         self.limit = 0
         if (file := self.file_at(end)) is not None:
             file.clear_from(end - file.base)
+            # Else, after a power failure, what was cut off could follow upon a record that was written later.
+            sync_file(file.path)
 
     # -- reading ------------------------------------------------------------------------------------------------
-
-    @property
-    def min_offset(self) -> int:
-        return next(iter(self._files), 0)
 
     def file_at(self, physical_offset: int) -> MappedFile | None:
         return self._files.get(physical_offset // self.file_size * self.file_size)
@@ -174,6 +178,8 @@ class CommitLog:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
+            if self._pause is not None:
+                raise self._pause
             if size + BLANK_SIZE > self.file_size:
                 raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
             base = self.position // self.file_size * self.file_size
@@ -203,12 +209,26 @@ class CommitLog:
             if used > file.size // 2:
                 self._create(self.base + self.file_size, 1)
 
+    def pause(self, reason: StoreFull | None) -> None:
+        """Takes no records, for this reason, until it is called with None."""
+        with self._lock:
+            self._pause = reason
+            if reason is not None:
+                self.limit = 0
+
     def _create(self, base: int, needed: int) -> MappedFile:
         """The file at `base` with the first `needed` bytes reserved."""
         file = self._files.get(base)
         if file is None:
             file = MappedFile(self.directory, base, self.file_size)
             file.map()
+            try:
+                # Before it is used: a power failure must not leave the file after it, but not this one.
+                sync_file(file.path)
+                sync_directory(self.directory)
+            except OSError as e:
+                file.delete()
+                raise StoreError(f"can't bring {file.path} to the disk: {e.strerror or e}") from e
             self._files[base] = file
         if file.reserved < needed:
             file.map()
@@ -221,6 +241,36 @@ class CommitLog:
             if self._closed and self.failure is not None:
                 raise self.failure
             file.map()
+
+    # -- deleting old files -------------------------------------------------------------------------------------
+
+    def completed_at(self, file: MappedFile) -> float:
+        """When a file got its last record, ms: then the next one got its first."""
+        timestamp = self.store_time(file.base + self.file_size)
+        return timestamp if timestamp >= 0 else file.path.stat().st_mtime * 1000
+
+    def delete_first(self, before_ms: float) -> bool:
+        """Deletes the first file if it was complete by then and is on the disk; whether it did.
+
+        Slices of it that a socket still holds stay good. Raises StoreError.
+        """
+        end = self.min_offset + self.file_size
+        file = self._files.get(self.min_offset)
+        if file is None or end > min(self.position, self.flushed):
+            return False
+        try:
+            if self.completed_at(file) >= before_ms:
+                return False
+            log.info("deleting %s", file.path)
+            file.path.unlink(missing_ok=True)
+            # Before the next one is: what a power failure leaves must be without gaps.
+            sync_directory(self.directory)
+        except OSError as e:
+            raise StoreError(f"can't delete {file.path}: {e.strerror or e}") from e
+        del self._files[self.min_offset]
+        self.min_offset = end
+        file.unmap()
+        return True
 
     # -- flushing -----------------------------------------------------------------------------------------------
 
@@ -237,8 +287,6 @@ class CommitLog:
             while self.flushed < position:
                 base = self.flushed // self.file_size * self.file_size
                 sync_file(self._files[base].path)
-                if self.flushed == base:
-                    sync_directory(self.directory)
                 self.flushed = min(position, base + self.file_size)
         except OSError as e:
             failure = StoreError(f"{self.directory} can't be written to the disk, so no more messages are taken: {e}")

@@ -26,6 +26,16 @@ class StoreConfig:
     A queue file is written to the disk when it has `flush_consume_queue_least_pages` of 4 KiB to write, and in any case
     every `flush_consume_queue_thorough_interval_ms`, or sooner where that is quick: what is lost can be rebuilt from
     the log.
+
+    `message_index_enable`: messages can be found by their keys; a file has `max_index_num` entries, a query returns at
+    most `max_msgs_num_batch` messages. `enabled_append_prop_crc` gives every record a checksum over all of it, as its
+    last property; with `force_verify_prop_crc` a record without a right one ends the log at recovery.
+
+    Log files older than `file_reserved_time` hours are deleted in the hours `delete_when`, or at any time while the
+    disk is used to more than `disk_max_used_space_ratio` per cent; from `disk_space_clean_forcibly_ratio` on younger
+    ones too (unless `clean_file_forcibly_enable` is off), and beyond `disk_space_warning_level_ratio` no message is
+    taken. Ratios are put into Java's bounds, only the last two may go up to 100 here: a really full disk is an error
+    of one send, not the broker's end.
     """
 
     store_path_root_dir: Path
@@ -47,13 +57,28 @@ class StoreConfig:
     )
     max_message_size: int = field(default=4 * 1024 * 1024, metadata={"minimum": 10, "maximum": _MAX_FILE_SIZE})
     max_filter_message_size: int = field(default=16_000, metadata={"minimum": 0})
-    max_transfer_bytes_on_message_in_memory: int = field(default=256 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_memory: int = field(default=32, metadata={"minimum": 1})
-    max_transfer_bytes_on_message_in_disk: int = field(default=64 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_disk: int = field(default=8, metadata={"minimum": 1})
+    # Not Java's defaults (32 and 256 KiB, 8 and 64 KiB): its clients ask for 32 messages at a time, but bulk readers
+    # such as Spark for more, and reading is sequential in mapped memory.
+    max_transfer_bytes_on_message_in_memory: int = field(default=4 * 1024 * 1024, metadata={"minimum": 1})
+    max_transfer_count_on_message_in_memory: int = field(default=10_000, metadata={"minimum": 1})
+    max_transfer_bytes_on_message_in_disk: int = field(default=1024 * 1024, metadata={"minimum": 1})
+    max_transfer_count_on_message_in_disk: int = field(default=10_000, metadata={"minimum": 1})
     #: Per cent of the machine's memory: as much of the log's end is taken to be in the page cache.
     access_message_in_memory_max_ratio: int = field(default=40, metadata={"minimum": 0, "maximum": 100})
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    message_index_enable: bool = True
+    max_hash_slot_num: int = field(default=5_000_000, metadata={"minimum": 1, "maximum": 50_000_000})
+    max_index_num: int = field(default=20_000_000, metadata={"minimum": 2, "maximum": 80_000_000})
+    max_msgs_num_batch: int = field(default=64, metadata={"minimum": 1})
+    enabled_append_prop_crc: bool = field(default=False, metadata={"key": "enabledAppendPropCRC"})
+    force_verify_prop_crc: bool = field(default=False, metadata={"key": "forceVerifyPropCRC"})
+    #: Hours of the day, local time, as `04` or `04;16`.
+    delete_when: str = "04"
+    file_reserved_time: int = field(default=72, metadata={"minimum": 0})
+    clean_file_forcibly_enable: bool = True
+    disk_max_used_space_ratio: int = 75
+    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_warning_level_ratio: int = 90
 
     def __post_init__(self) -> None:
         for name, spec in self.__dataclass_fields__.items():
@@ -66,6 +91,11 @@ class StoreConfig:
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ConfigError(f"flushDiskType={self.flush_disk_type}: {ASYNC_FLUSH} or {SYNC_FLUSH}")
         parse_delay_levels(self.message_delay_level)
+        delete_hours(self.delete_when)
+        # MessageStoreConfig.getDiskMaxUsedSpaceRatio, DefaultMessageStore.CleanCommitLogService.
+        self.disk_max_used_space_ratio = max(10, min(self.disk_max_used_space_ratio, 95))
+        self.disk_space_clean_forcibly_ratio = max(30, min(self.disk_space_clean_forcibly_ratio, 100))
+        self.disk_space_warning_level_ratio = max(35, min(self.disk_space_warning_level_ratio, 100))
         # MessageStoreConfig.getMappedFileSizeConsumeQueue: whole units, rounded up.
         self.mapped_file_size_consume_queue = -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
 
@@ -78,6 +108,18 @@ class StoreConfig:
         return self.store_path_root_dir / "consumequeue"
 
     @property
+    def index_directory(self) -> Path:
+        return self.store_path_root_dir / "index"
+
+    @property
     def config_directory(self) -> Path:
         """Where topics.json and the like are."""
         return self.store_path_root_dir / "config"
+
+
+def delete_hours(delete_when: str) -> frozenset[int]:
+    """The hours of deleteWhen's text `04;16`. Raises ConfigError."""
+    hours = [hour.strip() for hour in delete_when.split(";")]
+    if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
+        raise ConfigError(f"deleteWhen={delete_when[:200]}: hours from 0 to 23 with ; between them")
+    return frozenset(int(hour) for hour in hours)

@@ -124,8 +124,8 @@ class ConsumeQueue:
 
     @property
     def exists(self) -> bool:
-        """Has files."""
-        return bool(self._files)
+        """Has files, and was not deleted."""
+        return bool(self._files) and not self._gone
 
     @property
     def first_offset(self) -> int:
@@ -194,7 +194,9 @@ class ConsumeQueue:
                     if offset * UNIT_SIZE <= base:
                         sync_directory(self._directory)
                 except FileNotFoundError:
-                    return  # Deleted meanwhile.
+                    # Deleted meanwhile: the queue, or this file.
+                    if not self._gone and base in self._files:
+                        raise
             base += self._file_size
         self._flushed_offset = end
 
@@ -206,6 +208,14 @@ class ConsumeQueue:
     def delete(self) -> None:
         self.close(f"queue {self.queue_id} of the topic {self.topic} was deleted")
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def log_moved(self, min_physical_offset: int) -> None:
+        """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last."""
+        self.correct_min_offset(min_physical_offset)
+        last = next(reversed(self._files), 0)
+        for base in [base for base in self._files if base + self._file_size <= self.min_offset * UNIT_SIZE]:
+            if base != last:
+                self._files.pop(base).delete()
 
     # -- opening and recovery -----------------------------------------------------------------------------------
 
@@ -293,6 +303,16 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def end_before(self, physical_offset: int) -> int:
+        """As `count_before`, of a queue whose end may have holes, as a power failure leaves them."""
+        offset = self.count_before(physical_offset)
+        while offset > self.first_offset:
+            unit = self.peek(offset - 1)
+            if unit is not None and unit[1] > 0 and (unit[1] == FILLER_SIZE or unit[0] < physical_offset):
+                break
+            offset -= 1
+        return offset
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Sets `min_offset` to the first unit whose record the log still has (`ConsumeQueue.correctMinOffset`)."""

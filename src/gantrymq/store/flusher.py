@@ -17,6 +17,7 @@ from gantrymq.errors import StoreError
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_index import MessageIndex
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class LogFlusher(threading.Thread):
 
 
 class QueueFlusher(threading.Thread):
-    """Flushes the consume queues that were written to, and keeps the checkpoint.
+    """Flushes the consume queues that were written to and full index files, and keeps the checkpoint.
 
     `dirty` gets a queue when it is written to for the first time since the last flush.
     """
@@ -94,6 +95,7 @@ class QueueFlusher(threading.Thread):
         self,
         commit_log: CommitLog,
         dirty: deque[ConsumeQueue],
+        index: MessageIndex,
         checkpoint: Checkpoint,
         checkpoint_path: Path,
         interval_s: float,
@@ -103,6 +105,7 @@ class QueueFlusher(threading.Thread):
         super().__init__(name="gantry-queue-flusher", daemon=True)
         self._log = commit_log
         self._dirty = dirty
+        self._index = index
         self._checkpoint = checkpoint
         self._checkpoint_path = checkpoint_path
         self._interval_s = interval_s
@@ -155,8 +158,13 @@ class QueueFlusher(threading.Thread):
                     raise
             else:
                 self._dirty.append(queue)
-        if thorough and flushed > self._checkpoint.confirm_phy_offset:
+        self._index.flush()
+        indexed = self._index.flushed_timestamp
+        if thorough and (
+            flushed > self._checkpoint.confirm_phy_offset or indexed != self._checkpoint.index_msg_timestamp
+        ):
             self._checkpoint.physic_msg_timestamp = timestamp
             self._checkpoint.logics_msg_timestamp = timestamp
+            self._checkpoint.index_msg_timestamp = indexed
             self._checkpoint.confirm_phy_offset = flushed
             save_checkpoint(self._checkpoint_path, self._checkpoint)

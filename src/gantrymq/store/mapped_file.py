@@ -27,13 +27,13 @@ class MappedFile:
     """One file of `size` bytes. `mapping` is None until `map()`; bytes up to `reserved` have blocks on the disk.
 
     `read_ahead` False: a first touch brings in one page, not the megabytes that a disk may be set to read ahead; for
-    small files of which there are many.
+    small files of which there are many, and for those read here and there. `name` if not `base` names the file.
     """
 
     __slots__ = ("base", "mapping", "path", "read_ahead", "reserved", "size", "view")
 
-    def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True) -> None:
-        self.path = directory / f"{base:0{_NAME_LENGTH}d}"
+    def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True, name: str = "") -> None:
+        self.path = directory / (name or f"{base:0{_NAME_LENGTH}d}")
         self.base = base
         self.size = size
         self.read_ahead = read_ahead

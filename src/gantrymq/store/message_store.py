@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from enum import Enum
 from struct import error as StructError
 from time import time
@@ -17,15 +17,19 @@ from typing import NamedTuple
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import Record, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
+from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
+from gantrymq.store.cleaner import Cleaner
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
+from gantrymq.store.message_index import TAGS_PREFIX, MessageIndex, keys_of
 from gantrymq.store.queue_table import QueueTable
-from gantrymq.store.recovery import recover
+from gantrymq.store.record_crc import encode_record_with_crc
+from gantrymq.store.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ _MAX_PULL_BYTES = 128 * 1024 * 1024
 _LEAST_PULL_BYTES = 100
 _NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
 _IPV4_HOST_LENGTH = 8
+#: A query first brings in the newest messages, for so long at most.
+_QUERY_BUILD_S = 0.05
 
 _pack_unit_into = UNIT.pack_into
 
@@ -104,15 +110,18 @@ class MessageStore:
         self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log)
         self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
         self._dirty = self._queues.dirty
+        self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
+        self._encode = encode_record_with_crc if config.enabled_append_prop_crc else encode_record
+        self._cleaner = Cleaner(config, self._log, self._queues, self._index)
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, progress: Callable[[int], None] | None = None) -> None:
         """Takes the directory, recovers what is in it, and starts the flusher's threads.
 
-        Raises StoreLocked when another process has it, StoreError when its files can't be used. A store can be opened
-        once only.
+        `progress` is called with the physical offset that recovery has come to. Raises StoreLocked when another
+        process has the directory, StoreError when its files can't be used. A store can be opened once only.
         """
         config, directory = self.config, self._directory
         directory.lock()
@@ -122,7 +131,10 @@ class MessageStore:
             checkpoint_path = config.store_path_root_dir / "checkpoint"
             checkpoint = load_checkpoint(checkpoint_path)
             delays_ms = parse_delay_levels(config.message_delay_level)
-            recover(self._log, self._queues, checkpoint, delays_ms, was_aborted=directory.was_aborted)
+            recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
+            recovery.run(checkpoint, was_aborted=directory.was_aborted)
+            if config.message_index_enable:
+                self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
             config.commit_log_directory.mkdir(parents=True, exist_ok=True)
             directory.mark_in_use()
         except BaseException as e:
@@ -137,6 +149,7 @@ class MessageStore:
             QueueFlusher(
                 self._log,
                 self._dirty,
+                self._index,
                 checkpoint,
                 checkpoint_path,
                 config.flush_interval_consume_queue_ms / 1000,
@@ -161,6 +174,7 @@ class MessageStore:
             queue_flusher.stop()
             try:
                 self._log.flush()
+                self._index.close(flush=True)
                 queue_flusher.flush(thorough=True)
                 self._directory.mark_closed()
             except OSError as e:
@@ -168,6 +182,7 @@ class MessageStore:
         finally:
             self._log.close()
             self._queues.close()
+            self._index.close(flush=False)
             self._directory.unlock()
 
     # -- queues -------------------------------------------------------------------------------------------------
@@ -225,7 +240,7 @@ class MessageStore:
         now = int(time() * 1000)
         while True:
             try:
-                record = encode_record(
+                record = self._encode(
                     queue.queue_id,
                     flag,
                     queue_offset,
@@ -292,6 +307,8 @@ class MessageStore:
         """
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        if self._cleaner.stale:
+            self._cleaner.refresh(queue)
         min_offset, max_offset = queue.min_offset, queue.max_offset
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, min_offset, max_offset)
         if max_offset == 0:
@@ -303,7 +320,10 @@ class MessageStore:
         elif offset > max_offset:
             result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
         else:
-            units = queue.units(offset, max(self.config.max_filter_message_size // UNIT_SIZE, max_messages, 1))
+            config = self.config
+            # No more are looked at than a result can have, however many are asked for.
+            wanted = min(max_messages, config.max_transfer_count_on_message_in_memory)
+            units = queue.units(offset, max(config.max_filter_message_size // UNIT_SIZE, wanted, 1))
             if units:
                 self._collect(result, units, max_messages, max_bytes, accepts)
             else:
@@ -407,6 +427,104 @@ class MessageStore:
             else:
                 high = middle
         return max(low - 1, queue.min_offset) if upper else low
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def build_index(self, budget_s: float) -> bool:
+        """Goes on to build the index, for about so long; whether all messages are in now.
+
+        To be called often, by the thread that calls everything else: `append` leaves this work undone. Raises
+        StoreError.
+        """
+        return not self.config.message_index_enable or self._index.build(budget_s)
+
+    @property
+    def index_behind_bytes(self) -> int:
+        """So much of the log isn't in the index yet."""
+        return self._index.behind_bytes if self.config.message_index_enable else 0
+
+    @property
+    def index_last_update(self) -> tuple[int, int]:
+        """(store timestamp, physical offset) of the newest message in the index; zeros when it is empty."""
+        return self._index.last_update
+
+    def find_by_key(self, topic: str, key: str, begin_ms: int, end_ms: int, max_num: int) -> list[int]:
+        """Physical offsets of the topic's messages with this unique key or among whose KEYS it is, the oldest first.
+
+        Of those stored between the times, both included, the newest `max_num`, at most `max_msgs_num_batch`; the
+        messages of a topic deleted since are among them. The newest messages are missing while the index is far
+        behind. None are found without `message_index_enable`.
+        """
+        return self._find(topic, key.encode(errors="replace"), begin_ms, end_ms, max_num, lambda keys, key: key in keys)
+
+    def find_by_tags(self, topic: str, tags: str, begin_ms: int, end_ms: int, max_num: int) -> list[int]:
+        """As `find_by_key`, of messages with these tags."""
+        key = TAGS_PREFIX + tags.encode(errors="replace")
+        return self._find(topic, key, begin_ms, end_ms, max_num, lambda keys, key: keys[-1:] == [key])
+
+    def find_by_unique_key(self, topic: str, unique_key: str) -> list[int]:
+        """As `find_by_key`, of messages that the client gave this id (UNIQ_KEY), whenever they were stored."""
+        key, limit = unique_key.encode(errors="replace"), self.config.max_msgs_num_batch
+        return self._find(topic, key, 0, 1 << 62, limit, lambda keys, key: keys[:1] == [key])
+
+    def _find(
+        self,
+        topic: str,
+        key: bytes,
+        begin_ms: int,
+        end_ms: int,
+        max_num: int,
+        matches: Callable[[list[bytes], bytes], bool],
+    ) -> list[int]:
+        limit = min(max_num, self.config.max_msgs_num_batch)
+        if limit < 1 or not self.config.message_index_enable:
+            return []
+        self._index.build(_QUERY_BUILD_S)
+        topic_bytes = topic.encode(errors="replace")
+        found: list[int] = []
+
+        def accepts(physical_offset: int) -> bool:
+            try:
+                record = self._log.read(physical_offset, check_crc=False)
+            except (RecordError, StoreError):
+                return True
+            if record.topic == topic_bytes and matches(keys_of(record.properties), key):
+                found.append(physical_offset)
+            return len(found) < limit
+
+        self._index.find(topic_bytes, key, begin_ms, end_ms, accepts)
+        return found[::-1]
+
+    # -- cleaning -----------------------------------------------------------------------------------------------
+
+    def clean(self, now_ms: int) -> bool:
+        """One round: deletes the oldest log file if its time is up, and what belongs to it in queues and index.
+
+        To be called ten seconds after it returned False, and soon after True: there is more to do, and a round takes
+        some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. Raises StoreError.
+        """
+        return self._cleaner.clean(now_ms)
+
+    def delete_expired_soon(self) -> None:
+        """The next rounds of `clean` delete what has expired, whatever the hour (DELETE_EXPIRED_COMMITLOG)."""
+        self._cleaner.retention.is_asked = True
+
+    def delete_expired_queues(self) -> int:
+        """Deletes the queues that have no messages any more; how many. A later message in one begins at 0 again.
+
+        Those of system topics stay, and those that never had a message (`ConsumeQueueStore.cleanExpired`).
+        """
+        return self._cleaner.delete_expired_queues()
+
+    def delete_unused_topics(self, used: Set[str]) -> int:
+        """Deletes the queues of topics that are neither in use nor the system's own; how many topics."""
+        unused = [topic for topic in self.topics() if topic not in used and not is_system_topic(topic)]
+        for topic in unused:
+            logger.info("deleting the topic %s: it isn't in use", topic)
+            self.delete_topic(topic)
+        return len(unused)
+
+    # -- figures ------------------------------------------------------------------------------------------------
 
     @property
     def max_physical_offset(self) -> int:

@@ -79,7 +79,18 @@ class QueueTable:
             return
         for queue in queues.values():
             queue.delete()
-        # Empty by now, unless a stranger put something there.
+        self._remove_if_empty(topic)
+
+    def delete(self, queue: ConsumeQueue) -> None:
+        queues = self._table[queue.topic]
+        del queues[queue.queue_id]
+        queue.delete()
+        if not queues:
+            del self._table[queue.topic]
+            self._remove_if_empty(queue.topic)
+
+    def _remove_if_empty(self, topic: str) -> None:
+        # It is, unless a stranger put something there.
         path = self._directory / topic
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

@@ -12,8 +12,9 @@ reading begins again from that queue's last good one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
+from typing import Protocol
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record
@@ -23,30 +24,41 @@ from gantrymq.store.commit_log import BLANK_SIZE, CommitLog
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
 from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.record_crc import has_right_crc
 
 log = logging.getLogger(__name__)
 
 _HEAD = Struct(">iI")
-
-
-def recover(
-    commit_log: CommitLog, queues: QueueTable, checkpoint: Checkpoint, delays_ms: Sequence[int], *, was_aborted: bool
-) -> None:
-    """Brings loaded files into agreement; then the log's end and every queue's max_offset are right."""
-    Recovery(commit_log, queues, delays_ms).run(checkpoint, was_aborted=was_aborted)
+#: Records between two reports of progress.
+_PROGRESS_EVERY = 4096
 
 
 class Recovery:
-    def __init__(self, commit_log: CommitLog, queues: QueueTable, delays_ms: Sequence[int]) -> None:
+    """Brings loaded files into agreement. With `needs_crc` a record without a right `record_crc` is no good one.
+
+    `progress` is called now and then with the physical offset that has been read.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        delays_ms: Sequence[int],
+        needs_crc: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         self._log = commit_log
         self._queues = queues
         self._delays_ms = delays_ms
+        self._needs_crc = needs_crc
+        self._progress = progress
         self._restored = 0
         #: Queues whose missing units begin before the first record read, and where to read to find them.
         self._behind: dict[ConsumeQueue, int] = {}
         self._store_timestamp = 0
 
     def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
+        """After it the log's end and every queue's max_offset are right."""
         for queue in self._queues:
             self._drop_wrong_units(queue)
         start = self._start(checkpoint, was_aborted=was_aborted)
@@ -61,7 +73,7 @@ class Recovery:
         self._log.start_at(end, start)
         self._log.store_timestamp = self._log.flushed_timestamp = self._store_timestamp
         for queue in self._queues:
-            offset = queue.count_before(end) if queue.max_offset else 0
+            offset = queue.end_before(end) if queue.max_offset else 0
             if offset < queue.max_offset:
                 log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
             if was_aborted or offset < queue.max_offset:
@@ -154,8 +166,10 @@ class Recovery:
 
     def _read_from(self, start: int) -> int:
         """Puts the units of all records from `start` on in place; returns the log's end."""
-        reader = LogReader(self._log, start)
-        for record in reader:
+        reader = LogReader(self._log, start, needs_crc=self._needs_crc)
+        for number, record in enumerate(reader):
+            if self._progress is not None and not number % _PROGRESS_EVERY:
+                self._progress(record.physical_offset)
             self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
             if record.sys_flag & TRANSACTION_PREPARED:
                 continue  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
@@ -166,6 +180,8 @@ class Recovery:
                 return record.physical_offset
             if queue not in self._behind:
                 self._put(queue, record, start)
+        if reader.problem:
+            log.warning("no good record at %d, the log ends there: %s", reader.end, reader.problem)
         return reader.end
 
     def _put(self, queue: ConsumeQueue, record: Record, start: int) -> None:
@@ -197,12 +213,22 @@ class Recovery:
         self._restored += 1
 
 
+class LogFiles(Protocol):
+    """What of a CommitLog a reader needs."""
+
+    def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None: ...
+    def file_at(self, physical_offset: int) -> object | None: ...
+
+
 class LogReader(Iterable[Record]):
     """The records from a physical offset on, over the ends of files; `end` is where the last good one ended."""
 
-    def __init__(self, commit_log: CommitLog, start: int) -> None:
+    def __init__(self, commit_log: LogFiles, start: int, *, needs_crc: bool = False) -> None:
         self.end = start
+        #: Why no record follows; "" at the end of all that was written.
+        self.problem = ""
         self._log = commit_log
+        self._needs_crc = needs_crc
 
     def __iter__(self) -> Iterator[Record]:
         while (found := self._log.view_at(self.end)) is not None:
@@ -211,12 +237,7 @@ class LogReader(Iterable[Record]):
             size, magic = _HEAD.unpack_from(view, at) if at + BLANK_SIZE <= len(view) else (0, 0)
             if magic == MAGIC_BLANK:
                 if size != len(view) - at:
-                    log.warning(
-                        "the blank at %d has %d bytes in place of %d: the log ends there",
-                        self.end,
-                        size,
-                        len(view) - at,
-                    )
+                    self.problem = f"the blank has {size} bytes in place of {len(view) - at}"
                     return
                 if self._log.file_at(base + len(view)) is None:
                     return
@@ -228,7 +249,10 @@ class LogReader(Iterable[Record]):
                 record = decode_record(view, at)
                 _check(record, self.end)
             except RecordError as e:
-                log.warning("no good record at %d, the log ends there: %s", self.end, e)
+                self.problem = str(e)
+                return
+            if self._needs_crc and not has_right_crc(view[at : at + record.size]):
+                self.problem = "its property __CRC32# is missing or wrong"
                 return
             yield record
             self.end += record.size

@@ -1,0 +1,71 @@
+"""The messages in a store's log, those that a filter lets through, without opening the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gantrymq.errors import CompressionError, RecordError, StoreError
+from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import COMPRESSED
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.message_index import keys_of
+from gantrymq.store.offline import OfflineLog
+
+
+@dataclass(slots=True, frozen=True)
+class MessageFilter:
+    """None lets all through. `end_offset` is exclusive; times are store timestamps in ms, both included.
+
+    `key` is a unique key or one of the KEYS.
+    """
+
+    topic: str | None = None
+    queue_id: int | None = None
+    begin_offset: int = 0
+    end_offset: int | None = None
+    begin_ms: int = 0
+    end_ms: int | None = None
+    key: str | None = None
+
+    def accepts(self, record: Record) -> bool:
+        return (
+            (self.topic is None or record.topic == self.topic.encode())
+            and (self.queue_id is None or record.queue_id == self.queue_id)
+            and self.begin_offset <= record.queue_offset
+            and (self.end_offset is None or record.queue_offset < self.end_offset)
+            and self.begin_ms <= record.store_timestamp
+            and (self.end_ms is None or record.store_timestamp <= self.end_ms)
+            and (self.key is None or self.key.encode() in keys_of(record.properties))
+        )
+
+
+def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
+    """The messages in the log's order, also those of deleted topics and of open or rolled back transactions.
+
+    A body that can't be decompressed comes as it is stored. Raises StoreError at a record that is damaged.
+    """
+    log = OfflineLog(config.commit_log_directory)
+    reader = log.reader(_start(log, wanted.begin_ms))
+    for record in reader:
+        if wanted.accepts(record):
+            try:
+                yield MessageExt(record)
+            except CompressionError:
+                yield MessageExt(record._replace(sys_flag=record.sys_flag & ~COMPRESSED))
+            except RecordError as e:
+                raise StoreError(str(e)) from e
+    if reader.problem:
+        raise StoreError(f"the log can't be read any further than {reader.end}: {reader.problem}")
+
+
+def _start(log: OfflineLog, begin_ms: int) -> int:
+    """The last file whose first record was stored before the time."""
+    start = log.min_offset
+    for file in log.files:
+        first = next(iter(log.reader(file.base)), None)
+        if first is None or first.store_timestamp >= begin_ms:
+            break
+        start = file.base
+    return start

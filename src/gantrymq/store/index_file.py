@@ -1,0 +1,174 @@
+"""One file of the index: a hash table on disk, from the hash of `topic#key` to physical offsets (`index/IndexFile`).
+
+    header   int64 beginTimestamp | endTimestamp | beginPhyOffset | endPhyOffset | int32 hashSlotCount | indexCount
+    slots    int32 number of the newest entry; an entry with the hash h belongs to the slot h % (number of slots)
+    entries  int32 hash | int64 physical offset | int32 seconds after beginTimestamp | int32 the slot's entry before
+
+Entries count from 1: 0 means none, and indexCount is the number of the next one. Records come in the log's order, so
+a slot's chain leads from the newest to the oldest. A file is 420 MB large but sparse; blocks are reserved for the
+slots at once, for the entries in pieces.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from gantrymq.errors import StoreError
+from gantrymq.store.mapped_file import MappedFile
+
+NAME_LENGTH = len("yyyyMMddHHmmssSSS")
+HEADER = Struct(">4q2i")
+HEADER_SIZE = HEADER.size
+SLOT = Struct(">i")
+ENTRY = Struct(">iqii")
+ENTRY_SIZE = ENTRY.size
+_RESERVE = 4 * 1024 * 1024
+_MAX_INT = (1 << 31) - 1
+
+_unpack_slot = SLOT.unpack_from
+_pack_slot = SLOT.pack_into
+_pack_entry = ENTRY.pack_into
+
+
+class IndexHeader(NamedTuple):
+    """Timestamps are store timestamps in ms. All records up to the one at `end_phy_offset` have been looked at."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+class IndexEntry(NamedTuple):
+    number: int
+    hash: int
+    physical_offset: int
+    timestamp: int
+    previous: int
+
+
+def file_size(hash_slots: int, max_entries: int) -> int:
+    return HEADER_SIZE + hash_slots * SLOT.size + max_entries * ENTRY_SIZE
+
+
+def read_header(path: Path) -> IndexHeader:
+    """A file's header. Raises StoreError when it has none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            header = IndexHeader(*HEADER.unpack(os.pread(fd, HEADER_SIZE, 0)))
+        finally:
+            os.close(fd)
+    except (OSError, StructError) as e:
+        raise StoreError(f"can't read {path}: {e}") from e
+    return header._replace(index_count=max(header.index_count, 1))
+
+
+class IndexFile:
+    """The file `path`, with the places for `hash_slots` and `max_entries` (one is never used).
+
+    `header` gives where a new file begins. What `put` changes gets into the file's header by `write_header`.
+    """
+
+    def __init__(self, path: Path, hash_slots: int, max_entries: int, header: IndexHeader) -> None:
+        self.path = path
+        self.hash_slots = hash_slots
+        self.max_entries = max_entries
+        (
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_phy_offset,
+            self.end_phy_offset,
+            self.hash_slot_count,
+            self.index_count,
+        ) = header
+        self._entries_at = HEADER_SIZE + hash_slots * SLOT.size
+        self._file = MappedFile(path.parent, 0, file_size(hash_slots, max_entries), read_ahead=False, name=path.name)
+
+    @property
+    def is_full(self) -> bool:
+        return self.index_count >= self.max_entries
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> None:
+        """Adds an entry to a file that isn't full. Raises StoreFull, StoreError."""
+        number = self.index_count
+        at = self._entries_at + number * ENTRY_SIZE
+        mapping = self._file.mapping
+        if mapping is None or at + ENTRY_SIZE > self._file.reserved:
+            mapping = self._make_room(at)
+        slot_at = HEADER_SIZE + key_hash % self.hash_slots * 4
+        (previous,) = _unpack_slot(mapping, slot_at)
+        if not 0 < previous < number:
+            previous = 0
+            self.hash_slot_count += 1
+        # The first entry counts from where the file before ended, as Java's does.
+        begin = self.begin_timestamp
+        seconds = min(max((store_timestamp - begin) // 1000, 0), _MAX_INT) if begin > 0 else 0
+        _pack_entry(mapping, at, key_hash, physical_offset, seconds, previous)
+        _pack_slot(mapping, slot_at, number)
+        if number == 1:
+            self.begin_phy_offset = physical_offset
+            self.begin_timestamp = store_timestamp
+        self.index_count = number + 1
+        self.end_phy_offset = physical_offset
+        self.end_timestamp = store_timestamp
+
+    def _make_room(self, at: int) -> mmap.mmap:
+        mapping = self._file.map()
+        if at + ENTRY_SIZE > self._file.reserved:
+            # What is reserved isn't known of a file that was there before: from its beginning, then.
+            self._file.reserve(self._file.reserved, at + _RESERVE)
+        return mapping
+
+    def write_header(self) -> None:
+        """Raises StoreFull, StoreError."""
+        if self._file.mapping is None:
+            self._file.map()
+        if self._file.reserved < HEADER_SIZE:
+            self._file.reserve(0, HEADER_SIZE)
+        assert self._file.mapping is not None
+        HEADER.pack_into(
+            self._file.mapping,
+            0,
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_phy_offset,
+            self.end_phy_offset,
+            self.hash_slot_count,
+            self.index_count,
+        )
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def entry(self, number: int) -> IndexEntry:
+        """One entry, between 1 and `index_count` - 1."""
+        key_hash, physical_offset, seconds, previous = ENTRY.unpack_from(
+            self._file.map(), self._entries_at + number * ENTRY_SIZE
+        )
+        return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
+
+    def chain(self, key_hash: int) -> Iterator[IndexEntry]:
+        """The entries of the hash's slot, the newest first; among them those of other hashes."""
+        (number,) = _unpack_slot(self._file.map(), HEADER_SIZE + key_hash % self.hash_slots * 4)
+        newest = self.index_count
+        # Numbers fall along a chain; in a damaged file they needn't, and the chain ends there.
+        while 0 < number < newest:
+            entry = self.entry(number)
+            yield entry
+            newest, number = number, entry.previous
+
+    def unmap(self) -> None:
+        self._file.unmap()
+
+    def delete(self) -> None:
+        self._file.delete()

@@ -1,0 +1,390 @@
+"""Finds messages by their keys: the files of `index/`, built from the log (`index/IndexService`).
+
+Indexed are a message's UNIQ_KEY and each of its KEYS, as `topic#key`, and its TAGS as `topic#T#tags` (new in RocketMQ
+5.5); not those of a ROLLBACK. `append` knows nothing of it: `build` follows the log in slices, in the broker's thread,
+when there is time; no record is left out, and `behind_bytes` says how much is still to do. The last file needn't be on
+the disk: after a crash those that may not be there as a whole are deleted, and built anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+
+from gantrymq.errors import RecordError, StoreError, StoreFull
+from gantrymq.protocol.java import string_hash_code
+from gantrymq.protocol.properties import KEYS, TAGS, UNIQUE_KEY
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, MAGIC_V1, decode_record
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
+from gantrymq.store.commit_log import BLANK_SIZE, CommitLog
+from gantrymq.store.index_file import NAME_LENGTH, IndexEntry, IndexFile, IndexHeader, file_size, read_header
+from gantrymq.store.mapped_file import sync_directory, sync_file
+
+log = logging.getLogger(__name__)
+
+#: So many records are looked at between two looks at the clock.
+_SLICE = 64
+#: So many entries are walked over for one query: with a key that every message has that would be all of them.
+_MAX_STEPS = 200_000
+#: The start of a key is often that of the one before: unique keys begin with the client's address.
+_TAIL = 8
+_MAX_HEADS = 10_000
+
+_UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
+#: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
+TAGS_PREFIX = b"T#"
+#: Of a record of version 1 with IPv4 hosts: size, magic, sys flag, store timestamp, length of the body.
+_unpack_plain = Struct(">iI28xi16xq20xi").unpack_from
+_BODY_AT = 88
+_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
+_HEAD = Struct(">iI")
+_NEW = IndexHeader(0, 0, 0, 0, 0, 1)
+
+
+class MessageIndex:
+    """The index in `directory` of `commit_log`."""
+
+    def __init__(self, commit_log: CommitLog, directory: Path, hash_slots: int, max_entries: int) -> None:
+        #: All records before this physical offset are in.
+        self.position = 0
+        #: The store timestamp of the newest entry of a full file that is on the disk.
+        self.flushed_timestamp = 0
+        self._log = commit_log
+        self._directory = directory
+        self._hash_slots = hash_slots
+        self._max_entries = max_entries
+        self._files: list[IndexFile] = []
+        self._unflushed: deque[IndexFile] = deque()
+        self._keys_done = 0
+        self._hash = KeyHash()
+        self._is_failing = False
+
+    @property
+    def behind_bytes(self) -> int:
+        return self._log.position - max(self.position, self._log.min_offset)
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """(store timestamp, physical offset) of the newest entry; zeros when there is none."""
+        return (self._files[-1].end_timestamp, self._files[-1].end_phy_offset) if self._files else (0, 0)
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def open(self, flushed_timestamp: int, *, was_aborted: bool) -> None:
+        """Finds the files; those that may not be right are deleted. `flushed_timestamp` is the checkpoint's.
+
+        Raises StoreError when the directory can't be used.
+        """
+        self.flushed_timestamp = flushed_timestamp
+        paths = index_paths(self._directory)
+        try:
+            for number, path in enumerate(paths):
+                file = self._usable(path, must_be_flushed=was_aborted)
+                if file is None:
+                    log.info("the index is built anew from %s on", path.name)
+                    for later in paths[number:]:
+                        later.unlink()
+                    sync_directory(self._directory)
+                    # What is built now isn't on the disk, whatever the checkpoint says.
+                    kept = self._files[-1].end_timestamp if self._files else 0
+                    self.flushed_timestamp = min(flushed_timestamp, kept)
+                    break
+                self._files.append(file)
+            self._go_on()
+        except OSError as e:
+            raise StoreError(f"can't use {self._directory}: {e}") from e
+
+    def _usable(self, path: Path, *, must_be_flushed: bool) -> IndexFile | None:
+        if path.stat().st_size != file_size(self._hash_slots, self._max_entries):
+            log.warning("%s hasn't the size that maxHashSlotNum and maxIndexNum give", path)
+            return None
+        header = read_header(path)
+        file = IndexFile(path, self._hash_slots, self._max_entries, header)
+        before = self._files[-1].end_phy_offset if self._files else 0
+        end = header.end_phy_offset
+        if header.index_count > self._max_entries or not before <= end < max(self._log.position, 1):
+            return None
+        if end >= max(self._log.min_offset, 1) and self._log.store_time(end) < 0:
+            return None
+        if must_be_flushed and not (file.is_full and header.end_timestamp <= self.flushed_timestamp):
+            return None
+        last = file.entry(header.index_count - 1) if header.index_count > 1 else None
+        file.unmap()
+        if last is None:
+            return file
+        is_right = (
+            before <= last.physical_offset <= end
+            and self._was_stored(header.begin_phy_offset, header.begin_timestamp)
+            and self._was_stored(last.physical_offset, header.end_timestamp)
+        )
+        return file if is_right else None
+
+    def _was_stored(self, physical_offset: int, timestamp: int) -> bool:
+        """Whether the record there was stored then, as far as the log still knows."""
+        return physical_offset < self._log.min_offset or self._log.store_time(physical_offset) == timestamp
+
+    def _go_on(self) -> None:
+        """Finds where the last file ended: in the midst of a record's keys, perhaps."""
+        self.position, self._keys_done = 0, 0
+        if not self._files:
+            return
+        end = self._files[-1].end_phy_offset
+        for file in reversed(self._files):
+            number = file.index_count - 1
+            while number and file.entry(number).physical_offset == end:
+                self._keys_done += 1
+                number -= 1
+            file.unmap()
+            if number:
+                break
+        self.position = end
+        try:
+            record = self._log.read(end, check_crc=False)
+        except (RecordError, StoreError):
+            return
+        is_rolled_back = record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK
+        if is_rolled_back or self._keys_done >= len(keys_of(record.properties)):
+            self.position, self._keys_done = end + record.size, 0
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    def build(self, budget_s: float) -> bool:
+        """Adds the records that the log has gained, for about `budget_s` at most; whether all are in now.
+
+        While the disk is full it adds nothing, and goes on when there is room. Raises StoreError.
+        """
+        commit_log = self._log
+        if self.position == commit_log.position:
+            return True
+        deadline = time.monotonic() + budget_s
+        if self.position < commit_log.min_offset:
+            self.position, self._keys_done = commit_log.min_offset, 0
+        try:
+            if not self._files:
+                self._roll()
+            while self.position < commit_log.position:
+                self._build_slice()
+                if time.monotonic() >= deadline:
+                    break
+            self._files[-1].write_header()
+        except StoreFull as e:
+            if not self._is_failing:
+                log.warning("the index waits: %s", e)
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return self.position == commit_log.position
+
+    def _build_slice(self) -> None:
+        """Adds some records, of one log file at most."""
+        position = self.position
+        found = self._log.view_at(position)
+        assert found is not None
+        view, base = found
+        end = min(len(view), self._log.position - base)
+        at = position - base
+        for _ in range(_SLICE):
+            if at + BLANK_SIZE > end:
+                at = end
+                break
+            size, magic, sys_flag, timestamp, body_length = (
+                _unpack_plain(view, at) if at + _BODY_AT <= end else (*_HEAD.unpack_from(view, at), 0, 0, 0)
+            )
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & _HOSTS_V6
+                and 0 <= body_length <= size - FIXED_SIZE_V4
+                and at + size <= end
+            ):
+                topic_at = at + _BODY_AT + body_length
+                tail = bytes(view[topic_at : at + size])
+                topic = tail[1 : 1 + tail[0]]
+                properties = tail[3 + tail[0] :]
+            elif magic == MAGIC_BLANK:
+                at = end
+                break
+            else:
+                try:
+                    record = decode_record(view, at, check_crc=False)
+                except RecordError as e:
+                    log.warning("no record at %d, the index goes on in the next file of the log: %s", base + at, e)
+                    at = end
+                    break
+                size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag
+                topic, properties = record.topic, record.properties
+            if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
+                self._put(topic, properties, base + at, timestamp)
+            self._keys_done = 0
+            # Also of a record without a key, so that it isn't looked at again.
+            self._files[-1].end_phy_offset = base + at
+            at += size
+            self.position = base + at
+        self.position = base + at
+
+    def _put(self, topic: bytes, properties: bytes, physical_offset: int, timestamp: int) -> None:
+        files = self._files
+        for key in keys_of(properties)[self._keys_done :]:
+            if files[-1].is_full:
+                self._roll()
+            files[-1].put(self._hash(topic + b"#" + key), physical_offset, timestamp)
+            self._keys_done += 1
+
+    def _roll(self) -> None:
+        """Begins the next file."""
+        header = _NEW
+        if self._files:
+            full = self._files[-1]
+            full.write_header()
+            full.unmap()
+            end, timestamp = full.end_phy_offset, full.end_timestamp
+            header = IndexHeader(timestamp, timestamp, end, end, 0, 1)
+        file = IndexFile(self._directory / self._next_name(), self._hash_slots, self._max_entries, header)
+        try:
+            file.write_header()
+        except StoreError:
+            file.delete()
+            raise
+        if self._files:
+            self._unflushed.append(self._files[-1])
+        self._files.append(file)
+
+    def _next_name(self) -> str:
+        """Now, in local time as in Java, but after the name before: the names give the order."""
+        now = time.time()
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
+        if self._files and name <= self._files[-1].path.name:
+            return str(int(self._files[-1].path.name) + 1)
+        return name
+
+    # -- finding ------------------------------------------------------------------------------------------------
+
+    def find(self, topic: bytes, key: bytes, begin_ms: int, end_ms: int, accepts: Callable[[int], bool]) -> None:
+        """Calls `accepts` with the offsets of records that may have the key, the newest first, until it returns False.
+
+        `key` as `keys_of` gives it. Their store timestamps lie between `begin_ms` and `end_ms`, both included; other
+        keys can have the same hash.
+        """
+        key_hash = self._hash(topic + b"#" + key)
+        steps = 0
+        last = -1
+        for file in reversed(self._files):
+            if file.index_count > 1 and file.begin_timestamp <= end_ms and file.end_timestamp >= begin_ms:
+                try:
+                    for entry in file.chain(key_hash):
+                        steps += 1
+                        if steps > _MAX_STEPS:
+                            log.warning("gave up looking for %r of %r after %d entries", key, topic, _MAX_STEPS)
+                            return
+                        if entry.physical_offset < self._log.min_offset:
+                            return
+                        if entry.hash != key_hash or self._is_later(entry, end_ms) or entry.physical_offset == last:
+                            continue
+                        last = entry.physical_offset
+                        stored = self._log.store_time(last)
+                        if 0 <= stored < begin_ms:
+                            return
+                        if begin_ms <= stored <= end_ms and not accepts(last):
+                            return
+                finally:
+                    if file is not self._files[-1]:
+                        file.unmap()
+            if file.begin_timestamp < begin_ms:
+                return
+
+    @staticmethod
+    def _is_later(entry: IndexEntry, end_ms: int) -> bool:
+        # An entry's time is its record's without the fraction of a second; not the first one's, see `put`.
+        return entry.timestamp > end_ms and entry.number > 1
+
+    # -- life of the files --------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Brings full files to the disk. Called by the flusher's thread; raises OSError."""
+        while self._unflushed:
+            file = self._unflushed[0]
+            try:
+                sync_file(file.path)
+                sync_directory(self._directory)
+            except FileNotFoundError:
+                log.debug("%s was deleted meanwhile", file.path)
+            self.flushed_timestamp = file.end_timestamp
+            self._unflushed.popleft()
+
+    def delete_before(self, physical_offset: int) -> None:
+        """Deletes the files that have nothing of the log from there on; the last file stays."""
+        while len(self._files) > 1 and self._files[0].end_phy_offset < physical_offset:
+            log.info("deleting %s: the log begins at %d", self._files[0].path, physical_offset)
+            self._files.pop(0).delete()
+
+    def close(self, *, flush: bool) -> None:
+        """Raises OSError, StoreError when the last file can't be brought to the disk."""
+        try:
+            if flush and self._files:
+                self._files[-1].write_header()
+                self.flush()
+                sync_file(self._files[-1].path)
+                sync_directory(self._directory)
+        finally:
+            for file in self._files:
+                file.unmap()
+
+
+class KeyHash:
+    """The hash of `topic#key`: `abs(String.hashCode())`, 0 where Java's abs overflows (`indexKeyHashMethod`)."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, int] = {}
+
+    def __call__(self, key: bytes) -> int:
+        if len(key) < _TAIL or not key.isascii():
+            h = string_hash_code(key.decode(errors="replace"))
+        else:
+            head = key[:-_TAIL]
+            shifted = self._heads.get(head)
+            if shifted is None:
+                if len(self._heads) >= _MAX_HEADS:
+                    self._heads.clear()
+                shifted = self._heads[head] = string_hash_code(head.decode()) * 31**_TAIL
+            # Half the time of sum(map(mul, ...)), a fifth of that of string_hash_code for all.
+            a, b, c, d, e, f, g, h = key[-_TAIL:]
+            h = shifted + ((((((a * 31 + b) * 31 + c) * 31 + d) * 31 + e) * 31 + f) * 31 + g) * 31 + h & 0xFFFFFFFF
+            if h >= 0x80000000:
+                h -= 0x100000000
+        return abs(h) if h != -0x80000000 else 0
+
+
+def keys_of(properties: bytes) -> list[bytes]:
+    """The keys that a record with these properties is found by, as they stand behind `topic#`."""
+    # As `find_property` does it, but for three in half the time: most messages have but the first.
+    text = b"\x02" + properties
+    found = []
+    if (at := text.find(_UNIQUE_KEY)) >= 0 and (unique_key := _value(text, at + len(_UNIQUE_KEY))):
+        found.append(unique_key)
+    if (at := text.find(_KEYS)) >= 0:
+        found += [key for key in _value(text, at + len(_KEYS)).split(b" ") if key]
+    if (at := text.find(_TAGS)) >= 0 and (tags := _value(text, at + len(_TAGS))):
+        found.append(TAGS_PREFIX + tags)
+    return found
+
+
+def _value(text: bytes, start: int) -> bytes:
+    end = text.find(b"\x02", start)
+    return text[start:end] if end >= 0 else text[start:]
+
+
+def index_paths(directory: Path) -> list[Path]:
+    """The index files in order. Raises StoreError."""
+    try:
+        return sorted(
+            path
+            for path in directory.iterdir()
+            if len(path.name) == NAME_LENGTH and path.name.isascii() and path.name.isdigit() and path.is_file()
+        )
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise StoreError(f"can't read {directory}: {e}") from e

@@ -1,0 +1,227 @@
+"""A store's files, read as they are: nothing is written, no lock taken (`inspect`, `verify`, `dump`)."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from gantrymq.errors import StoreError
+from gantrymq.store.checkpoint import Checkpoint, load_checkpoint
+from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.store.index_file import IndexHeader, read_header
+from gantrymq.store.mapped_file import list_files
+from gantrymq.store.message_index import index_paths
+from gantrymq.store.recovery import LogReader
+
+_NO_UNIT = bytes(UNIT_SIZE)
+_OPEN_FILES = 200
+#: Units that are read at once.
+_CHUNK = 4096
+_LOCK_OF_FIRST_BYTE = Struct("hhqqi")
+
+
+def is_in_use(root: Path) -> bool:
+    """Whether a broker holds the store's lock."""
+    try:
+        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        asked = _LOCK_OF_FIRST_BYTE.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        # Asks only; a lock of this process counts too where there are locks of open files.
+        command = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
+        (kind, *_) = _LOCK_OF_FIRST_BYTE.unpack(fcntl.fcntl(fd, command, asked))
+        return bool(kind != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+class LogFile(NamedTuple):
+    path: Path
+    base: int
+    length: int
+
+
+class OfflineLog:
+    """The files of a commit log. Raises StoreError when the directory can't be read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = [LogFile(directory / f"{base:020d}", base, size) for base, size in list_files(directory).items()]
+        self.min_offset = self.files[0].base if self.files else 0
+        #: The end of the last file; its records end before.
+        self.limit = self.files[-1].base + self.files[-1].length if self.files else 0
+        self._mapped: tuple[memoryview, int] | None = None
+
+    def file_at(self, physical_offset: int) -> LogFile | None:
+        for file in self.files:
+            if file.base <= physical_offset < file.base + file.length:
+                return file
+        return None
+
+    def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None:
+        """(the file's bytes, its base); None outside of the log."""
+        if self._mapped is not None and 0 <= physical_offset - self._mapped[1] < len(self._mapped[0]):
+            return self._mapped
+        file = self.file_at(physical_offset)
+        if file is None:
+            return None
+        try:
+            with file.path.open("rb") as opened:
+                mapping = mmap.mmap(opened.fileno(), file.length, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise StoreError(f"can't read {file.path}: {e.strerror or e}") from e
+        self._mapped = memoryview(mapping), file.base
+        return self._mapped
+
+    def reader(self, start: int | None = None) -> LogReader:
+        return LogReader(self, self.min_offset if start is None else start)
+
+
+class Unit(NamedTuple):
+    offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def is_filler(self) -> bool:
+        return self.size == FILLER_SIZE and self.physical_offset == 0
+
+
+class OfflineQueue:
+    """The files of one consume queue; `first_offset` and `end` are queue offsets."""
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, files: OpenFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.directory = directory
+        self._lengths = list_files(directory)
+        self._files = files
+        bases = list(self._lengths)
+        # All files have one size; the last one may have been cut short.
+        self.file_size = bases[1] - bases[0] if len(bases) > 1 else max(self._lengths.values(), default=0)
+        self.first_offset = bases[0] // UNIT_SIZE if bases else 0
+        self.end = self._end()
+
+    def __repr__(self) -> str:
+        return f"{self.topic}-{self.queue_id}"
+
+    def _end(self) -> int:
+        """Behind its last unit all is zero."""
+        for base in reversed(self._lengths):
+            low, high = 0, self._lengths[base] // UNIT_SIZE
+            while low < high:
+                middle = (low + high) // 2
+                if self._read(base, middle * UNIT_SIZE, UNIT_SIZE) == _NO_UNIT:
+                    high = middle
+                else:
+                    low = middle + 1
+            if low:
+                return base // UNIT_SIZE + low
+        return self.first_offset
+
+    def _read(self, base: int, at: int, size: int) -> bytes:
+        return os.pread(self._files.descriptor(self.directory / f"{base:020d}"), size, at)
+
+    def unit(self, offset: int) -> Unit | None:
+        return next(self.units(offset, offset + 1), None)
+
+    def units(self, begin: int, end: int) -> Iterator[Unit]:
+        """The units of these queue offsets, as far as there are any; a missing file is skipped."""
+        offset, end = max(begin, self.first_offset), min(end, self.end)
+        while offset < end:
+            at = offset * UNIT_SIZE
+            base = at - at % self.file_size
+            count = min(end - offset, (base + self.file_size - at) // UNIT_SIZE, _CHUNK)
+            if base in self._lengths:
+                data = self._read(base, at - base, count * UNIT_SIZE)
+                for number, unit in enumerate(UNIT.iter_unpack(data[: len(data) // UNIT_SIZE * UNIT_SIZE])):
+                    yield Unit(offset + number, *unit)
+            offset += count
+
+
+class OpenFiles:
+    """Descriptors of the files read last: a store can have more files than a process may open."""
+
+    def __init__(self) -> None:
+        self._descriptors: OrderedDict[Path, int] = OrderedDict()
+
+    def descriptor(self, path: Path) -> int:
+        """Raises StoreError."""
+        fd = self._descriptors.get(path)
+        if fd is None:
+            try:
+                fd = self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as e:
+                raise StoreError(f"can't read {path}: {e.strerror or e}") from e
+            if len(self._descriptors) > _OPEN_FILES:
+                os.close(self._descriptors.popitem(last=False)[1])
+        else:
+            self._descriptors.move_to_end(path)
+        return fd
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def offline_queues(directory: Path, files: OpenFiles) -> dict[tuple[str, int], OfflineQueue]:
+    """{(topic, queue id): queue}. Raises StoreError."""
+    try:
+        paths = sorted(path for path in directory.glob("*/*") if path.name.isascii() and path.name.isdigit())
+    except OSError as e:
+        raise StoreError(f"can't read {directory}: {e}") from e
+    queues = [OfflineQueue(path.parent.name, int(path.name), path, files) for path in paths if path.is_dir()]
+    return {(queue.topic, queue.queue_id): queue for queue in queues}
+
+
+class QueueSummary(NamedTuple):
+    """`first_offset` is that of the oldest unit, whose message may be gone."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    max_offset: int
+
+
+class StoreSummary(NamedTuple):
+    """What a store has, as far as names, sizes and headers tell. `disk_bytes` are blocks, not lengths."""
+
+    root: Path
+    in_use: bool
+    was_closed: bool
+    checkpoint: Checkpoint
+    log_files: list[LogFile]
+    queues: list[QueueSummary]
+    index_files: list[tuple[Path, IndexHeader]]
+    disk_bytes: int
+
+
+def inspect(config: StoreConfig) -> StoreSummary:
+    """Looks at the store's files, not into the log. Raises StoreError when there is no store."""
+    root = config.store_path_root_dir
+    log = OfflineLog(config.commit_log_directory)
+    if not log.files and not config.consume_queue_directory.is_dir():
+        raise StoreError(f"{root} has no store: neither commitlog nor consumequeue is there")
+    files = OpenFiles()
+    try:
+        queues = offline_queues(config.consume_queue_directory, files)
+        return StoreSummary(
+            root,
+            is_in_use(root),
+            not (root / "abort").exists(),
+            load_checkpoint(root / "checkpoint"),
+            log.files,
+            [QueueSummary(topic, id_, queue.first_offset, queue.end) for (topic, id_), queue in queues.items()],
+            [(path, read_header(path)) for path in index_paths(config.index_directory)],
+            sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file()),
+        )
+    finally:
+        files.close()

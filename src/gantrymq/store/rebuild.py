@@ -1,0 +1,119 @@
+"""Makes queues and index anew from the log. The one offline tool that writes; it takes the store's lock."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gantrymq.errors import StoreError
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.directory import StoreDirectory
+from gantrymq.store.message_store import MessageStore
+from gantrymq.store.offline import OfflineLog, OpenFiles, offline_queues
+from gantrymq.store.verify import Progress
+
+log = logging.getLogger(__name__)
+
+_NO_HOST = bytes(8)
+_BUILD_S = 0.1
+#: Where the old queues are until the new ones are whole.
+_REPLACED = "consumequeue.replaced"
+
+
+def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what, done, total: None) -> None:
+    """Deletes queues and index, and makes them from the log's records.
+
+    Queues of which the log has no record any more stay: they keep the queue's offset. Topics that were deleted come
+    back as far as the log has them. Raises StoreLocked; StoreError when the log is damaged, unless `cut`: then all
+    behind the first bad record is lost.
+    """
+    root = config.store_path_root_dir
+    directory = StoreDirectory(root)
+    if not config.commit_log_directory.is_dir():
+        raise StoreError(f"{root} has no commitlog: there is nothing to rebuild from")
+    directory.lock()
+    try:
+        offline = OfflineLog(config.commit_log_directory)
+        if not cut:
+            _check(offline, progress)
+        file_sizes = _file_sizes(config, offline)
+        replaced = root / _REPLACED
+        queues = config.consume_queue_directory
+        if replaced.exists():
+            # An earlier attempt has ended midway: what it made isn't whole.
+            shutil.rmtree(queues, ignore_errors=True)
+        elif queues.exists():
+            queues.rename(replaced)
+        _keep_expired(replaced, queues, offline.min_offset)
+        shutil.rmtree(config.index_directory, ignore_errors=True)
+        (root / "checkpoint").unlink(missing_ok=True)
+    except OSError as e:
+        raise StoreError(f"can't replace the queues in {root}: {e}") from e
+    finally:
+        directory.unlock()
+    _rebuild(file_sizes, _scaled(progress, "queues", offline), _scaled(progress, "index", offline))
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _rebuild(config: StoreConfig, queues: Callable[[int], None], index: Callable[[int], None]) -> None:
+    store = MessageStore(config, _NO_HOST)
+    store.open(queues)
+    try:
+        queues(store.max_physical_offset)
+        while not store.build_index(_BUILD_S):
+            index(store.max_physical_offset - store.index_behind_bytes)
+        index(store.max_physical_offset)
+    finally:
+        store.close()
+
+
+def _scaled(progress: Progress, what: str, offline: OfflineLog) -> Callable[[int], None]:
+    return lambda offset: progress(what, offset - offline.min_offset, offline.limit - offline.min_offset)
+
+
+def _check(offline: OfflineLog, progress: Progress) -> None:
+    """Raises StoreError when opening the store would cut off more than zeros."""
+    reader = offline.reader()
+    for number, record in enumerate(reader):
+        if not number % 1024:
+            progress("log", record.physical_offset - offline.min_offset, offline.limit - offline.min_offset)
+    problem = reader.problem
+    for file in offline.files:
+        found = offline.view_at(file.base) if file.base > reader.end else None
+        if found is not None and any(found[0][:8]):
+            problem = problem or f"nothing follows, but {file.path.name} has records"
+    if problem:
+        raise StoreError(
+            f"no good record is at {reader.end} of the log: {problem}; a rebuild would cut off all from there on, "
+            f"{offline.limit - reader.end} bytes at most, and does so with --cut"
+        )
+
+
+def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
+    """The configuration, with the size of files that the store has."""
+    files = OpenFiles()
+    try:
+        for queue in offline_queues(config.consume_queue_directory, files).values():
+            if queue.file_size:
+                config = replace(config, mapped_file_size_consume_queue=queue.file_size)
+                break
+    finally:
+        files.close()
+    if offline.files:
+        config = replace(config, mapped_file_size_commit_log=offline.files[0].length)
+    return config
+
+
+def _keep_expired(replaced: Path, queues: Path, min_offset: int) -> None:
+    """Copies the queues of which no message is left: nothing else knows how far they have come."""
+    files = OpenFiles()
+    try:
+        for queue in offline_queues(replaced, files).values():
+            last = queue.unit(queue.end - 1)
+            if last is not None and last.physical_offset < min_offset:
+                shutil.copytree(queue.directory, queues / queue.topic / str(queue.queue_id))
+    finally:
+        files.close()

@@ -1,0 +1,315 @@
+"""Checks a store's files against each other: every record, every unit of a queue, every entry of the index."""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from struct import Struct
+
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
+from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT, file_size, read_header
+from gantrymq.store.message_index import KeyHash, index_paths, keys_of
+from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, is_in_use, offline_queues
+from gantrymq.store.record_crc import has_crc, has_right_crc
+
+#: (what is done, done so far, of): bytes of the log, then queues.
+Progress = Callable[[str, int, int], None]
+
+#: No more problems are described; they are counted.
+_MAX_PROBLEMS = 1000
+_PROGRESS_EVERY = 1024
+#: A writer copies a record in one go, so that a reader meets a part of one for some microseconds.
+_RETRY_S = 0.05
+_ENTRIES_AT_ONCE = 65_536
+_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+_unpack_place = Struct(">i8xi4xqq").unpack_from
+#: Below it a tags code is an address in consumequeue_ext (`ConsumeQueueExt.isExtAddr`).
+_MIN_TAGS_CODE = -(1 << 31)
+
+
+@dataclass(slots=True)
+class Report:
+    """`problems` are at most 1,000 of `problem_count`. `without_unit` are records of topics that were deleted since."""
+
+    in_use: bool = False
+    log_begin: int = 0
+    log_end: int = 0
+    records: int = 0
+    without_unit: int = 0
+    queues: int = 0
+    units: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+    problem_count: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, problem: str) -> None:
+        self.problem_count += 1
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def verify(config: StoreConfig, progress: Progress = lambda what, done, total: None) -> Report:
+    """Reads the whole store. While a broker uses it, what is written meanwhile and the index don't count.
+
+    Raises StoreError when files can't be read.
+    """
+    files = OpenFiles()
+    try:
+        return _Verifier(config, files, progress).run()
+    finally:
+        files.close()
+
+
+class _Verifier:
+    def __init__(self, config: StoreConfig, files: OpenFiles, progress: Progress) -> None:
+        self._report = Report(in_use=is_in_use(config.store_path_root_dir))
+        self._progress = progress
+        self._log = OfflineLog(config.commit_log_directory)
+        self._queues = offline_queues(config.consume_queue_directory, files)
+        self._topics = {topic for topic, _ in self._queues}
+        self._delays_ms = parse_delay_levels(config.message_delay_level)
+        self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
+
+    def run(self) -> Report:
+        report, log = self._report, self._log
+        self._check_log_files()
+        report.log_begin = report.log_end = log.min_offset
+        start: int | None = log.min_offset
+        while start is not None:
+            start = self._check_log_from(start)
+        self._progress("log", log.limit - log.min_offset, log.limit - log.min_offset)
+        report.queues = len(self._queues)
+        for number, queue in enumerate(self._queues.values()):
+            self._progress("queues", number, len(self._queues))
+            self._check_queue(queue)
+        self._progress("queues", len(self._queues), len(self._queues))
+        if self._index is not None:
+            self._index.finish()
+        return report
+
+    # -- log ----------------------------------------------------------------------------------------------------
+
+    def _check_log_files(self) -> None:
+        files = self._log.files
+        for file, following in pairwise(files):
+            if file.length != files[0].length:
+                self._report.add(f"{file.path} has {file.length} bytes, the first file {files[0].length}")
+            if following.base != file.base + files[0].length:
+                self._report.add(f"between {file.path} and {following.path.name} a file is missing")
+
+    def _check_log_from(self, start: int) -> int | None:
+        """Checks the records up to the first that is none; where to go on, or None at the end."""
+        report, log = self._report, self._log
+        reader = log.reader(start)
+        for _ in range(2):
+            for record in reader:
+                self._check_record(record)
+                report.records += 1
+                if not report.records % _PROGRESS_EVERY:
+                    self._progress("log", record.physical_offset - log.min_offset, log.limit - log.min_offset)
+            if not (report.in_use and reader.problem):
+                break
+            time.sleep(_RETRY_S)
+            reader = log.reader(reader.end)
+        report.log_end = max(report.log_end, reader.end)
+        later = [file for file in log.files if file.base > reader.end and self._is_written(file.base)]
+        if reader.problem:
+            report.add(f"log, {reader.end}: {reader.problem}")
+        elif later and not report.in_use:
+            report.add(f"log, {reader.end}: nothing follows here, but {later[0].path.name} has records")
+        return later[0].base if later else None
+
+    def _is_written(self, base: int) -> bool:
+        found = self._log.view_at(base)
+        return found is not None and any(found[0][:8])
+
+    def _check_record(self, record: Record) -> None:
+        found = self._log.view_at(record.physical_offset)
+        assert found is not None
+        at = record.physical_offset - found[1]
+        raw = found[0][at : at + record.size]
+        if has_crc(raw) and not has_right_crc(raw):
+            self._report.add(f"log, {record.physical_offset}: the property __CRC32# is wrong")
+        if self._index is not None:
+            self._index.check(record)
+        if record.sys_flag & TRANSACTION_PREPARED:
+            return
+        try:
+            topic = record.topic.decode()
+        except UnicodeDecodeError:
+            self._report.add(f"log, {record.physical_offset}: the topic {record.topic!r} is no text")
+            return
+        queue = self._queues.get((topic, record.queue_id))
+        problem = self._unit_problem(queue, record)
+        if problem:
+            self._report.add(f"log, {record.physical_offset}: {topic}-{record.queue_id} {problem}")
+
+    def _unit_problem(self, queue: OfflineQueue | None, record: Record) -> str:
+        offset = record.queue_offset
+        first = None if queue is None else queue.unit(queue.first_offset)
+        if queue is None or first is None:
+            if record.topic.decode() in self._topics:
+                return f"has no units, this record is its queue offset {offset}"
+            self._report.without_unit += 1
+            return ""
+        if queue.first_offset == 0 and first.physical_offset > record.physical_offset:
+            # The topic was deleted and made anew.
+            self._report.without_unit += 1
+            return ""
+        unit = queue.unit(offset)
+        if unit is None:
+            return (
+                f"has the queue offsets {queue.first_offset} to {queue.end - 1}, but not {offset}, which this record is"
+            )
+        if unit.physical_offset > record.physical_offset:
+            self._report.without_unit += 1
+            return ""
+        if (unit.physical_offset, unit.size) != (record.physical_offset, record.size):
+            return (
+                f"says that its queue offset {offset}, which this record of {record.size} bytes is, is at "
+                f"{unit.physical_offset} and has {unit.size} bytes"
+            )
+        # The delay levels may have been others when the record was stored.
+        if record.topic != _SCHEDULE_TOPIC and unit.tags_code >= _MIN_TAGS_CODE:
+            tags_code = tags_code_of(record, self._delays_ms)
+            if unit.tags_code != tags_code:
+                return f"gives its queue offset {offset} the tags code {unit.tags_code} in place of {tags_code}"
+        return ""
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def _check_queue(self, queue: OfflineQueue) -> None:
+        report, log = self._report, self._log
+        expected = queue.first_offset
+        last = -1
+        for unit in queue.units(queue.first_offset, queue.end):
+            if unit.offset != expected:
+                report.add(f"{queue!r}: the file with the queue offsets {expected} to {unit.offset - 1} is missing")
+            expected = unit.offset + 1
+            report.units += 1
+            if unit.is_filler:
+                continue
+            if unit.physical_offset <= last:
+                report.add(f"{queue!r}, {unit.offset}: points to {unit.physical_offset}, the one before to {last}")
+            last = unit.physical_offset
+            if log.min_offset <= unit.physical_offset and not self._points_to_record(queue, unit):
+                report.add(f"{queue!r}, {unit.offset}: there is no record of it at {unit.physical_offset}")
+
+    def _points_to_record(self, queue: OfflineQueue, unit: tuple[int, int, int, int]) -> bool:
+        offset, physical_offset, size, _ = unit
+        if physical_offset >= self._report.log_end:
+            return self._report.in_use
+        found = self._log.view_at(physical_offset)
+        if found is None or physical_offset - found[1] + size > len(found[0]) or size < HEADER_SIZE:
+            return False
+        place = _unpack_place(found[0], physical_offset - found[1])
+        return place == (size, queue.queue_id, offset, physical_offset)
+
+
+class IndexChecker:
+    """Is given every record, in order, and compares its keys with the entries of the index."""
+
+    def __init__(self, config: StoreConfig, min_offset: int, report: Report) -> None:
+        self._config = config
+        self._min_offset = min_offset
+        self._report = report
+        self._hash = KeyHash()
+        self._paths: list[Path] = []
+        self._begin, self._end = 0, -1
+        expected = file_size(config.max_hash_slot_num, config.max_index_num)
+        for path in index_paths(config.index_directory):
+            if path.stat().st_size != expected:
+                report.add(f"{path} has {path.stat().st_size} bytes, maxHashSlotNum and maxIndexNum give {expected}")
+                continue
+            header = read_header(path)
+            if header.index_count > 1:
+                if not self._paths:
+                    self._begin = header.begin_phy_offset
+                self._end = header.end_phy_offset
+            self._paths.append(path)
+        report.index_files = len(self._paths)
+        self._groups = self._read_groups()
+        self._group = next(self._groups, None)
+
+    def check(self, record: Record) -> None:
+        at = record.physical_offset
+        if not self._begin <= at <= self._end or record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK:
+            return
+        hashes = {self._hash(record.topic + b"#" + key) for key in keys_of(record.properties)}
+        self._skip_to(at)
+        found: set[int] = set()
+        if self._group is not None and self._group[0] == at:
+            found = self._group[1]
+            self._group = next(self._groups, None)
+        if found != hashes:
+            self._report.add(f"index: of the record at {at} it has the hashes {sorted(found)}, not {sorted(hashes)}")
+
+    def finish(self) -> None:
+        self._skip_to(sys.maxsize)
+
+    def _skip_to(self, physical_offset: int) -> None:
+        while self._group is not None and self._group[0] < physical_offset:
+            if self._group[0] >= self._min_offset:
+                self._report.add(f"index: {self._group[0]} is no record with a key")
+            self._group = next(self._groups, None)
+
+    def _read_groups(self) -> Iterator[tuple[int, set[int]]]:
+        """(physical offset, hashes of its keys) of all entries that follow each other."""
+        last, hashes = -1, set[int]()
+        for path in self._paths:
+            for key_hash, physical_offset in self._read_entries(path):
+                if physical_offset != last:
+                    if hashes:
+                        yield last, hashes
+                    if physical_offset < last:
+                        self._report.add(f"{path}: an entry for {physical_offset} follows one for {last}")
+                    last, hashes = physical_offset, set()
+                hashes.add(key_hash)
+        if hashes:
+            yield last, hashes
+
+    def _read_entries(self, path: Path) -> Iterator[tuple[int, int]]:
+        """(hash, physical offset) of a file's entries; checks the chains on the way."""
+        report, slots = self._report, self._config.max_hash_slot_num
+        header = read_header(path)
+        count = min(header.index_count, self._config.max_index_num)
+        newest = array("i", bytes(SLOT.size * slots))
+        used = 0
+        with path.open("rb") as file:
+            entries_at = HEADER_SIZE + SLOT.size * slots
+            number = 1
+            while number < count:
+                file.seek(entries_at + number * ENTRY_SIZE)
+                data = file.read(min(count - number, _ENTRIES_AT_ONCE) * ENTRY_SIZE)
+                for key_hash, physical_offset, _, previous in ENTRY.iter_unpack(data):
+                    report.index_entries += 1
+                    slot = key_hash % slots
+                    if previous != newest[slot]:
+                        report.add(f"{path}: entry {number} follows entry {previous}, not {newest[slot]}")
+                    used += not newest[slot]
+                    newest[slot] = number
+                    number += 1
+                    yield key_hash, physical_offset
+            file.seek(HEADER_SIZE)
+            if sys.byteorder == "little":
+                newest.byteswap()
+            found = file.read(SLOT.size * slots)
+            if found != newest.tobytes():
+                report.add(f"{path}: {_differences(found, newest)} slots don't point to their newest entry")
+        if used != header.hash_slot_count:
+            report.add(f"{path}: the header says that {header.hash_slot_count} slots are used, {used} are")
+
+
+def _differences(found: bytes, expected: Sequence[int]) -> int:
+    slots = array("i", found)
+    return sum(1 for one, other in zip(slots, expected, strict=True) if one != other)

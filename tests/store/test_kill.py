@@ -1,0 +1,139 @@
+"""SIGKILL at random moments: whatever was acknowledged is there, once and in order, and the index agrees.
+
+Writers are forked from one process that has imported everything, so that a round takes some hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_support import open_store, read_all
+
+from gantrymq.protocol.properties import find_property
+from gantrymq.store.verify import verify
+
+ROUNDS = 50
+ROUNDS_PER_STORE = 5
+
+NURSERY = """
+import os, random, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from store_support import open_store, put
+
+def write(root, mode, seed, fifo):
+    rng = random.Random(seed)
+    fd = os.open(fifo, os.O_WRONLY)
+    os.write(fd, b"%d\\n" % os.getpid())
+    store = open_store(Path(root), flush_disk_type=mode, flush_interval_commit_log_ms=rng.choice((1, 5, 500)))
+    for n in range(1_000_000):
+        queue = store.queue(rng.choice("ABC"), rng.randrange(3))
+        key = "%s-%d" % (seed, n)
+        body = key.encode() + b" " + b"x" * rng.choice((0, 10, 300, 3000))
+        result = put(store, queue, body, properties=b"UNIQ_KEY\\x01%s\\x02" % key.encode())
+        line = ("%s %d %d %s\\n" % (queue.topic, queue.queue_id, result.queue_offset, key)).encode()
+        if mode == "SYNC_FLUSH":
+            store.when_flushed(result.physical_offset, lambda error, line=line: error or os.write(fd, line))
+        else:
+            os.write(fd, line)
+        if n % 50 == 49:
+            store.build_index(rng.choice((0, 0.01)))
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write(*line.split())
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+    print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY, str(Path(__file__).parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_was_acknowledged_survives(nursery, mode, tmp_path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    acknowledged: dict[tuple[str, int], dict[int, str]] = {}
+    total = 0
+    for number in range(ROUNDS):
+        if number % ROUNDS_PER_STORE == 0:
+            acknowledged = {}
+        root = tmp_path / str(number // ROUNDS_PER_STORE)
+        lines = run_and_kill(nursery, root, mode, rng, tmp_path / f"fifo{number}")
+        total += len(lines)
+        for line in lines:
+            topic, queue_id, offset, key = line.split()
+            acknowledged.setdefault((topic, int(queue_id)), {})[int(offset)] = key
+        check(root, acknowledged)
+    assert total > ROUNDS * 10, f"{total} messages only"
+
+
+def run_and_kill(nursery: subprocess.Popen[str], root: Path, mode: str, rng: random.Random, fifo: Path) -> list[str]:
+    """Lets a writer write until it is killed; the whole lines that it wrote."""
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    os.mkfifo(fifo)
+    print(root, mode, rng.randrange(1 << 32), fifo, file=nursery.stdin, flush=True)
+    with fifo.open() as reader:
+        pid = int(reader.readline())
+        lines = []
+        try:
+            for _ in range(rng.choice((0, 1, rng.randrange(200)))):
+                lines.append(reader.readline())
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        lines += reader.readlines()
+    assert nursery.stdout.readline() == "ended\n"
+    return [line for line in lines if line.endswith("\n")]
+
+
+def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> None:
+    store = open_store(root)
+    keys = set()
+    for topic, queue_ids in store.topics().items():
+        for queue_id in queue_ids:
+            records = read_all(store, store.queue(topic, queue_id))
+            assert [record.queue_offset for record in records] == list(range(len(records)))
+            found = [record.body.split()[0].decode() for record in records]
+            assert len(set(found)) == len(found)
+            for record, key in zip(records, found, strict=True):
+                assert find_property(record.properties, b"UNIQ_KEY") == key.encode()
+            for offset, key in acknowledged.get((topic, queue_id), {}).items():
+                assert found[offset] == key
+            keys.update(found)
+    assert keys >= {key for of_queue in acknowledged.values() for key in of_queue.values()}
+    while not store.build_index(1):
+        pass
+    for key in random.sample(sorted(keys), min(len(keys), 20)):
+        assert [store.read_record(at).body.split()[0].decode() for at in _find(store, key)] == [key]
+    config = store.config
+    store.close()
+    assert verify(config).problems == []
+
+
+def _find(store, key: str) -> list[int]:
+    return [at for topic in "ABC" for at in store.find_by_unique_key(topic, key)]

@@ -1,0 +1,463 @@
+"""The index: Java's bytes, what is found, building in slices, what a crash leaves, full disks, damage."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import struct
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_support import LOG_FILE, STORE_HOST, crash, log_files, open_store, put
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.java import string_hash_code
+from gantrymq.protocol.record import encode_host
+from gantrymq.store import mapped_file, message_index, message_store
+from gantrymq.store.checkpoint import load_checkpoint
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.message_index import KeyHash, keys_of
+from gantrymq.store.message_store import MessageStore
+
+#: Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and Nut, with and
+#: without keys, in two scripts.
+ARCHIVE = Path(__file__).parent / "java_store" / "index.tar.xz"
+FOREVER = 1 << 62
+
+
+def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
+    found = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tags}
+    return "".join(f"{name}\x01{value}\x02" for name, value in found.items() if value).encode()
+
+
+def find(store: MessageStore, topic: str, key: str, begin: int = 0, end: int = FOREVER, limit: int = 64) -> list[bytes]:
+    return [store.read_record(at).body for at in store.find_by_key(topic, key, begin, end, limit)]
+
+
+def index_files(root: Path) -> list[Path]:
+    return sorted((root / "index").iterdir())
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = open_store(tmp_path / "store")
+    yield store
+    store.close()
+
+
+# -- Java's files ----------------------------------------------------------------------------------------------------
+
+
+def java_store(root: Path, **options) -> MessageStore:
+    config = StoreConfig(
+        root,
+        mapped_file_size_commit_log=1 << 20,
+        mapped_file_size_consume_queue=2000,
+        max_hash_slot_num=50,
+        max_index_num=41,
+        **options,
+    )
+    store = MessageStore(config, STORE_HOST)
+    store.open()
+    return store
+
+
+@pytest.fixture
+def java_root(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def test_built_as_java_built_it(java_root):
+    before = [path.read_bytes() for path in index_files(java_root)]
+    assert len(before) == 5
+    shutil.rmtree(java_root / "index")
+    store = java_store(java_root)
+    assert store.build_index(60)
+    store.close()
+    assert [path.read_bytes() for path in index_files(java_root)] == before
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_javas_index_is_used(java_root, aborted):
+    before = {path: path.read_bytes() for path in index_files(java_root)}
+    if aborted:
+        (java_root / "abort").write_text("1")
+    store = java_store(java_root)
+    assert find(store, "Fruit", "订单3") == [b"body 3"]
+    assert find(store, "Nut", "hot") == [b"body 0", b"body 20", b"body 40"]
+    assert len(store.find_by_tags("Nut", "A", 0, FOREVER, 64)) == 15
+    put(store, store.queue("Nut", 0), b"ours", properties=properties(keys="hot"))
+    assert find(store, "Nut", "hot")[-1] == b"ours"
+    store.close()
+    after = {path: path.read_bytes() for path in index_files(java_root)}
+    assert sorted(after.values())[:5] == sorted(before.values())
+    assert len(after) == 6
+
+
+def test_javas_checksums(java_root):
+    shutil.rmtree(java_root / "consumequeue")
+    store = java_store(java_root, force_verify_prop_crc=True)
+    assert store.max_physical_offset == 14570
+    store.close()
+
+
+@given(st.text())
+def test_hash(text):
+    expected = string_hash_code(text)
+    assert KeyHash()(text.encode()) == (abs(expected) if expected != -(2**31) else 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("", 0),
+        ("T#k", 81916),
+        ("polygenelubricants", 0),  # Its hash code is -2**31, which Java's abs leaves negative.
+        ("TopicTest#7F00000100002A139B0A18B4AAC20000", None),
+        ("订单#3", None),
+        ("x" * 40_000, None),
+    ],
+)
+def test_hash_of(key, expected):
+    assert KeyHash()(key.encode()) == (abs(string_hash_code(key)) if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (b"", []),
+        (b"KEYS\x01a b\x02UNIQ_KEY\x01u\x02TAGS\x01t\x02", [b"u", b"a", b"b", b"T#t"]),
+        (b"UNIQ_KEY\x01\x02KEYS\x01  \x02TAGS\x01\x02", []),
+        (b"MYKEYS\x01a\x02X\x01KEYS\x02TAGS\x01t", [b"T#t"]),
+        (b"KEYS\x01a", [b"a"]),
+        (b"KEYS", []),
+    ],
+)
+def test_keys_of(properties, expected):
+    assert keys_of(properties) == expected
+
+
+# -- finding ---------------------------------------------------------------------------------------------------------
+
+
+def test_found_by_each_of_its_keys(store):
+    queue = store.queue("T", 0)
+    put(store, queue, b"one", properties=properties("U1", "a b  c"))
+    put(store, queue, b"two", properties=properties("U2", "b"))
+    put(store, queue, b"three", properties=properties(tags="b"))
+    put(store, store.queue("Other", 0), b"other", properties=properties("U1", "a"))
+    assert find(store, "T", "a") == [b"one"]
+    assert find(store, "T", "b") == [b"one", b"two"]
+    assert find(store, "T", "c") == find(store, "T", "U1") == [b"one"]
+    assert find(store, "T", "a b  c") == find(store, "T", "d") == find(store, "T", "") == find(store, "", "a") == []
+    assert find(store, "T", "a", limit=0) == find(store, "T", "\ud800") == []
+    unique = store.find_by_unique_key("T", "U2")
+    assert [store.read_record(at).body for at in unique] == [b"two"]
+    assert store.find_by_unique_key("T", "b") == []
+    tagged = store.find_by_tags("T", "b", 0, FOREVER, 64)
+    assert [store.read_record(at).body for at in tagged] == [b"three"]
+
+
+def test_other_keys_of_the_same_hash_are_not_found(store):
+    assert string_hash_code("T#Aa") == string_hash_code("T#BB")
+    put(store, store.queue("T", 0), b"Aa", properties=properties(keys="Aa"))
+    put(store, store.queue("T", 0), b"BB", properties=properties(keys="BB"))
+    assert find(store, "T", "Aa") == [b"Aa"]
+    assert find(store, "T", "BB") == [b"BB"]
+
+
+def test_the_same_key_twice_is_one_message(store):
+    put(store, store.queue("T", 0), b"x", properties=properties("k", "k k j k"))
+    assert find(store, "T", "k") == [b"x"]
+
+
+def test_transactions(store):
+    for flag, body in ((4, b"prepared"), (8, b"committed"), (12, b"rolled back")):
+        put(store, store.queue("T", 0), body, sys_flag=flag, properties=properties(keys="k"))
+    assert find(store, "T", "k") == [b"prepared", b"committed"]
+
+
+def test_records_of_another_layout(store):
+    put(store, store.queue("T", 0), b"v6", properties=properties(keys="k"), born_host=encode_host("::1", 1))
+    long = "L" * 200
+    put(store, store.queue(long, 0), b"long", properties=properties(keys="k"))
+    assert find(store, "T", "k") == [b"v6"]
+    assert find(store, long, "k") == [b"long"]
+
+
+def test_newest_within_the_time(store, monkeypatch):
+    """Over several files: 300 messages, one every 100 ms, with a key of their own and a common one."""
+    queue = store.queue("T", 0)
+    for n in range(300):
+        monkeypatch.setattr(message_store, "time", lambda n=n: 1_700_000_000 + n / 10)
+        put(store, queue, b"%d" % n, properties=properties(keys=f"k{n} all"))
+    assert store.build_index(60)
+    base = 1_700_000_000_000
+    assert find(store, "T", "all", limit=3) == [b"297", b"298", b"299"]
+    assert len(find(store, "T", "all", limit=1000)) == 64
+    for begin, end in ((0, 0), (50, 57), (100, 120), (290, 400), (131, 131)):
+        found = find(store, "T", "all", base + begin * 100, base + end * 100)
+        assert found == [b"%d" % n for n in range(begin, min(end, 299) + 1)], (begin, end)
+    for n in range(0, 300, 7):
+        assert find(store, "T", f"k{n}", base + n * 100, base + n * 100) == [b"%d" % n]
+        assert find(store, "T", f"k{n}", base + n * 100 + 1, FOREVER) == []
+        assert find(store, "T", f"k{n}", 0, base + n * 100 - 1) == []
+
+
+def test_a_walk_ends(store, monkeypatch, caplog):
+    monkeypatch.setattr(message_index, "_MAX_STEPS", 20)
+    for n in range(100):
+        put(store, store.queue("T", 0), b"%d" % n, properties=properties(keys="old" if n == 0 else "all"))
+    assert len(find(store, "T", "all")) == 20
+    assert "gave up" in caplog.text
+
+
+def test_disabled(tmp_path):
+    store = open_store(tmp_path, message_index_enable=False)
+    put(store, store.queue("T", 0), b"x", properties=properties("k"))
+    assert store.build_index(1)
+    assert store.index_behind_bytes == 0
+    assert find(store, "T", "k") == []
+    store.close()
+    assert not (tmp_path / "index").exists()
+    # Enabled later it has what was stored before.
+    store = open_store(tmp_path)
+    assert find(store, "T", "k") == [b"x"]
+    store.close()
+
+
+# -- building --------------------------------------------------------------------------------------------------------
+
+
+def test_built_in_slices(store):
+    queue = store.queue("T", 0)
+    for n in range(1000):
+        put(store, queue, b"%d" % n, properties=properties(f"U{n}"))
+    behind = store.index_behind_bytes
+    assert behind == store.max_physical_offset
+    rounds = 0
+    while not store.build_index(0):
+        assert store.index_behind_bytes < behind
+        behind = store.index_behind_bytes
+        rounds += 1
+    assert rounds > 10
+    assert store.index_behind_bytes == 0
+    assert store.index_last_update == (store.store_time(queue, 999), queue.unit(999)[0])
+    assert find(store, "T", "U0") == [b"0"]
+    assert find(store, "T", "U999") == [b"999"]
+
+
+def test_append_leaves_the_index_alone(tmp_path, store):
+    put(store, store.queue("T", 0), b"x", properties=properties("k"))
+    assert not (tmp_path / "store" / "index").exists()
+
+
+def fill(root: Path, count: int = 700, **options) -> dict[str, list[bytes]]:
+    """A closed store with its index; {key: bodies}, the oldest first."""
+    rng = random.Random(3)
+    store = open_store(root, **options)
+    expected: dict[str, list[bytes]] = {}
+    for n in range(count):
+        keys = [f"U{n}", *rng.sample([f"k{i}" for i in range(60)], rng.randrange(3))]
+        body = b"%d" % n
+        for key in keys:
+            expected.setdefault(key, []).append(body)
+        put(store, store.queue("T", n % 3), body, properties=properties(keys[0], " ".join(keys[1:])))
+    assert store.build_index(60)
+    store.close()
+    return expected
+
+
+def check(store: MessageStore, expected: dict[str, list[bytes]]) -> None:
+    while not store.build_index(60):
+        pass
+    for key, bodies in expected.items():
+        assert find(store, "T", key) == bodies, key
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_opened_again(tmp_path, aborted):
+    expected = fill(tmp_path)
+    before = [path.read_bytes() for path in index_files(tmp_path)]
+    assert len(before) > 3
+    if aborted:
+        (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    # After a clean close nothing is left to do, after a crash only the last file.
+    assert (store.index_behind_bytes == 0) == (not aborted)
+    assert store.index_behind_bytes < store.max_physical_offset // 2
+    check(store, expected)
+    store.close()
+    assert [path.read_bytes() for path in index_files(tmp_path)] == before
+
+
+def test_full_files_get_into_the_checkpoint(tmp_path):
+    fill(tmp_path)
+    last = index_files(tmp_path)[-1].read_bytes()
+    begin = struct.unpack_from(">q", last)[0]
+    assert 0 < load_checkpoint(tmp_path / "checkpoint").index_msg_timestamp <= begin
+
+
+def test_unflushed_files_are_built_anew_after_a_crash(tmp_path):
+    store = open_store(tmp_path, flush_interval_consume_queue_ms=60_000)
+    for n in range(600):
+        put(store, store.queue("T", 0), b"%d" % n, properties=properties(f"U{n}"))
+    assert store.build_index(60)
+    crash(store)
+    before = [path.read_bytes() for path in index_files(tmp_path)]
+    # Power failed before these pages got to the disk.
+    for path in index_files(tmp_path):
+        path.write_bytes(path.read_bytes()[:40] + bytes(path.stat().st_size - 40))
+    store = open_store(tmp_path)
+    assert store.index_behind_bytes == store.max_physical_offset
+    check(store, {f"U{n}": [b"%d" % n] for n in range(600)})
+    crash(store)
+    assert [path.read_bytes()[40:] for path in index_files(tmp_path)] == [data[40:] for data in before]
+
+
+def test_goes_on_within_a_records_keys(tmp_path, monkeypatch):
+    """The file is full after the first of a record's keys, and the disk before the next file has its blocks."""
+    store = open_store(tmp_path, max_index_num=4)
+    queue = store.queue("T", 0)
+    put(store, queue, b"first", properties=properties("a", "b"))
+    put(store, queue, b"second", properties=properties("c", "d e"))
+
+    def full(fd, start, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    roll = message_index.MessageIndex._roll
+    rolls = []
+
+    def roll_once(self):
+        rolls.append(1)
+        if len(rolls) > 1:
+            monkeypatch.setattr(mapped_file, "_allocate", full)
+        roll(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(message_index.MessageIndex, "_roll", roll_once)
+        assert not store.build_index(60)
+    assert store.index_behind_bytes > 0
+    assert len(index_files(tmp_path)) == 1
+    monkeypatch.undo()
+    store.close()
+    store = open_store(tmp_path, max_index_num=4)
+    check(store, {"a": [b"first"], "b": [b"first"], "c": [b"second"], "d": [b"second"], "e": [b"second"]})
+    store.close()
+    entries = [
+        struct.unpack_from(">iq", path.read_bytes(), 40 + 64 * 4 + 20 * n)
+        for path in index_files(tmp_path)
+        for n in (1, 2, 3)
+    ]
+    hashes = [abs(string_hash_code(f"T#{key}")) for key in "abcde"]
+    assert [key_hash for key_hash, _ in entries] == [*hashes, 0]
+
+
+def test_waits_while_the_disk_is_full(store, monkeypatch, caplog):
+    for n in range(300):
+        put(store, store.queue("T", 0), b"%d" % n, properties=properties(f"U{n}"))
+    with monkeypatch.context() as patch:
+
+        def full(fd, start, length):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(mapped_file, "_allocate", full)
+        for _ in range(3):
+            assert not store.build_index(60)
+        assert find(store, "T", "U299") == []
+    assert caplog.text.count("the index waits") == 1
+    assert find(store, "T", "U299") == [b"299"]
+    assert find(store, "T", "U0") == [b"0"]
+
+
+def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
+    store.queue("T", 0)
+    for second in (100, 50, 50):
+        monkeypatch.setattr(message_index.time, "time", lambda second=second: second)
+        for n in range(256):
+            put(store, store.queue("T", 0), b"", properties=properties(f"U{n}"))
+        assert store.build_index(60)
+    names = [path.name for path in index_files(tmp_path / "store")]
+    assert len(names) == 4
+    assert names == sorted(set(names))
+    assert len(find(store, "T", "U7")) == 3
+
+
+# -- what the files may become ---------------------------------------------------------------------------------------
+
+
+def test_other_sizes_mean_a_new_index(tmp_path):
+    expected = fill(tmp_path)
+    store = open_store(tmp_path, max_hash_slot_num=10, max_index_num=500)
+    assert store.index_behind_bytes == store.max_physical_offset
+    check(store, expected)
+    store.close()
+
+
+def test_a_lost_log_means_a_new_index(tmp_path):
+    fill(tmp_path)
+    for path in log_files(tmp_path):
+        path.unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), b"new", properties=properties("k1"))
+    assert find(store, "T", "k1") == [b"new"]
+    assert find(store, "T", "k2") == []
+    store.close()
+
+
+def test_a_record_that_is_none_costs_its_file_only(tmp_path):
+    expected = fill(tmp_path, 900)
+    shutil.rmtree(tmp_path / "index")
+    assert len(log_files(tmp_path)) >= 2
+    with log_files(tmp_path)[0].open("r+b") as file:
+        file.write(b"damage")
+    store = open_store(tmp_path)
+    while not store.build_index(60):
+        pass
+    assert store.index_behind_bytes == 0
+    first = store.read_record(LOG_FILE)
+    assert find(store, "T", f"U{first.body.decode()}") == [first.body]
+    assert find(store, "T", "U5") == []
+    store.close()
+    assert expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage(data):
+    """Nothing is found that hasn't the key, nothing is an error, and what comes then is found."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        expected = fill(root, 150)
+        path = data.draw(st.sampled_from(index_files(root)))
+        content = bytearray(path.read_bytes())
+        if data.draw(st.booleans(), "cut"):
+            del content[data.draw(st.integers(0, len(content)), "at") :]
+        for _ in range(data.draw(st.integers(0, 3), "flips") if content else 0):
+            at = data.draw(st.integers(0, min(len(content) - 1, 400)) | st.integers(0, len(content) - 1), "at")
+            content[at] ^= data.draw(st.integers(1, 255), "bits")
+        path.write_bytes(content)
+        if data.draw(st.booleans(), "aborted"):
+            (root / "abort").write_text("1")
+        try:
+            store = open_store(root)
+        except StoreError:
+            return
+        try:
+            for key, bodies in expected.items():
+                assert set(find(store, "T", key)) <= set(bodies)
+            for n in range(300):
+                put(store, store.queue("T", 0), b"new %d" % n, properties=properties(f"N{n}"))
+            assert store.build_index(60)
+            for n in range(0, 300, 11):
+                assert find(store, "T", f"N{n}") == [b"new %d" % n]
+        finally:
+            store.close()
