@@ -224,12 +224,17 @@ def _write_properties(file: Path, settings: Mapping[str, object]) -> None:
 
 
 def _registered(broker: Server, namesrv: str) -> Server:
-    """Waits until the NameServer at `namesrv` lists the broker's address. Raises RuntimeError."""
+    """Waits until each NameServer of `namesrv` lists the broker's address. Raises RuntimeError."""
     deadline = time.monotonic() + START_TIMEOUT_S
+    missing = namesrv.split(";")
     while time.monotonic() < deadline and broker.process.poll() is None:
-        if broker.address.encode() in call(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO).body:
+        known = broker.address.encode() in call(missing[0], RequestCode.GET_BROKER_CLUSTER_INFO).body
+        if known and not missing[1:]:
             return broker
-        time.sleep(0.02)
+        if known:
+            missing = missing[1:]
+        else:
+            time.sleep(0.02)
     broker.stop()
     raise RuntimeError(f"{broker.name} did not register with {namesrv} in {START_TIMEOUT_S} s:\n{broker.log()}")
 

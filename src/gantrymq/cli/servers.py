@@ -120,7 +120,9 @@ def _broker(properties: dict[str, str], source: str) -> tuple[str, Server, dict[
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
     from gantrymq.store.config import StoreConfig
+    from gantrymq.store.open_files import raise_open_files_limit
 
+    raise_open_files_limit()
     _warn_of_unknown([BrokerConfig, StoreConfig], properties, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
     config = replace(from_properties(BrokerConfig, properties, source=source), store=store)

@@ -304,16 +304,6 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def end_before(self, physical_offset: int) -> int:
-        """As `count_before`, of a queue whose end may have holes, as a power failure leaves them."""
-        offset = self.count_before(physical_offset)
-        while offset > self.first_offset:
-            unit = self.peek(offset - 1)
-            if unit is not None and unit[1] > 0 and (unit[1] == FILLER_SIZE or unit[0] < physical_offset):
-                break
-            offset -= 1
-        return offset
-
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Sets `min_offset` to the first unit whose record the log still has (`ConsumeQueue.correctMinOffset`)."""
         first = self.peek(self.first_offset)

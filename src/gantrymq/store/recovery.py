@@ -73,7 +73,10 @@ class Recovery:
         self._log.start_at(end, start)
         self._log.store_timestamp = self._log.flushed_timestamp = self._store_timestamp
         for queue in self._queues:
-            offset = queue.end_before(end) if queue.max_offset else 0
+            offset = queue.count_before(end) if queue.max_offset else 0
+            # A power failure may leave holes there, and units of what an earlier recovery has cut off.
+            while was_aborted and offset > queue.first_offset and not self._points_right(queue, offset - 1):
+                offset -= 1
             if offset < queue.max_offset:
                 log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
             if was_aborted or offset < queue.max_offset:
@@ -103,7 +106,7 @@ class Recovery:
         if unit is None:
             return False
         physical_offset, size, _ = unit
-        if size == FILLER_SIZE or 0 <= physical_offset < self._log.min_offset:
+        if size == FILLER_SIZE or (size and 0 <= physical_offset < self._log.min_offset):
             return True  # Can't be told any more.
         try:
             record = self._log.read(physical_offset, check_crc=False)

@@ -1,0 +1,93 @@
+"""Two NameServers, of which one goes away and comes back: nobody who works notices."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from waiting import eventually
+
+from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers import GetRouteInfoRequestHeader
+from gantrymq.protocol.route import TopicRouteData
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.config import StoreConfig
+
+#: registerNameServerPeriod, the shortest that a broker takes, in ms.
+HEARTBEAT_MS = 10_000
+TOPIC = "orders"
+
+
+async def name_server(directory: Path, port: int = 0) -> NameServer:
+    server = NameServer(
+        NamesrvConfig(listen_port=port, bind_address="127.0.0.1", kv_config_path=directory / f"kv-{port}.json")
+    )
+    await server.start()
+    return server
+
+
+async def route(remoting: RemotingClient, address: str) -> TopicRouteData | None:
+    request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=TOPIC))
+    response = await remoting.invoke(address, request)
+    return decode_json(response.body, TopicRouteData) if response.code == 0 else None
+
+
+async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
+    servers = [await name_server(tmp_path) for _ in range(2)]
+    addresses = [server.address for server in servers]
+    brokers = [
+        Broker(
+            BrokerConfig(
+                broker_name=f"broker-{name}",
+                bind_address="127.0.0.1",
+                listen_port=0,
+                namesrv_addr=addresses,
+                register_name_server_period=HEARTBEAT_MS,
+                store=StoreConfig(tmp_path / name, mapped_file_size_commit_log=1 << 20),
+            )
+        )
+        for name in "ab"
+    ]
+    for broker in brokers:
+        await broker.start()
+        broker.topics.create_if_absent(TOPIC, 2)
+    remoting = RemotingClient()
+    received: list[bytes] = []
+
+    async def handle(message: MessageExt) -> None:
+        received.append(message.body)
+
+    consumer = PushConsumer(addresses, "readers", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(TOPIC)
+    async with Producer(addresses, "writers") as producer, consumer:
+        for address in addresses:
+            async with asyncio.timeout(5):
+                while (known := await route(remoting, address)) is None or len(known.broker_datas) < 2:
+                    await asyncio.sleep(0.01)
+        for number in range(10):
+            await producer.send(Message(TOPIC, b"%d" % number))
+        await servers[0].stop()
+        for number in range(10, 20):
+            await producer.send(Message(TOPIC, b"%d" % number))
+        # Routes are asked of the one that is left.
+        await producer.send(Message("a-topic-that-is-new", b"x"))
+        await eventually(lambda: len(received) == 20)
+        servers[0] = await name_server(tmp_path, int(addresses[0].rpartition(":")[2]))
+        async with asyncio.timeout(HEARTBEAT_MS / 1000 + 2):
+            while await route(remoting, addresses[0]) != await route(remoting, addresses[1]):
+                await asyncio.sleep(0.05)
+        await producer.send(Message(TOPIC, b"20"))
+        await eventually(lambda: len(received) == 21)
+    assert sorted(received, key=int) == [b"%d" % number for number in range(21)]
+    await remoting.close()
+    for broker in brokers:
+        await broker.stop()
+    for server in servers:
+        await server.stop()
