@@ -227,14 +227,18 @@ def _registered(broker: Server, namesrv: str) -> Server:
     """Waits until each NameServer of `namesrv` lists the broker's address. Raises RuntimeError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     missing = namesrv.split(";")
-    while time.monotonic() < deadline and broker.process.poll() is None:
-        known = broker.address.encode() in call(missing[0], RequestCode.GET_BROKER_CLUSTER_INFO).body
-        if known and not missing[1:]:
-            return broker
-        if known:
-            missing = missing[1:]
-        else:
-            time.sleep(0.02)
+    try:
+        while time.monotonic() < deadline and broker.process.poll() is None:
+            known = broker.address.encode() in call(missing[0], RequestCode.GET_BROKER_CLUSTER_INFO).body
+            if known and len(missing) == 1:
+                return broker
+            if known:
+                missing = missing[1:]
+            else:
+                time.sleep(0.02)
+    except BaseException:
+        broker.kill()
+        raise
     broker.stop()
     raise RuntimeError(f"{broker.name} did not register with {namesrv} in {START_TIMEOUT_S} s:\n{broker.log()}")
 
