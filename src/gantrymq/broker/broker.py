@@ -19,7 +19,7 @@ from gantrymq.broker.group_admin import GroupAdmin
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.message_admin import MessageAdmin
 from gantrymq.broker.metrics import BrokerMetrics
-from gantrymq.broker.offset_admin import DelayOffsets, OffsetAdmin
+from gantrymq.broker.offset_admin import OffsetAdmin
 from gantrymq.broker.pull import Pulling
 from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
@@ -138,8 +138,7 @@ class Broker:
         """What answers administrators."""
         config, store, topics, groups = self.config, self.store, self.topics, self.groups
         members, offsets = self.members, self.offsets
-        delay_offsets = DelayOffsets(config.store.config_directory / "delayOffset.json")
-        self.runtime = RuntimeInfo(config, store, offsets, delay_offsets)
+        self.runtime = RuntimeInfo(config, store, offsets, self._schedule)
         self._locking = QueueLocking(topics)
         self._index_builder = IndexBuilder(store)
         self._store_admin = StoreAdmin(store, self._sending.topics_changed)
@@ -149,7 +148,7 @@ class Broker:
             TopicStats(config, store, topics, members, offsets, self.runtime),
             GroupAdmin(self.address, groups, members, offsets),
             ConsumeProgress(config, self.address, store, topics, groups, members, offsets, self.runtime),
-            OffsetAdmin(config, store, topics, groups, members, offsets, delay_offsets, relay),
+            OffsetAdmin(config, store, topics, groups, members, offsets, self._schedule, relay),
             Connections(members),
             MessageAdmin(store),
             BrokerConfigAdmin(config, self._config_changed),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
@@ -29,10 +28,6 @@ from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
-
-#: accessMessageInMemoryMaxRatio: what lies within this share of the memory counts as being in memory.
-_IN_MEMORY_RATIO = 0.4
-_PHYSICAL_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Clients:
@@ -137,7 +132,7 @@ class Clients:
         if queue is None or queue.max_offset == 0:
             return True
         stored = self._store.max_physical_offset - self._store.min_physical_offset
-        return queue.min_offset <= 0 and stored <= _PHYSICAL_MEMORY * _IN_MEMORY_RATIO
+        return queue.min_offset <= 0 and stored <= self._store.in_memory_bytes
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A group has consumed up to an offset."""

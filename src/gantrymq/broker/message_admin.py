@@ -10,7 +10,6 @@ from gantrymq.protocol.headers import (
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from gantrymq.protocol.record import encode_record
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
 
@@ -65,24 +64,8 @@ class MessageAdmin:
 def record_at(store: MessageStore, physical_offset: int) -> bytes:
     """The bytes of the record that begins there. Raises RequestRefused when none does."""
     try:
-        record = store.read_record(physical_offset)
+        return store.record_bytes(physical_offset)
     except GantryError as e:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {physical_offset}: {e}"
         ) from e
-    return encode_record(
-        record.queue_id,
-        record.flag,
-        record.queue_offset,
-        record.physical_offset,
-        record.sys_flag,
-        record.born_timestamp,
-        record.born_host,
-        record.store_timestamp,
-        record.store_host,
-        record.reconsume_times,
-        record.prepared_transaction_offset,
-        record.body,
-        record.topic,
-        record.properties,
-    )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-
-import msgspec
 
 from gantrymq.broker.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     QueryCorrectionOffsetHeader,
@@ -26,7 +24,6 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply
-from gantrymq.store.json_config import JsonConfigFile
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -34,23 +31,6 @@ log = logging.getLogger(__name__)
 _MAX_LONG = 2**63 - 1
 #: What ResetOffsetRequestHeader.offset is when the time decides.
 _NO_OFFSET = (None, -1)
-
-
-class DelayOffsets:
-    """delayOffset.json as `Schedule` wrote it last: how far each delay level is delivered."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path)
-
-    def encoded(self) -> bytes:
-        return self._file.load() or encode_json(_DelayOffsetFile())
-
-    def by_level(self) -> dict[int, int]:
-        return decode_json(self.encoded(), _DelayOffsetFile).offset_table
-
-
-class _DelayOffsetFile(msgspec.Struct, rename="camel"):
-    offset_table: dict[int, int] = {}
 
 
 class OffsetAdmin:
@@ -64,7 +44,7 @@ class OffsetAdmin:
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
-        delay_offsets: DelayOffsets,
+        schedule: Schedule,
         relay: ClientRelay,
     ) -> None:
         self._broker_name = config.broker_name
@@ -73,7 +53,7 @@ class OffsetAdmin:
         self._groups = groups
         self._members = members
         self._offsets = offsets
-        self._delay_offsets = delay_offsets
+        self._schedule = schedule
         self._relay = relay
 
     def handlers(self) -> dict[int, Handler]:
@@ -89,7 +69,7 @@ class OffsetAdmin:
         return RemotingCommand.response(body=self._offsets.encode())
 
     def all_delay(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return RemotingCommand.response(body=self._delay_offsets.encoded())
+        return RemotingCommand.response(body=self._schedule.encoded_offsets())
 
     def reset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Sets a group's offsets in a topic to those at a time, or one queue's to a given one; tells its clients.

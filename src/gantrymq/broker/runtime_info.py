@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.offset_admin import DelayOffsets
+from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -38,13 +38,11 @@ _POOLS = ("send", "pull", "litePull", "query", "ack")
 class RuntimeInfo:
     """Figures of a broker that begins now. `sample` is to be called every `traffic.SAMPLE_S`."""
 
-    def __init__(
-        self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, delay_offsets: DelayOffsets
-    ) -> None:
+    def __init__(self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, schedule: Schedule) -> None:
         self._config = config
         self._store = store
         self._offsets = offsets
-        self._delay_offsets = delay_offsets
+        self._delays = schedule
         self._clock = asyncio.get_running_loop().time
         self._started = self._sampled = self._clock()
         self._boot_timestamp = time.time_ns() // 1_000_000
@@ -166,10 +164,10 @@ class RuntimeInfo:
 
     def _schedule(self) -> dict[str, object]:
         """For each delay level how far its queue is delivered, and its end."""
-        queues = {level: self._store.find_queue(SCHEDULE_TOPIC, level - 1) for level in self._delay_offsets.by_level()}
+        queues = {level: self._store.find_queue(SCHEDULE_TOPIC, level - 1) for level in self._delays.offsets()}
         return {
             f"scheduleMessageOffset_{level}": f"{offset},{queue.max_offset if (queue := queues[level]) else 0}"
-            for level, offset in self._delay_offsets.by_level().items()
+            for level, offset in self._delays.offsets().items()
         }
 
 

@@ -73,7 +73,15 @@ class Schedule:
         if self._changed:
             self._changed = False
             self._offsets.data_version.advance()
-            self._file.save(encode_json(self._offsets))
+            self._file.save(self.encoded_offsets())
+
+    def encoded_offsets(self) -> bytes:
+        """How far each level is delivered, as delayOffset.json has it."""
+        return encode_json(self._offsets)
+
+    def offsets(self) -> dict[int, int]:
+        """{level: offset in its queue}."""
+        return self._offsets.offset_table
 
     def redirect(
         self, queue: ConsumeQueue, properties: bytes, level: int, now_ms: int

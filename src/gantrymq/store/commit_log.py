@@ -151,6 +151,14 @@ class CommitLog:
             raise RecordError(f"no record begins at the physical offset {physical_offset}")
         return record
 
+    def read_bytes(self, physical_offset: int) -> bytes:
+        """The record that begins there, as it stands. Raises as `read` does."""
+        size = self.read(physical_offset).size
+        found = self.view_at(physical_offset)
+        assert found is not None, "read would have raised"
+        view, base = found
+        return bytes(view[physical_offset - base : physical_offset - base + size])
+
     def store_time(self, physical_offset: int) -> int:
         """When the record there was stored, ms; -1 when there is none (`pickupStoreTimestamp`)."""
         found = self.view_at(physical_offset)

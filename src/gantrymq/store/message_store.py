@@ -105,7 +105,8 @@ class MessageStore:
         self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
         self._max_body_size = config.max_message_size
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._in_memory_bytes = memory * config.access_message_in_memory_max_ratio // 100
+        #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
+        self.in_memory_bytes = memory * config.access_message_in_memory_max_ratio // 100
         self._directory = StoreDirectory(config.store_path_root_dir)
         self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log)
         self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
@@ -342,7 +343,7 @@ class MessageStore:
         """Puts the records of the units into the result; those that lie side by side in the log become one buffer."""
         config, log = self.config, self._log
         max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
-        in_memory_from = log.position - self._in_memory_bytes
+        in_memory_from = log.position - self.in_memory_bytes
         memory_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
         memory_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
         disk_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
@@ -407,6 +408,10 @@ class MessageStore:
     def read_record(self, physical_offset: int) -> Record:
         """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
         return self._log.read(physical_offset)
+
+    def record_bytes(self, physical_offset: int) -> bytes:
+        """A record as it stands in the log. Raises as `read_record` does."""
+        return self._log.read_bytes(physical_offset)
 
     def store_time(self, queue: ConsumeQueue, offset: int) -> int:
         """When the message at a queue offset was stored, ms; -1 when there is none."""
