@@ -1,0 +1,1 @@
+"""SQL92 filter expressions."""
