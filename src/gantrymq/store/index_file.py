@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -34,6 +34,10 @@ _MAX_INT = (1 << 31) - 1
 _unpack_slot = SLOT.unpack_from
 _pack_slot = SLOT.pack_into
 _pack_entry = ENTRY.pack_into
+
+
+#: What is put in: the key's hash, the record's physical offset and its store timestamp, ms.
+Entry = tuple[int, int, int]
 
 
 class IndexHeader(NamedTuple):
@@ -99,29 +103,40 @@ class IndexFile:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> None:
-        """Adds an entry to a file that isn't full. Raises StoreFull, StoreError."""
-        number = self.index_count
-        at = self._entries_at + number * ENTRY_SIZE
-        mapping = self._file.mapping
-        if mapping is None or at + ENTRY_SIZE > self._file.reserved:
-            mapping = self._make_room(at)
-        slot_at = HEADER_SIZE + key_hash % self.hash_slots * 4
-        (previous,) = _unpack_slot(mapping, slot_at)
-        if not 0 < previous < number:
-            previous = 0
-            self.hash_slot_count += 1
-        # The first entry counts from where the file before ended, as Java's does.
+    def put(self, entries: Sequence[Entry]) -> int:
+        """Adds entries until the file is full; returns how many. Raises StoreFull, StoreError."""
+        first = number = self.index_count
+        entries_at, hash_slots = self._entries_at, self.hash_slots
+        mapping, reserved = self._file.mapping, self._file.reserved
         begin = self.begin_timestamp
-        seconds = min(max((store_timestamp - begin) // 1000, 0), _MAX_INT) if begin > 0 else 0
-        _pack_entry(mapping, at, key_hash, physical_offset, seconds, previous)
-        _pack_slot(mapping, slot_at, number)
-        if number == 1:
-            self.begin_phy_offset = physical_offset
-            self.begin_timestamp = store_timestamp
-        self.index_count = number + 1
-        self.end_phy_offset = physical_offset
-        self.end_timestamp = store_timestamp
+        try:
+            for key_hash, physical_offset, store_timestamp in entries:
+                if number >= self.max_entries:
+                    break
+                at = entries_at + number * ENTRY_SIZE
+                if mapping is None or at + ENTRY_SIZE > reserved:
+                    mapping = self._make_room(at)
+                    reserved = self._file.reserved
+                slot_at = HEADER_SIZE + key_hash % hash_slots * 4
+                (previous,) = _unpack_slot(mapping, slot_at)
+                if not 0 < previous < number:
+                    previous = 0
+                    self.hash_slot_count += 1
+                # The first entry counts from where the file before ended, as Java's does.
+                seconds = (store_timestamp - begin) // 1000 if store_timestamp > begin > 0 else 0
+                _pack_entry(
+                    mapping, at, key_hash, physical_offset, seconds if seconds < _MAX_INT else _MAX_INT, previous
+                )
+                _pack_slot(mapping, slot_at, number)
+                if number == 1:
+                    self.begin_phy_offset = physical_offset
+                    self.begin_timestamp = begin = store_timestamp
+                number += 1
+        finally:
+            if number > first:
+                self.index_count = number
+                _, self.end_phy_offset, self.end_timestamp = entries[number - first - 1]
+        return number - first
 
     def _make_room(self, at: int) -> mmap.mmap:
         mapping = self._file.map()
