@@ -13,7 +13,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
-from gantrymq.protocol.record import Buffer, Record, decode_host, decode_records
+from gantrymq.protocol.record import Buffer, Record, decode_host, decode_record
 from gantrymq.protocol.sys_flag import COMPRESSED
 
 
@@ -28,7 +28,8 @@ class MessageQueue(NamedTuple):
 class Message:
     """A message to send: a topic, a body of bytes and properties.
 
-    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java.
+    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java. A message can
+    be delivered later: by `delay_level` (1 to 18), after `delay_ms`, or at `deliver_at_ms` (ms since the epoch).
     """
 
     __slots__ = ("_properties", "body", "flag", "topic")
@@ -42,6 +43,8 @@ class Message:
         keys: str | Iterable[str] | None = None,
         sharding_key: str | None = None,
         delay_level: int = 0,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
         flag: int = 0,
         properties: dict[str, str] | None = None,
     ) -> None:
@@ -57,6 +60,10 @@ class Message:
             self.properties[names.SHARDING_KEY] = sharding_key
         if delay_level:
             self.properties[names.DELAY_TIME_LEVEL] = str(delay_level)
+        if delay_ms is not None:
+            self.properties[names.TIMER_DELAY_MS] = str(delay_ms)
+        if deliver_at_ms is not None:
+            self.properties[names.TIMER_DELIVER_MS] = str(deliver_at_ms)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -100,7 +107,8 @@ class MessageExt(Message):
             self.topic = record.topic.decode()
         except UnicodeDecodeError as e:
             raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
-        self.body = decompress(record.body, record.sys_flag)
+        sys_flag = record.sys_flag
+        self.body = decompress(record.body, sys_flag) if sys_flag & COMPRESSED else record.body
         self.flag = record.flag
         self._properties = None
         self._raw_properties = record.properties
@@ -115,7 +123,7 @@ class MessageExt(Message):
         self.reconsume_times = record.reconsume_times
         self.store_size = record.size
         self.store_timestamp = record.store_timestamp
-        self.sys_flag = record.sys_flag & ~COMPRESSED
+        self.sys_flag = sys_flag & ~COMPRESSED
 
     @property
     def properties(self) -> dict[str, str]:
@@ -150,5 +158,8 @@ class MessageExt(Message):
 
 def decode_messages(body: Buffer, broker_name: str = "") -> Iterator[MessageExt]:
     """The messages of a pull's body. Raises RecordError or CompressionError."""
-    for record in decode_records(body):
+    pos, end = 0, len(body)
+    while pos < end:
+        record = decode_record(body, pos)
         yield MessageExt(record, broker_name)
+        pos += record.size

@@ -46,14 +46,18 @@ class UniqueKeys:
         self._count = itertools.count()
         self._month_start_ms = 0
         self._month_end_ms = 0
+        self._last_ms = -1
+        self._head = ""
 
     def next(self) -> str:
         """A key that no other message of this process has for the next 65,536 in its millisecond."""
         now_ms = time.time_ns() // 1_000_000
-        if now_ms >= self._month_end_ms:
-            self._set_month(now_ms)
-        since = max(0, now_ms - self._month_start_ms)
-        return f"{self._prefix}{since & 0xFFFFFFFF:08X}{next(self._count) & 0xFFFF:04X}"
+        if now_ms != self._last_ms:
+            if now_ms >= self._month_end_ms:
+                self._set_month(now_ms)
+            since = max(0, now_ms - self._month_start_ms)
+            self._last_ms, self._head = now_ms, f"{self._prefix}{since & 0xFFFFFFFF:08X}"
+        return f"{self._head}{next(self._count) & 0xFFFF:04X}"
 
     def _set_month(self, now_ms: int) -> None:
         now = time.localtime(now_ms / 1000)

@@ -41,6 +41,8 @@ _HEAD = Struct(">iIiiiqqiq")
 _HEAD_SIZE = _HEAD.size
 _FIXED_V4 = Struct(">iIiiiqqiq8sq8siqi")
 _AFTER_HOSTS = Struct(">iqi")
+#: Magic, sysFlag and length of the body; the latter where both hosts are IPv4.
+_TO_BODY = Struct(">4xI28xi44xi")
 _I64 = Struct(">q")
 _I32 = Struct(">i")
 _I16 = Struct(">h")
@@ -50,6 +52,7 @@ _HOST_V6 = BORN_HOST_V6 | STORE_HOST_V6
 _pack_fixed_v4 = _FIXED_V4.pack
 _unpack_fixed_v4 = _FIXED_V4.unpack_from
 _unpack_i16 = _I16.unpack_from
+_unpack_to_body = _TO_BODY.unpack_from
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
 _pack_i16 = _I16.pack
@@ -208,6 +211,16 @@ def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Re
                     ),
                 )
     return _decode_other(buffer, pos, available, check_crc)
+
+
+def record_properties(record: Buffer) -> bytes:
+    """The properties of one whole record; body and CRC are not looked at. Raises RecordError."""
+    if len(record) >= FIXED_SIZE_V4:
+        magic, sys_flag, body_length = _unpack_to_body(record)
+        topic_at = _FIXED_V4.size + body_length
+        if magic == MAGIC_V1 and not sys_flag & _HOST_V6 and _FIXED_V4.size <= topic_at < len(record):
+            return bytes(record[topic_at + 3 + record[topic_at] :])
+    return decode_record(record, check_crc=False).properties
 
 
 def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> Record:

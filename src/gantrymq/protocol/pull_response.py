@@ -1,0 +1,91 @@
+"""The head of an answer to a pull, written straight to bytes; the records follow it.
+
+Only numbers differ between the answers, so the rest is a template: 1 us instead of the 5 us of a typed header, a
+dictionary and an encoder.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from struct import Struct
+
+from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
+from gantrymq.protocol.command import RESPONSE_FLAG, SerializeType
+
+#: Frame length, encoding and header length, then the binary header up to the remark's length.
+_BINARY_HEAD = Struct(">iIhBhiii")
+_BINARY_HEADER_SIZE = _BINARY_HEAD.size - 8
+_pack_binary_head = _BINARY_HEAD.pack
+_BINARY_ENCODING = SerializeType.ROCKETMQ << 24
+_PYTHON = int(LanguageCode.PYTHON)
+_FRAME_PREFIX = Struct(">ii")
+_ROCKETMQ = int(SerializeType.ROCKETMQ)
+_EXT = (
+    b"%b\x00\x14suggestWhichBrokerId\x00\x00\x00%c%b\x00\x0fnextBeginOffset\x00\x00\x00%c%b"
+    b"\x00\x09minOffset\x00\x00\x00%c%b\x00\x09maxOffset\x00\x00\x00%c%b"
+)
+#: Bytes of the ext fields beside the four values.
+_EXT_SIZE = len(_EXT) - len(b"%b") - 4 * len(b"%c%b") + 4
+_JSON = (
+    b'{"code":%%d,"extFields":{"suggestWhichBrokerId":"%%d","nextBeginOffset":"%%d","minOffset":"%%d",'
+    b'"maxOffset":"%%d"},"flag":%d,"language":"PYTHON","opaque":%%d,"remark":"%%b","serializeTypeCurrentRPC":"JSON",'
+    b'"version":%d}' % (RESPONSE_FLAG, PROTOCOL_VERSION)
+)
+
+
+def encode_pull_head(
+    serialize_type: int,
+    opaque: int,
+    code: int,
+    remark: str,
+    suggest_which_broker_id: int,
+    next_begin_offset: int,
+    min_offset: int,
+    max_offset: int,
+    body_length: int,
+) -> bytes:
+    """The frame up to its body, in the request's header encoding. `remark` is a plain word."""
+    if serialize_type == _ROCKETMQ:
+        suggested, following = b"%d" % suggest_which_broker_id, b"%d" % next_begin_offset
+        lowest, highest = b"%d" % min_offset, b"%d" % max_offset
+        digits = len(suggested), len(following), len(lowest), len(highest)
+        ext_size = _EXT_SIZE + sum(digits)
+        tail = _EXT % (
+            ext_size.to_bytes(4, "big"),
+            digits[0],
+            suggested,
+            digits[1],
+            following,
+            digits[2],
+            lowest,
+            digits[3],
+            highest,
+        )
+        length, remark_bytes = _remark(remark)
+        header_length = _BINARY_HEADER_SIZE + length + 4 + ext_size
+        head = _pack_binary_head(
+            4 + header_length + body_length,
+            _BINARY_ENCODING | header_length,
+            code,
+            _PYTHON,
+            PROTOCOL_VERSION,
+            opaque,
+            RESPONSE_FLAG,
+            length,
+        )
+        return head + remark_bytes + tail
+    header = _JSON % (
+        code,
+        suggest_which_broker_id,
+        next_begin_offset,
+        min_offset,
+        max_offset,
+        opaque,
+        _remark(remark)[1],
+    )
+    return _FRAME_PREFIX.pack(4 + len(header) + body_length, len(header)) + header
+
+
+@cache
+def _remark(remark: str) -> tuple[int, bytes]:
+    return len(remark), remark.encode()

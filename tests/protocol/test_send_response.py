@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers import SendMessageResponseHeader
+from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.send_response import SendResponses, decode_send_response
+
+HOST = encode_host("127.0.0.1", 10911)
+OFFSETS = st.integers(0, 2**63 - 1)
+
+
+def received(frame: bytes) -> RemotingCommand:
+    (response,) = FrameReader().feed(frame)
+    return response
+
+
+@given(serialize_type=st.sampled_from(SerializeType), physical=OFFSETS, queue=st.integers(0, 2**31 - 1), offset=OFFSETS)
+def test_says_what_a_typed_header_does(serialize_type: int, physical: int, queue: int, offset: int) -> None:
+    response = received(SendResponses(HOST).encode(serialize_type, 7, physical, queue, offset))
+    header = response.read_header(SendMessageResponseHeader)
+    plain = decode_send_response(response)
+    if serialize_type == SerializeType.ROCKETMQ:
+        assert plain == (header.msg_id, header.queue_id, header.queue_offset) == (header.msg_id, queue, offset)
+    else:
+        assert plain is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"msgId": "id"},
+        {"msgId": "id", "queueId": "1"},
+        {"queueId": "1", "msgId": "id", "queueOffset": "2"},
+        {"msgId": "id", "queueId": "1", "queueOffset": "2", "transactionId": "x"},
+        {"msgId": "id", "queueId": "one", "queueOffset": "2"},
+        {"msgId": "id", "queueId": "1", "queueOffset": "-2"},
+        {"msgId": "id", "queueId": "1" * 300, "queueOffset": "2"},
+    ],
+)
+def test_other_shapes_are_left_to_the_typed_header(fields: dict[str, str]) -> None:
+    response = RemotingCommand.response(fields=fields)
+    response.serialize_type = SerializeType.ROCKETMQ
+    assert decode_send_response(received(response.encode())) is None
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_answer_or_not(tail: bytes) -> None:
+    response = RemotingCommand(0, 0, 0, 0, 1, None, b"\x00\x05msgId" + tail, b"", SerializeType.ROCKETMQ)
+    decode_send_response(response)
