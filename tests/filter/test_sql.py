@@ -1,0 +1,172 @@
+"""Errors, limits, what no expression can do, and the types that the table can't show."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gantrymq.errors import ClientError
+from gantrymq.filter.expression import MAX_DEPTH
+from gantrymq.filter.sql import MAX_LENGTH, compile_sql
+from gantrymq.protocol.properties import encode_properties
+
+
+def matches(expression: str, **properties: str) -> bool:
+    return compile_sql(expression)(encode_properties(properties))
+
+
+def test_a_message_is_chosen_by_its_properties() -> None:
+    expression = "amount BETWEEN 100 AND 200 AND region IN ('eu', 'us') AND NOT (test IS NOT NULL)"
+    assert matches(expression, amount="150", region="eu")
+    assert not matches(expression, amount="250", region="eu")
+    assert not matches(expression, amount="150", region="eu", test="1")
+    assert not matches(expression, region="eu")
+    assert matches("name = 'Żółć ''quoted'''", name="Żółć 'quoted'")
+
+
+def test_a_failed_conversion_decides_alone() -> None:
+    assert not matches("a > 5 OR b = 'x'", a="many", b="x")
+    assert matches("b = 'x' OR a > 5", a="many", b="x")
+
+
+def test_properties_are_found_whole() -> None:
+    assert not matches("a = '1'", aa="1", ba="1")
+    assert not matches("a = '1'", b="a\x011")
+    assert matches("a = '1'", b="2", a="1")
+    # A client of another kind may leave out the last separator.
+    assert compile_sql("a = '1'")(b"b\x012\x02a\x011")
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("", "column 1: the expression isn't complete"),
+        ("a =", "column 4: the expression isn't complete, behind 'a ='"),
+        ("a == 5", r"column 4: '=' can't stand here \(equal is a single =\)"),
+        ("a != 5", r"column 3: '!' can't stand here \(unequal is <>\)"),
+        ('a = "x"', r"column 5: '\"' can't stand here \(strings stand in single quotes\)"),
+        ("a = 'x", "column 5: \"'\" can't stand here .*ends with a single quote"),
+        ("a LIKE 'x%'", "column 3: 'LIKE' can't stand here .use CONTAINS"),
+        ("a + 1 > 2", "column 3: .* no arithmetic"),
+        ("a = 1 AND 5", "column 7: a condition is needed here"),
+        ("a > 'x'", "column 3: > compares numbers"),
+        ("a = NULL", "column 3: NULL is compared by IS NULL"),
+        ("TRUE = 5", "column 6: TRUE and FALSE are compared with conditions"),
+        ("a BETWEEN 5 AND 3", "column 3: of BETWEEN the first"),
+        ("a BETWEEN 'x' AND 3", "column 3: BETWEEN compares numbers"),
+        ("5 IN ('5')", "column 3: before IN stands a property"),
+        ("a = 9223372036854775808", "column 5: the number is greater than 9223372036854775807"),
+        ("a = " + "9" * 5000, "column 5: the number is greater"),
+        ("a = 0.0", "column 5: a number with a point"),
+        ("a = '\ud800'", "no Unicode text"),
+    ],
+)
+def test_an_error_names_the_place_and_the_remedy(expression: str, problem: str) -> None:
+    with pytest.raises(ClientError, match=problem):
+        compile_sql(expression)
+
+
+def test_length_is_limited() -> None:
+    longest = "a = '" + "x" * (MAX_LENGTH - 6) + "'"
+    assert not matches(longest, a="x")
+    with pytest.raises(ClientError, match=f"{MAX_LENGTH + 1} characters: at most {MAX_LENGTH}"):
+        compile_sql(longest + " ")
+
+
+@pytest.mark.parametrize("part", ["NOT ", "- ", "+ ", "("])
+def test_depth_is_limited(part: str) -> None:
+    with pytest.raises(ClientError):
+        compile_sql(part * (MAX_LENGTH // len(part)))
+
+
+def test_chains() -> None:
+    assert matches(f"{'NOT ' * (MAX_DEPTH - 2)}(a IS NULL)")
+    with pytest.raises(ClientError, match=f"more than {MAX_DEPTH} conditions"):
+        compile_sql(f"{'NOT ' * (MAX_DEPTH - 1)}(a IS NULL)")
+    with pytest.raises(ClientError, match=f"more than {MAX_DEPTH} conditions"):
+        compile_sql("a" + " = a" * MAX_DEPTH)
+    # These don't nest.
+    assert matches(" OR ".join(f"a = {n}" for n in range(1000)), a="999")
+    assert matches(" AND ".join(["a = 1"] * 1000), a="1")
+    assert matches("(" * 5000 + "a = 1" + ")" * 5000, a="1")
+    members = ", ".join(f"'{n}'" for n in range(1500))
+    assert matches(f"a IN ({members})", a="1499")
+
+
+TOKENS = st.sampled_from(
+    [
+        "a",
+        "b",
+        "5",
+        "5L",
+        "0.5",
+        "1e9",
+        "'x'",
+        "''",
+        "'",
+        "--",
+        "/*",
+        "*/",
+        "\n",
+        "=",
+        "<>",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "(",
+        ")",
+        ",",
+        "+",
+        "-",
+        "AND",
+        "OR",
+        "NOT",
+        "IS",
+        "NULL",
+        "IN",
+        "BETWEEN",
+        "TRUE",
+        "FALSE",
+        "CONTAINS",
+        "STARTSWITH",
+        "ENDSWITH",
+        "\x00",
+        "�",
+        "あ",
+        "%",
+        "99999999999",
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.lists(TOKENS, max_size=40).map(" ".join), st.lists(TOKENS, max_size=20).map("".join), st.text()))
+def test_any_text_is_an_expression_or_a_client_error(text: str) -> None:
+    try:
+        compiled = compile_sql(text)
+    except ClientError:
+        return
+    assert compiled(b"a\x015\x02b\x01x\x02") in (True, False)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_properties_match_or_don_t(raw: bytes) -> None:
+    for expression in ("a > 5", "a = 5.5", "a = 5000000000", "a >= b", "a = TRUE", "a CONTAINS 'x'", "a IN ('x')"):
+        for properties in (raw, b"a\x01" + raw, b"a\x01" + raw + b"\x02b\x01" + raw):
+            assert compile_sql(expression)(properties) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 32000, "0" * 32000, "-" * 32000, " " * 32000 + "x", "1e" + "9" * 32000, "٥" * 10000]
+)
+def test_long_numbers_are_quick(value: str) -> None:
+    raw = encode_properties({"a": value})
+    began = time.thread_time()
+    for expression in ("a > 5", "a > 5.5", "a > 5000000000", "a > a"):
+        compile_sql(expression)(raw)
+    assert time.thread_time() - began < 0.2
