@@ -1,0 +1,220 @@
+"""What a user may do: entries that allow or deny actions on resources, and which of them decides.
+
+Source: auth/authorization/model/*, chain/AclAuthorizationHandler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import NamedTuple, Self
+
+from gantrymq.protocol.auth_body import AclInfo, PolicyEntryInfo, PolicyInfo
+
+
+class _Named(Enum):
+    """Read in any case, written as Java does."""
+
+    @classmethod
+    def parse(cls, name: str | None) -> Self | None:
+        wanted = (name or "").lower()
+        return next((member for member in cls if member.value.lower() == wanted), None)
+
+
+class ResourceType(_Named):
+    ANY = "Any"
+    CLUSTER = "Cluster"
+    NAMESPACE = "Namespace"
+    TOPIC = "Topic"
+    GROUP = "Group"
+
+
+class Action(_Named):
+    ALL = "All"
+    ANY = "Any"
+    PUB = "Pub"
+    SUB = "Sub"
+    CREATE = "Create"
+    UPDATE = "Update"
+    DELETE = "Delete"
+    GET = "Get"
+    LIST = "List"
+
+
+class Decision(_Named):
+    ALLOW = "Allow"
+    DENY = "Deny"
+
+
+class PolicyType(_Named):
+    CUSTOM = "Custom"
+    DEFAULT = "Default"
+
+
+class Pattern(Enum):
+    """How a name is compared; the most exact comes first."""
+
+    LITERAL = 0
+    PREFIXED = 1
+    ANY = 2
+
+
+class Resource(NamedTuple):
+    """A topic, group or cluster, all whose names begin with `name`, or all. As text: Topic:a, Topic:a*, Topic:*, *."""
+
+    type: ResourceType
+    name: str
+    pattern: Pattern = Pattern.LITERAL
+
+    @classmethod
+    def parse(cls, text: str) -> Resource:
+        """Raises ValueError."""
+        if text == "*":
+            return cls(ResourceType.ANY, "", Pattern.ANY)
+        type_name, colon, name = text.partition(":")
+        type_ = ResourceType.parse(type_name)
+        if type_ is None or not colon or not name:
+            raise ValueError(f"resource {text!r}: Topic:NAME, Group:NAME, Cluster:NAME, NAME*, * or a lone * are known")
+        if name == "*":
+            return cls(type_, "", Pattern.ANY)
+        prefix, star, _ = name.partition("*")
+        if star and name.endswith("*"):
+            return cls(type_, prefix, Pattern.PREFIXED)
+        return cls(type_, name)
+
+    def __str__(self) -> str:
+        if self.type is ResourceType.ANY:
+            return "*"
+        return f"{self.type.value}:{self.name}{'' if self.pattern is Pattern.LITERAL else '*'}"
+
+    def matches(self, other: Resource) -> bool:
+        """Whether `other`, one topic, group or cluster, is meant."""
+        if self.type is ResourceType.ANY:
+            return True
+        if self.type is not other.type:
+            return False
+        if self.pattern is Pattern.LITERAL:
+            return self.name == other.name
+        return other.name.startswith(self.name)
+
+
+@dataclass(slots=True, frozen=True)
+class PolicyEntry:
+    """`actions` on `resource` are allowed or denied, to clients in `networks` (anywhere if there are none)."""
+
+    resource: Resource
+    actions: tuple[Action, ...]
+    source_ips: tuple[str, ...]
+    decision: Decision
+    networks: tuple[IPv4Network | IPv6Network, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "networks", tuple(ip_network(ip, strict=False) for ip in self.source_ips))
+
+    @classmethod
+    def from_info(cls, info: PolicyEntryInfo) -> PolicyEntry:
+        """Raises ValueError for what Java refuses, and for actions that it leaves out unread."""
+        if not info.resource:
+            raise ValueError("The resource is null.")
+        actions = [Action.parse(name) for name in info.actions]
+        if not actions:
+            raise ValueError("The actions is empty.")
+        if None in actions:
+            raise ValueError(f"actions {', '.join(info.actions)}: {', '.join(a.value for a in Action)} are known")
+        if Action.ANY in actions:
+            raise ValueError("The actions can not be Any.")
+        decision = Decision.parse(info.decision)
+        if decision is None:
+            raise ValueError("The decision is null or illegal.")
+        try:
+            return cls(
+                Resource.parse(info.resource),
+                tuple(action for action in actions if action is not None),
+                tuple(info.source_ips),
+                decision,
+            )
+        except ValueError as e:
+            raise ValueError(f"{info.resource}: {e}") from e
+
+    def info(self) -> PolicyEntryInfo:
+        return PolicyEntryInfo(
+            str(self.resource),
+            [action.value for action in self.actions],
+            list(self.source_ips),
+            self.decision.value,
+        )
+
+    def matches(self, resource: Resource, actions: Sequence[Action], host: str) -> bool:
+        """Whether this entry is about one of `actions` on `resource` by a client at `host`."""
+        if not self.resource.matches(resource):
+            return False
+        if Action.ALL not in self.actions and not any(action in self.actions for action in actions):
+            return False
+        if not self.networks:
+            return True
+        address = ip_address(host)
+        return any(address in network for network in self.networks)
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The lowest decides: the more exact resource."""
+        resource = self.resource
+        length = len(resource.name) if resource.pattern is Pattern.PREFIXED else 0
+        return resource.type is ResourceType.ANY, resource.pattern.value, -length
+
+
+@dataclass(slots=True)
+class Acl:
+    """A subject's entries, one for each resource and kind of policy."""
+
+    policies: dict[PolicyType, dict[Resource, PolicyEntry]] = field(default_factory=dict)
+
+    @classmethod
+    def from_info(cls, policies: Iterable[PolicyInfo]) -> Acl:
+        """Raises ValueError when there is no entry, or a bad one."""
+        acl = cls()
+        for policy in policies:
+            policy_type = PolicyType.CUSTOM if policy.policy_type is None else PolicyType.parse(policy.policy_type)
+            if policy_type is None:
+                raise ValueError(f"policyType {policy.policy_type!r}: Custom and Default are known")
+            if not policy.entries:
+                raise ValueError("The policy entries is empty.")
+            entries = acl.policies.setdefault(policy_type, {})
+            for info in policy.entries:
+                entry = PolicyEntry.from_info(info)
+                entries[entry.resource] = entry
+        if not acl.policies:
+            raise ValueError("The policies is empty.")
+        return acl
+
+    def info(self, subject: str, resource_filter: str = "") -> AclInfo:
+        """As it is sent and stored, the entries whose resource contains `resource_filter`."""
+        policies = []
+        for policy_type, entries in self.policies.items():
+            infos = [entry.info() for entry in entries.values() if resource_filter in str(entry.resource)]
+            if infos:
+                policies.append(PolicyInfo(policy_type.value, infos))
+        return AclInfo(subject, policies)
+
+    def update(self, other: Acl) -> None:
+        """Takes over the other's entries."""
+        for policy_type, entries in other.policies.items():
+            self.policies.setdefault(policy_type, {}).update(entries)
+
+    def remove(self, policy_type: PolicyType, resource: Resource) -> None:
+        """Takes an entry away, and the policy with its last one."""
+        entries = self.policies.get(policy_type, {})
+        entries.pop(resource, None)
+        if not entries:
+            self.policies.pop(policy_type, None)
+
+    def decisive(self, resource: Resource, actions: Sequence[Action], host: str) -> PolicyEntry | None:
+        """The entry that decides about the request: of the Custom ones, or else of the Default ones."""
+        for policy_type in (PolicyType.CUSTOM, PolicyType.DEFAULT):
+            entries = self.policies.get(policy_type, {}).values()
+            matching = [entry for entry in entries if entry.matches(resource, actions, host)]
+            if matching:
+                return min(matching, key=lambda entry: entry.rank)
+        return None

@@ -1,0 +1,211 @@
+"""The users and what each may do, kept in one file.
+
+Java has them in two RocksDB directories (`LocalAuthenticationMetadataProvider`, `LocalAuthorizationMetadataProvider`);
+the rules are those of `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.auth.config import AuthConfig
+from gantrymq.auth.policy import Acl, PolicyType, Resource
+from gantrymq.auth.users import User, UserType, subject_of, username_of
+from gantrymq.errors import ConfigError, RequestRefused
+from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.store.json_config import JsonConfigFile
+
+#: More users, or entries of one user, are a mistake.
+MAX_USERS = 10_000
+MAX_ENTRIES = 10_000
+#: The file holds passwords, since signatures are checked with them: its directory is the owner's alone.
+_DIRECTORY_MODE = 0o700
+
+
+class _File(msgspec.Struct):
+    users: list[UserInfo] = []
+    acls: list[AclInfo] = []
+
+
+class UserTable:
+    """`users` and `acls` by user name: read them, and change them with the methods. A change is on the disk on return.
+
+    `generation` grows with every change. The methods raise RequestRefused for what can't be, StoreError for a disk
+    that fails; then nothing has changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonConfigFile(path)
+        self.users: Mapping[str, User] = {}
+        self.acls: Mapping[str, Acl] = {}
+        self.generation = 0
+
+    def load(self, config: AuthConfig) -> None:
+        """Reads the file, and makes the super users of the configuration that aren't there.
+
+        Raises StoreError, or ConfigError for a user in the configuration that can't be read.
+        """
+        data = self._file.load(_decode)
+        if data is not None:
+            self.users, self.acls = _decode(data)
+        for key, text, name_key, password_key in (
+            ("initAuthenticationUser", config.init_authentication_user, "username", "password"),
+            (
+                "innerClientAuthenticationCredentials",
+                config.inner_client_authentication_credentials,
+                "accessKey",
+                "secretKey",
+            ),
+        ):
+            if text.strip():
+                user = _super_user(key, text, name_key, password_key)
+                if user.username not in self.users:
+                    self._save({**self.users, user.username: user}, self.acls)
+
+    # -- users --------------------------------------------------------------------------------------------------
+
+    def create_user(self, info: UserInfo) -> None:
+        username = _username(info.username)
+        if not (info.password or "").strip():
+            raise _refused("password can not be blank")
+        if username in self.users:
+            raise _refused("The user is existed")
+        if len(self.users) >= MAX_USERS:
+            raise _refused(f"there are {MAX_USERS} users already")
+        user = _checked(User(username, info.password or ""), info)
+        self._save({**self.users, username: user}, self.acls)
+
+    def update_user(self, info: UserInfo) -> None:
+        """Changes what `info` says."""
+        user = self._user(_username(info.username))
+        self._save({**self.users, user.username: _checked(user, info)}, self.acls)
+
+    def delete_user(self, username: str) -> None:
+        """With all that it may do; no user of that name is no error."""
+        self._save(
+            {name: user for name, user in self.users.items() if name != username},
+            {name: acl for name, acl in self.acls.items() if name != username},
+        )
+
+    # -- what they may do ---------------------------------------------------------------------------------------
+
+    def put_acl(self, subject: str | None, info: AclInfo) -> None:
+        """Adds entries to those that the subject has; one for the same resource takes the old one's place."""
+        try:
+            username = username_of(info.subject or subject)
+            new = Acl.from_info(info.policies)
+        except ValueError as e:
+            raise _refused(str(e)) from e
+        if username not in self.users:
+            raise _refused(f"The subject of {subject_of(username)} is not exist.")
+        acl = self._copy(username)
+        acl.update(new)
+        if sum(map(len, acl.policies.values())) > MAX_ENTRIES:
+            raise _refused(f"{subject_of(username)} would have more than {MAX_ENTRIES} entries")
+        self._save(self.users, {**self.acls, username: acl})
+
+    def delete_acl(self, subject: str | None, policy_type: str | None, resource: str | None) -> None:
+        """Takes the entry for `resource` away, all of the subject without one."""
+        username = self._subject(subject)
+        if username not in self.acls:
+            raise _refused("The acl is not exist.")
+        acl = Acl()
+        if resource and resource.strip():
+            acl = self._copy(username)
+            try:
+                acl.remove(PolicyType.parse(policy_type) or PolicyType.CUSTOM, Resource.parse(resource))
+            except ValueError as e:
+                raise _refused(str(e)) from e
+        acls = {**self.acls, username: acl}
+        if not acl.policies:
+            del acls[username]
+        self._save(self.users, acls)
+
+    def acl_info(self, subject: str | None) -> AclInfo | None:
+        """What a subject may do, None if nothing."""
+        username = self._subject(subject)
+        acl = self.acls.get(username)
+        return None if acl is None else acl.info(subject_of(username))
+
+    def list_acls(self, subject_filter: str, resource_filter: str) -> list[AclInfo]:
+        """Of subjects whose User:name contains the one text, the entries whose resource contains the other."""
+        found = []
+        for username in sorted(self.acls):
+            subject = subject_of(username)
+            if subject_filter in subject:
+                # A subject that contains the second text, too, is shown whole, as in Java.
+                info = self.acls[username].info(subject, "" if resource_filter in subject else resource_filter)
+                if info.policies:
+                    found.append(info)
+        return found
+
+    def _user(self, username: str) -> User:
+        user = self.users.get(username)
+        if user is None:
+            raise _refused("The user is not exist")
+        return user
+
+    def _subject(self, subject: str | None) -> str:
+        try:
+            username = username_of(subject)
+        except ValueError as e:
+            raise _refused(str(e)) from e
+        if username not in self.users:
+            raise _refused("The subject is not exist.")
+        return username
+
+    def _copy(self, username: str) -> Acl:
+        acl = self.acls.get(username, Acl())
+        return Acl({policy_type: dict(entries) for policy_type, entries in acl.policies.items()})
+
+    def _save(self, users: Mapping[str, User], acls: Mapping[str, Acl]) -> None:
+        content = _File(
+            [users[name].info() for name in sorted(users)], [acls[name].info(subject_of(name)) for name in sorted(acls)]
+        )
+        self._file.path.parent.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._file.save(encode_json(content))
+        self.users, self.acls = users, acls
+        self.generation += 1
+
+
+def _decode(data: bytes) -> tuple[dict[str, User], dict[str, Acl]]:
+    """The content of the file. Raises BodyError or ValueError."""
+    content = decode_json(data, _File)
+    users = {
+        info.username: User(info.username, info.password or "").changed(info) for info in content.users if info.username
+    }
+    return users, {username_of(info.subject): Acl.from_info(info.policies) for info in content.acls}
+
+
+def _super_user(key: str, text: str, name_key: str, password_key: str) -> User:
+    try:
+        given = msgspec.json.decode(text, type=dict[str, str])
+        username, password = given[name_key], given[password_key]
+    except (ValueError, KeyError):
+        raise ConfigError(f'{key}: must be {{"{name_key}": ..., "{password_key}": ...}}') from None
+    if not username.strip() or not password.strip():
+        raise ConfigError(f"{key}: {name_key} and {password_key} must not be blank")
+    return User(username, password, UserType.SUPER)
+
+
+def _username(username: str | None) -> str:
+    if not (username or "").strip():
+        raise _refused("username can not be blank")
+    return username or ""
+
+
+def _checked(user: User, info: UserInfo) -> User:
+    try:
+        return user.changed(info)
+    except ValueError as e:
+        raise _refused(str(e)) from e
+
+
+def _refused(remark: str) -> RequestRefused:
+    """Java answers NO_PERMISSION to all of these (`AdminBrokerProcessor.handleAuthException`)."""
+    return RequestRefused(ResponseCode.NO_PERMISSION, remark)

@@ -1,0 +1,300 @@
+"""The table of users and what they may do, and requests that are checked by it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gantrymq.auth.config import AuthConfig
+from gantrymq.auth.user_access import UserAccess
+from gantrymq.auth.user_table import UserTable
+from gantrymq.auth.users import UserType
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.admin_auth import acl_of
+from gantrymq.errors import ConfigError, RequestRefused, StoreError
+from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+
+HOST = "127.0.0.1"
+BOTH = AuthConfig(authentication_enabled=True, authorization_enabled=True)
+INIT_USER = '{"username":"root","password":"rootpass"}'
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> UserTable:
+    table = UserTable(tmp_path / "auth" / "users.json")
+    table.load(AuthConfig(init_authentication_user=INIT_USER))
+    table.create_user(UserInfo("alice", "secret12"))
+    return table
+
+
+def allow(table: UserTable, resource: str, actions: str, *, decision: str = "Allow", ips: str = "") -> None:
+    source_ips = ips.split(",") if ips else []
+    table.put_acl(None, acl_of("User:alice", [resource], actions.split(","), source_ips, decision))
+
+
+def request(
+    code: int, fields: dict[str, str] | None = None, body: bytes = b"", user: str = "alice", password: str = "secret12"
+) -> RemotingCommand:
+    command = RemotingCommand.request(code, fields=fields, body=body)
+    AclHook(user, password).before_request("", command)
+    return command
+
+
+def refusal(access: UserAccess, command: RemotingCommand, host: str = HOST) -> str | None:
+    try:
+        access.check(host, command)
+    except RequestRefused as e:
+        return str(e)
+    return None
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+def test_users_and_policies_outlive_the_broker(table: UserTable, tmp_path: Path) -> None:
+    allow(table, "Topic:orders*", "Pub,Sub", ips="127.0.0.0/8")
+    again = UserTable(tmp_path / "auth" / "users.json")
+    again.load(AuthConfig(init_authentication_user='{"username":"root","password":"another"}'))
+    assert again.users == table.users
+    assert again.users["root"].user_type is UserType.SUPER
+    assert again.users["root"].password == "rootpass"
+    assert again.acls == table.acls
+    assert stat.S_IMODE((tmp_path / "auth").stat().st_mode) == 0o700
+
+
+def test_life_of_a_user(table: UserTable) -> None:
+    table.update_user(UserInfo("alice", user_status="disable"))
+    assert table.users["alice"].info() == UserInfo("alice", "secret12", "Normal", "disable")
+    table.update_user(UserInfo("alice", "changed1", "super", "ENABLE"))
+    assert table.users["alice"].info() == UserInfo("alice", "changed1", "Super", "enable")
+    assert "changed1" not in repr(table.users["alice"])
+    assert "changed1" not in repr(table.users["alice"].info())
+    allow(table, "Topic:a", "Pub")
+    table.delete_user("alice")
+    table.delete_user("alice")
+    assert "alice" not in table.users
+    assert "alice" not in table.acls
+
+
+@pytest.mark.parametrize(
+    ("info", "why"),
+    [
+        (UserInfo("alice", "x"), "The user is existed"),
+        (UserInfo("bob"), "password can not be blank"),
+        (UserInfo(" ", "x"), "username can not be blank"),
+        (UserInfo("bob", "x", "Boss"), "userType 'Boss'"),
+        (UserInfo("bob", "x", None, "asleep"), "userStatus 'asleep'"),
+    ],
+)
+def test_users_that_are_refused(table: UserTable, info: UserInfo, why: str) -> None:
+    with pytest.raises(RequestRefused, match=why):
+        table.create_user(info)
+    assert set(table.users) == {"root", "alice"}
+
+
+def test_policies_of_nobody_are_refused(table: UserTable) -> None:
+    acl = acl_of("User:bob", ["Topic:a"], ["Pub"], [], "Allow")
+    with pytest.raises(RequestRefused, match="subject of User:bob is not exist"):
+        table.put_acl(None, acl)
+    with pytest.raises(RequestRefused, match="User:NAME"):
+        table.put_acl("Role:bob", AclInfo(policies=acl.policies))
+    with pytest.raises(RequestRefused, match="subject is not exist"):
+        table.acl_info("User:bob")
+    with pytest.raises(RequestRefused, match="acl is not exist"):
+        table.delete_acl("User:alice", None, None)
+    with pytest.raises(RequestRefused, match="user is not exist"):
+        table.update_user(UserInfo("bob", "x"))
+
+
+def test_policies_are_taken_away_one_by_one_and_together(table: UserTable) -> None:
+    for name in ("a", "b", "c"):
+        allow(table, f"Topic:{name}", "Pub")
+    table.delete_acl("User:alice", None, "Topic:b")
+    assert [info.policies for info in table.list_acls("", "b")] == []
+    assert len(table.list_acls("ali", "Topic:a")[0].policies[0].entries) == 1
+    assert len(table.list_acls("ali", "User:")[0].policies[0].entries) == 2
+    assert table.list_acls("bob", "") == []
+    table.delete_acl("User:alice", None, "Topic:a")
+    table.delete_acl("User:alice", "Custom", "Topic:c")
+    assert table.acls == {}
+    allow(table, "Topic:a", "Pub")
+    table.delete_acl("User:alice", None, None)
+    assert table.acl_info("User:alice") is None
+
+
+def test_a_disk_that_fails_changes_nothing(table: UserTable, tmp_path: Path) -> None:
+    (tmp_path / "auth" / "users.json.tmp").mkdir()
+    with pytest.raises(StoreError):
+        table.create_user(UserInfo("bob", "secret12"))
+    assert "bob" not in table.users
+
+
+@pytest.mark.parametrize("text", ["root", "{}", '{"username":"root"}', '{"username":" ","password":"x"}'])
+def test_a_configured_user_that_is_none_is_refused_without_its_password(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="initAuthenticationUser"):
+        UserTable(tmp_path / "users.json").load(AuthConfig(init_authentication_user=text))
+    with pytest.raises(ConfigError, match="innerClientAuthenticationCredentials"):
+        UserTable(tmp_path / "users.json").load(AuthConfig(inner_client_authentication_credentials=text))
+
+
+def test_white_lists_and_both_ways_at_once_are_checked() -> None:
+    with pytest.raises(ConfigError, match="authenticationWhitelist=10,x"):
+        AuthConfig(authentication_whitelist="10,x")
+    with pytest.raises(ConfigError, match="one of the two"):
+        AuthConfig(acl_enable=True, authentication_enabled=True)
+
+
+# -- who a user is ----------------------------------------------------------------------------------------------
+
+
+def test_authentication(table: UserTable) -> None:
+    access = UserAccess(AuthConfig(authentication_enabled=True, authentication_whitelist="105, 34"), "c", table)
+    assert refusal(access, request(RequestCode.GET_MAX_OFFSET)) is None
+    assert refusal(access, RemotingCommand.request(RequestCode.HEART_BEAT)) is None
+    assert refusal(access, RemotingCommand.request(RequestCode.GET_MAX_OFFSET)) == "username cannot be null."
+    assert refusal(access, request(RequestCode.GET_MAX_OFFSET, user="bob")) == "User:bob is not found."
+    wrong = request(RequestCode.GET_MAX_OFFSET, password="secret13")
+    assert refusal(access, wrong) == "check signature failed. User:alice"
+    table.update_user(UserInfo("alice", user_status="disable"))
+    assert refusal(access, request(RequestCode.GET_MAX_OFFSET)) == "User:alice is disabled."
+
+
+# -- what it may do ---------------------------------------------------------------------------------------------
+
+
+def test_authorization_follows_changes_at_once(table: UserTable) -> None:
+    access = UserAccess(BOTH, "c", table)
+    send = request(RequestCode.SEND_MESSAGE_V2, {"a": "p", "b": "orders"})
+    assert (
+        refusal(access, send)
+        == "User:alice has no permission to access Topic:orders from 127.0.0.1, no matched policies. It needs Pub"
+    )
+    allow(table, "Topic:or*", "Pub", ips="127.0.0.1")
+    assert refusal(access, send) is None
+    assert "from 10.0.0.1, no matched policies" in str(refusal(access, send, "10.0.0.1"))
+    allow(table, "Topic:orders", "Pub", decision="Deny")
+    assert "the decision is deny" in str(refusal(access, send))
+    table.update_user(UserInfo("alice", user_type="Super"))
+    assert refusal(access, send) is None
+    table.delete_user("alice")
+    assert refusal(access, send) == "User:alice is not found."
+
+
+def test_without_authentication_a_name_is_enough(table: UserTable) -> None:
+    access = UserAccess(AuthConfig(authorization_enabled=True, authorization_whitelist="11"), "c", table)
+    allow(table, "Topic:orders", "Pub")
+    send = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, fields={"b": "orders"})
+    assert refusal(access, send) == "Authorization failed: no user is named."
+    send.ext_fields["AccessKey"] = "alice"
+    assert refusal(access, send) is None
+    send.ext_fields["AccessKey"] = "bob"
+    assert refusal(access, send) == "User:bob not found."
+    assert refusal(access, RemotingCommand.request(RequestCode.PULL_MESSAGE, fields={"topic": "x"})) is None
+
+
+def heartbeat(group: str, topic: str) -> bytes:
+    consumer = ConsumerData(group, subscription_data_set=[SubscriptionData(topic), SubscriptionData(f"%RETRY%{group}")])
+    return encode_json(HeartbeatData("client", [], [consumer]))
+
+
+def queues(group: str, topic: str) -> bytes:
+    queue = {"topic": topic, "brokerName": "b", "queueId": 0}
+    return encode_json({"consumerGroup": group, "clientId": "c", "mqSet": [queue]})
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "body", "needed"),
+    [
+        (RequestCode.SEND_MESSAGE, {"topic": "T", "group": "p"}, b"", ["Topic:T Pub"]),
+        (RequestCode.SEND_MESSAGE, {"topic": "%RETRY%g", "group": "g"}, b"", ["Group:g Sub"]),
+        (RequestCode.SEND_BATCH_MESSAGE, {"a": "p", "b": "T"}, b"", ["Topic:T Pub"]),
+        (RequestCode.SEND_MESSAGE_V2, {"b": "%RETRY%g"}, b"", ["Group:g Sub"]),
+        (RequestCode.RECALL_MESSAGE, {"topic": "T"}, b"", ["Topic:T Pub"]),
+        (RequestCode.END_TRANSACTION, {"topic": "T"}, b"", ["Topic:T Pub"]),
+        (RequestCode.END_TRANSACTION, {}, b"", []),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "g"}, b"", ["Group:g Sub"]),
+        (RequestCode.PULL_MESSAGE, {"topic": "T", "consumerGroup": "g"}, b"", ["Topic:T Sub", "Group:g Sub"]),
+        (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, b"", ["Group:g Sub"]),
+        (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%h", "consumerGroup": "g"}, b"", ["Group:h Sub", "Group:g Sub"]),
+        (RequestCode.LITE_PULL_MESSAGE, {"topic": "T", "consumerGroup": "g"}, b"", ["Topic:T Sub", "Group:g Sub"]),
+        (RequestCode.POP_MESSAGE, {"topic": "T", "consumerGroup": "g"}, b"", ["Topic:T Sub", "Group:g Sub"]),
+        (
+            RequestCode.BATCH_ACK_MESSAGE,
+            {},
+            encode_json({"brokerName": "b", "acks": [{"c": "g", "t": "T"}]}),
+            ["Topic:T Sub", "Group:g Sub"],
+        ),
+        (RequestCode.QUERY_MESSAGE, {"topic": "T"}, b"", ["Topic:T Sub or Get"]),
+        (RequestCode.HEART_BEAT, {}, heartbeat("g", "T"), ["Topic:T Sub", "Group:g Sub"]),
+        (RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "g"}, b"", ["Group:g Sub"]),
+        (RequestCode.UNREGISTER_CLIENT, {"producerGroup": "p"}, b"", []),
+        (RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}, b"", ["Group:g Sub or Get"]),
+        (
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {"topic": "T", "consumerGroup": "g"},
+            b"",
+            ["Topic:T Sub or Update", "Group:g Sub or Update"],
+        ),
+        (
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {"topic": "T", "consumerGroup": "g"},
+            b"",
+            ["Topic:T Sub or Get", "Group:g Sub or Get"],
+        ),
+        (RequestCode.LOCK_BATCH_MQ, {}, queues("g", "T"), ["Topic:T Sub", "Group:g Sub"]),
+        (RequestCode.UNLOCK_BATCH_MQ, {}, queues("g", "%RETRY%g"), ["Group:g Sub"]),
+        (
+            RequestCode.GET_CONSUME_STATS,
+            {"consumerGroup": "g", "topicList": "T;U"},
+            b"",
+            ["Topic:T Get", "Topic:U Get", "Group:g Get"],
+        ),
+        (
+            RequestCode.QUERY_CORRECTION_OFFSET,
+            {"filterGroups": "g,h", "compareGroup": "i", "topic": "T"},
+            b"",
+            ["Topic:T Get", "Group:g Get", "Group:h Get", "Group:i Get"],
+        ),
+        (RequestCode.GET_MAX_OFFSET, {"topic": "%RETRY%g"}, b"", ["Group:g Get"]),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "T"}, b"", ["Topic:T Create"]),
+        (
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+            {},
+            b'{"topicConfigList":[{"topicName":"T"},{"topicName":"U"}]}',
+            ["Topic:T Create", "Topic:U Create"],
+        ),
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, b'{"groupName":"g"}', ["Group:g Create"]),
+        (
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            {},
+            b'{"groupConfigList":[{"groupName":"g"}]}',
+            ["Group:g Create"],
+        ),
+        (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}, b"", ["Topic:T Delete"]),
+        (RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}, b"", ["Group:g Delete"]),
+        (RequestCode.CLONE_GROUP_OFFSET, {"destGroup": "g", "topic": "T"}, b"", ["Topic:T Update", "Group:g Update"]),
+        (RequestCode.AUTH_CREATE_USER, {"username": "x"}, b"", ["Cluster:c Update"]),
+        (RequestCode.AUTH_LIST_ACL, {}, b"", ["Cluster:c Get"]),
+        (RequestCode.UPDATE_BROKER_CONFIG, {}, b"", ["Cluster:c Update"]),
+        (RequestCode.GET_BROKER_RUNTIME_INFO, {}, b"", []),
+    ],
+)
+def test_what_requests_need(
+    table: UserTable, code: int, fields: dict[str, str], body: bytes, needed: list[str]
+) -> None:
+    access = UserAccess(BOTH, "c", table)
+    command = request(code, fields, body)
+    met: list[str] = []
+    while (refused := refusal(access, command)) is not None:
+        resource = refused.partition(" access ")[2].partition(" from ")[0]
+        actions = refused.partition("It needs ")[2]
+        assert f"{resource} {actions}" not in met
+        met.append(f"{resource} {actions}")
+        allow(table, resource, actions.split(" or ")[-1])
+    assert sorted(met) == sorted(needed)
