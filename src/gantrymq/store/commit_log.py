@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
-from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
+from gantrymq.protocol.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6
 from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
 
@@ -31,8 +31,6 @@ _RESERVE = 64 * 1024 * 1024
 _BLANK = struct.Struct(">iI")
 _SYS_FLAG_AT = 36
 _STORE_TIMESTAMP_AT = 56
-#: size, queue offset, physical offset
-_unpack_place = struct.Struct(">i16xqq").unpack_from
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 
@@ -133,12 +131,6 @@ class CommitLog:
             self._map(file)
         assert file.view is not None
         return file.view, file.base
-
-    def is_record(self, view: memoryview, at: int, size: int, queue_offset: int, physical_offset: int) -> bool:
-        """Whether a queue's unit points to the right record: damaged units mustn't serve another message."""
-        if size < FIXED_SIZE_V4 or at + size > len(view) or physical_offset + size > self.position:
-            return False
-        return _unpack_place(view, at) == (size, queue_offset, physical_offset)
 
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
         """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""

@@ -22,7 +22,8 @@ class StoreConfig:
     """Java's keys and defaults; sizes in bytes. Raises ConfigError for a value out of bounds.
 
     `flush_disk_type` SYNC_FLUSH: a message is acknowledged when it is on the disk; ASYNC_FLUSH: when it is in the page
-    cache, so that it outlives the process but not a power failure within `flush_interval_commit_log_ms`.
+    cache, so that it outlives the process but not a power failure within `flush_interval_commit_log_ms`. When the disk
+    takes longer than `sync_flush_timeout_ms` the producer is told so.
     A queue file is written to the disk when it has `flush_consume_queue_least_pages` of 4 KiB to write, and in any case
     every `flush_consume_queue_thorough_interval_ms`, or sooner where that is quick: what is lost can be rebuilt from
     the log.
@@ -36,6 +37,10 @@ class StoreConfig:
     ones too (unless `clean_file_forcibly_enable` is off), and beyond `disk_space_warning_level_ratio` no message is
     taken. Ratios are put into Java's bounds, only the last two may go up to 100 here: a really full disk is an error
     of one send, not the broker's end.
+
+    A message may ask to be delivered at any time within `timer_max_delay_sec`, with the precision of
+    `timer_precision_ms` (100, 200, 500 or 1000); it is stored again every `timer_roll_window_slot` slots of that
+    length. From `timer_congest_num_each_slot` messages in a slot on more and more are refused, from twice as many all.
     """
 
     store_path_root_dir: Path
@@ -47,6 +52,7 @@ class StoreConfig:
         default=300_000 * UNIT_SIZE, metadata={"minimum": UNIT_SIZE, "maximum": _MAX_FILE_SIZE - UNIT_SIZE}
     )
     flush_disk_type: str = ASYNC_FLUSH
+    sync_flush_timeout_ms: int = field(default=5000, metadata={"key": "syncFlushTimeout", "minimum": 0})
     flush_interval_commit_log_ms: int = field(default=500, metadata={"key": "flushIntervalCommitLog", "minimum": 1})
     flush_interval_consume_queue_ms: int = field(
         default=1000, metadata={"key": "flushIntervalConsumeQueue", "minimum": 1}
@@ -79,6 +85,15 @@ class StoreConfig:
     disk_max_used_space_ratio: int = 75
     disk_space_clean_forcibly_ratio: int = 85
     disk_space_warning_level_ratio: int = 90
+    timer_wheel_enable: bool = True
+    timer_precision_ms: int = field(default=1000, metadata={"minimum": 1})
+    timer_roll_window_slot: int = 2 * 24 * 3600
+    timer_max_delay_sec: int = field(default=3 * 24 * 3600, metadata={"minimum": 1})
+    timer_congest_num_each_slot: int = field(default=(1 << 31) - 1, metadata={"minimum": 1})
+    timer_flush_interval_ms: int = field(default=1000, metadata={"minimum": 1})
+    mapped_file_size_timer_log: int = field(
+        default=100 * 1024 * 1024, metadata={"minimum": 4096, "maximum": _MAX_FILE_SIZE}
+    )
 
     def __post_init__(self) -> None:
         for name, spec in self.__dataclass_fields__.items():
@@ -96,6 +111,8 @@ class StoreConfig:
         self.disk_max_used_space_ratio = max(10, min(self.disk_max_used_space_ratio, 95))
         self.disk_space_clean_forcibly_ratio = max(30, min(self.disk_space_clean_forcibly_ratio, 100))
         self.disk_space_warning_level_ratio = max(35, min(self.disk_space_warning_level_ratio, 100))
+        # MessageStoreConfig.setTimerPrecisionMs
+        self.timer_precision_ms = max((ms for ms in (200, 500, 1000) if ms <= self.timer_precision_ms), default=100)
         # MessageStoreConfig.getMappedFileSizeConsumeQueue: whole units, rounded up.
         self.mapped_file_size_consume_queue = -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
 

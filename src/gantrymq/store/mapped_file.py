@@ -54,7 +54,7 @@ class MappedFile:
                 finally:
                     os.close(fd)
             except OSError as e:
-                raise _store_error(e, f"can't open {self.path}") from e
+                raise store_error(e, f"can't open {self.path}") from e
             if not self.read_ahead:
                 self.mapping.madvise(mmap.MADV_RANDOM)
             self.view = memoryview(self.mapping).toreadonly()
@@ -71,7 +71,7 @@ class MappedFile:
                 finally:
                     os.close(fd)
             except OSError as e:
-                raise _store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
+                raise store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
         self.reserved = end
 
     def clear_from(self, start: int) -> None:
@@ -84,7 +84,7 @@ class MappedFile:
             finally:
                 os.close(fd)
         except OSError as e:
-            raise _store_error(e, f"can't cut {self.path}") from e
+            raise store_error(e, f"can't cut {self.path}") from e
         self.reserved = 0
 
     def unmap(self) -> None:
@@ -150,7 +150,8 @@ def list_files(directory: Path) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _store_error(e: OSError, what: str) -> StoreError:
+def store_error(e: OSError, what: str) -> StoreError:
+    """What to raise for a failed system call: StoreFull where the disk is full."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"{what}: the disk is full ({e.strerror})")
     return StoreError(f"{what}: {e.strerror or e}")

@@ -10,12 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Set
 from enum import Enum
+from struct import Struct
 from struct import error as StructError
 from time import time
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import Record, encode_record
+from gantrymq.protocol.record import FIXED_SIZE_V4, Record, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
@@ -42,6 +43,12 @@ _IPV4_HOST_LENGTH = 8
 _QUERY_BUILD_S = 0.05
 
 _pack_unit_into = UNIT.pack_into
+#: A record's size, queue offset and physical offset.
+_unpack_place = Struct(">i16xqq").unpack_from
+
+
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
 
 
 class PutResult(NamedTuple):
@@ -280,7 +287,7 @@ class MessageStore:
                 self._dirty.append(queue)
         log.position = end
         log.store_timestamp = now
-        return PutResult(queue_offset, physical_offset, size, now)
+        return _new(PutResult, (queue_offset, physical_offset, size, now))
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.
@@ -300,8 +307,9 @@ class MessageStore:
         max_messages: int,
         max_bytes: int,
         accepts: Callable[[int], bool] | None = None,
+        matches: Callable[[memoryview], bool] | None = None,
     ) -> GetResult:
-        """The records from a queue offset on. `accepts(tags_code)` says which; None takes all.
+        """The records from a queue offset on. `accepts(tags_code)` and `matches(record)` say which; None takes all.
 
         At least one record comes however large it is; `max_transfer_*` of the configuration limit them further. No
         result reaches over the end of a queue file. Raises StoreError when the store is closed.
@@ -326,7 +334,7 @@ class MessageStore:
             wanted = min(max_messages, config.max_transfer_count_on_message_in_memory)
             units = queue.units(offset, max(config.max_filter_message_size // UNIT_SIZE, wanted, 1))
             if units:
-                self._collect(result, units, max_messages, max_bytes, accepts)
+                self._collect(result, units, max_messages, max_bytes, accepts, matches)
             else:
                 result.status = GetStatus.OFFSET_FOUND_NULL
                 result.next_begin_offset = queue.next_file_offset(offset)
@@ -339,37 +347,39 @@ class MessageStore:
         max_messages: int,
         max_bytes: int,
         accepts: Callable[[int], bool] | None,
+        matches: Callable[[memoryview], bool] | None,
     ) -> None:
         """Puts the records of the units into the result; those that lie side by side in the log become one buffer."""
         config, log = self.config, self._log
         max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
         in_memory_from = log.position - self.in_memory_bytes
-        memory_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
-        memory_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
-        disk_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
-        disk_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
+        log_end = log.position
+        on_disk = True
+        most = min(max_messages, config.max_transfer_count_on_message_in_disk)
+        most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
         buffers = result.buffers
         offset = result.next_begin_offset
         count = total = 0
         view: memoryview | None = None
-        base = 0
+        base = view_size = 0
         # Of the records not yet in a buffer: they stand in `view` from start to end.
         start = end = 0
         physical_offset = 0
         for physical_offset, size, tags_code in UNIT.iter_unpack(units):
-            if count:
-                if physical_offset >= in_memory_from:
-                    if count >= memory_count or total + size > memory_bytes:
-                        break
-                elif count >= disk_count or total + size > disk_bytes:
-                    break
+            if on_disk and physical_offset >= in_memory_from:
+                # So are all that follow.
+                on_disk = False
+                most = min(max_messages, config.max_transfer_count_on_message_in_memory)
+                most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
+            if (count >= most or total + size > most_bytes) and count:
+                break
             offset += 1
             if accepts is not None and not accepts(tags_code):
                 if not count:
                     result.status = GetStatus.NO_MATCHED_MESSAGE
                 continue
             at = physical_offset - base
-            if view is None or not 0 <= at < len(view):
+            if view is None or not 0 <= at < view_size:
                 if end > start and view is not None:
                     buffers.append(view[start:end])
                 start = end = 0
@@ -380,14 +390,25 @@ class MessageStore:
                         result.status = GetStatus.MESSAGE_WAS_REMOVING
                     continue
                 view, base = found
+                view_size = len(view)
                 at = physical_offset - base
-            if not log.is_record(view, at, size, offset - 1, physical_offset):
+            # Whether the unit points to the right record: damaged units mustn't serve another message.
+            if (
+                size < FIXED_SIZE_V4
+                or at + size > view_size
+                or physical_offset + size > log_end
+                or _unpack_place(view, at) != (size, offset - 1, physical_offset)
+            ):
                 if size != FILLER_SIZE:
                     logger.warning(
                         "queue offset %d points to no record of this queue, at %d", offset - 1, physical_offset
                     )
                 if not count:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
+                continue
+            if matches is not None and not matches(view[at : at + size]):
+                if not count:
+                    result.status = GetStatus.NO_MATCHED_MESSAGE
                 continue
             if at != end:
                 if end > start:

@@ -1,0 +1,64 @@
+"""The file `config/timercheck`: how far the timer has got (`store/timer/TimerCheckpoint`).
+
+    int64 lastReadTimeMs | lastTimerLogFlushPos | lastTimerQueueOffset | masterTimerQueueOffset
+    | data version: int64 stateVersion | timestamp | counter
+
+GET_TIMER_CHECK_POINT answers with the same 56 bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+_FIELDS = Struct(">7q")
+_FILE_SIZE = 4096
+
+
+class TimerCheckpoint(NamedTuple):
+    """All slots before `read_time_ms` are delivered, all messages before `queue_offset` are in the timer log."""
+
+    read_time_ms: int = 0
+    log_flush_position: int = 0
+    queue_offset: int = 0
+    #: What the data version had; a master's own changes add to the counter.
+    timestamp: int = 0
+    counter: int = 0
+
+    def encode(self) -> bytes:
+        """The file's bytes. A master's queue offset is that of its slaves, too."""
+        return _FIELDS.pack(
+            self.read_time_ms,
+            self.log_flush_position,
+            self.queue_offset,
+            self.queue_offset,
+            0,
+            self.timestamp,
+            self.counter,
+        )
+
+
+def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
+    """The file's content; zeros, which claim nothing, where there is none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return TimerCheckpoint()
+    if len(data) < _FIELDS.size:
+        return TimerCheckpoint()
+    read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
+    return TimerCheckpoint(read_time_ms, log_flush_position, min(queue_offset, master), timestamp, counter)
+
+
+def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
+    """Overwrites the file; on return it is on the disk. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(fd, checkpoint.encode(), 0)
+        os.ftruncate(fd, _FILE_SIZE)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

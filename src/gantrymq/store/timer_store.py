@@ -1,0 +1,203 @@
+"""What waits for its time, on the disk: wheel, log and checkpoint as one (`store/timer/TimerMessageStore`).
+
+An entry of the log names a record of the commit log; those of one slot are a chain, of which the wheel knows the end.
+After a crash the entries since the last checkpoint bring the wheel up to date again. One thread calls all but `flush`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.java import string_hash_code
+from gantrymq.store.mapped_file import store_error
+from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
+from gantrymq.store.timer_log import ENTRY_SIZE, MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
+from gantrymq.store.timer_wheel import WINDOW_SLOTS, Slot, TimerWheel
+
+log = logging.getLogger(__name__)
+
+#: `TimerMessageStore.TIMER_BLANK_SLOTS`
+_BLANK_SLOTS = 60
+
+
+class TimerStore:
+    """The timer's files under a store's root directory, made with the first message; slots are `precision_ms` long."""
+
+    def __init__(self, root: Path, precision_ms: int, roll_window_slots: int, log_file_size: int) -> None:
+        #: The first slot that isn't delivered yet, ms.
+        self.read_time_ms = 0
+        #: The queue offset of the next message that isn't in the log yet.
+        self.queue_offset = 0
+        #: Messages in slots that aren't delivered yet.
+        self.waiting = 0
+        self._precision_ms = precision_ms
+        if not 2 <= roll_window_slots <= WINDOW_SLOTS - _BLANK_SLOTS:
+            roll_window_slots = WINDOW_SLOTS - _BLANK_SLOTS
+        self._roll_window_slots = roll_window_slots
+        self._wheel = TimerWheel(root / "timerwheel", precision_ms)
+        self._log = TimerLog(root / "timerlog", log_file_size)
+        self._checkpoint_path = root / "config" / "timercheck"
+        self._checkpoint = TimerCheckpoint()
+        #: Times of slots with messages; each once.
+        self._due: list[int] = []
+        #: Records that are in the log though `queue_offset` says that they may not be.
+        self._already: set[int] = set()
+
+    def open(self, log_end: int, now_ms: int) -> None:
+        """Recovers what is there; `log_end` is where the commit log ends. Raises StoreError."""
+        try:
+            self._wheel.open()
+            self._log.open()
+            checkpoint = self._checkpoint = load_timer_checkpoint(self._checkpoint_path)
+            self.queue_offset = checkpoint.queue_offset
+            now_ms -= now_ms % self._precision_ms
+            # Without a checkpoint the slots of the past week count as not delivered.
+            self.read_time_ms = checkpoint.read_time_ms or now_ms - (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
+            self._recover(checkpoint.log_flush_position, log_end)
+        except BaseException as e:
+            self.close()
+            if isinstance(e, OSError):
+                raise StoreError(f"can't use {self._log.directory}: {e}") from e
+            raise
+
+    def _recover(self, flushed: int, log_end: int) -> None:
+        start = end = self._log.nearest(flushed)
+        for place, entry in self._log.entries(start):
+            if entry.physical_offset + entry.size > log_end:
+                # A power failure took the record.
+                break
+            end = place + ENTRY_SIZE
+            self._already.add(entry.physical_offset)
+        self._log.start_at(end)
+        for slot in self._wheel.slots_from(self.read_time_ms):
+            if slot.last < end:
+                self._count(slot.time_ms, slot.num)
+            else:
+                log.warning("the timer wheel points to %d, the timer log ends at %d: mending it", slot.last, end)
+                start = min(start, slot.first)
+                self._wheel.put(Slot(slot.time_ms, -1, -1, 0))
+        for place, entry in self._log.entries(self._log.nearest(start)):
+            if entry.slot_ms >= self.read_time_ms:
+                self._link(place, entry)
+
+    def close(self) -> None:
+        self._wheel.close()
+        self._log.close()
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def add(
+        self, due_ms: int, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
+    ) -> None:
+        """Lets a record wait until `due_ms`; when that is beyond the roll window, as long as the window is.
+
+        Raises StoreFull, StoreError; then it doesn't wait.
+        """
+        precision_ms, window = self._precision_ms, self._roll_window_slots
+        write_ms = now_ms - now_ms % precision_ms
+        magic = MAGIC_DEFAULT
+        over_ms = due_ms - write_ms - window * precision_ms
+        if over_ms >= 0:
+            # The last round shouldn't be a short one.
+            slots = window // 2 if over_ms < window // 3 * precision_ms else window
+            magic, due_ms = magic | MAGIC_ROLL, write_ms + slots * precision_ms
+        if takes_back:
+            magic |= MAGIC_DELETE
+        due_ms -= due_ms % precision_ms
+        previous = self._wheel.get(due_ms).last
+        entry = TimerEntry(previous, magic, write_ms, due_ms, physical_offset, size, string_hash_code(topic))
+        self._link(self._log.append(entry), entry)
+
+    def _link(self, place: int, entry: TimerEntry) -> None:
+        """Makes an entry the end of its slot's chain, unless it is in it."""
+        slot = self._wheel.get(entry.slot_ms)
+        if slot.last < place:
+            change = -1 if entry.magic & MAGIC_DELETE else 1
+            first = place if slot.first < 0 else slot.first
+            self._wheel.put(Slot(slot.time_ms, first, place, slot.num + change))
+            if slot.last < 0:
+                self._count(slot.time_ms, change)
+            else:
+                self.waiting += change
+
+    def _count(self, slot_ms: int, count: int) -> None:
+        heapq.heappush(self._due, slot_ms)
+        self.waiting += count
+
+    def was_added(self, physical_offset: int) -> bool:
+        """Whether a record waits since before the last start; to be asked once for each from `queue_offset` on."""
+        if physical_offset in self._already:
+            self._already.remove(physical_offset)
+            return True
+        return False
+
+    def number_at(self, due_ms: int) -> int:
+        """How many messages are due in the same slot."""
+        return self._wheel.get(due_ms).num
+
+    # -- due ----------------------------------------------------------------------------------------------------
+
+    @property
+    def next_ms(self) -> int | None:
+        """The time of the first slot with messages; None when nothing waits."""
+        return self._due[0] if self._due else None
+
+    def chain(self, slot_ms: int) -> Iterator[TimerEntry]:
+        """The entries of a slot, the newest first."""
+        place = self._wheel.get(slot_ms).last
+        while place >= 0:
+            entry = self._log.read(place)
+            if entry is None:
+                log.error("the timer log has no entry at %d: what else was due at %d ms is lost", place, slot_ms)
+                return
+            yield entry
+            # Backwards only, whatever a damaged entry says.
+            place = min(entry.previous, place - ENTRY_SIZE)
+
+    def pass_slot(self) -> None:
+        """The first slot is delivered."""
+        slot_ms = heapq.heappop(self._due)
+        self.waiting -= self._wheel.get(slot_ms).num
+        self.read_time_ms = slot_ms + self._precision_ms
+
+    def pass_until(self, now_ms: int) -> None:
+        """All that was due before the slot of now is delivered."""
+        self.read_time_ms = max(self.read_time_ms, now_ms - now_ms % self._precision_ms)
+
+    def is_too_far_behind(self, now_ms: int) -> bool:
+        """What is overdue must be delivered before more is added, or the wheel would run over it."""
+        return now_ms - self.read_time_ms >= WINDOW_SLOTS * self._precision_ms
+
+    # -- checkpoint ---------------------------------------------------------------------------------------------
+
+    def checkpoint(self, now_ms: int) -> TimerCheckpoint:
+        """What may be written once log and wheel are flushed."""
+        return TimerCheckpoint(
+            self.read_time_ms, self._log.position, self.queue_offset, now_ms, self._checkpoint.counter + 1
+        )
+
+    @property
+    def is_used(self) -> bool:
+        """There ever was a message."""
+        return self.queue_offset > 0 or self._log.position > 0
+
+    def flush(self, checkpoint: TimerCheckpoint) -> None:
+        """Brings all to the disk; may be called by another thread. Raises StoreError.
+
+        The records that were delivered must be there already, or a power failure could take them.
+        """
+        try:
+            self._log.flush(self._checkpoint.log_flush_position)
+            self._wheel.flush()
+            save_timer_checkpoint(self._checkpoint_path, checkpoint)
+        except OSError as e:
+            raise store_error(e, "can't bring the timer to the disk") from e
+        self._checkpoint = checkpoint
+
+    def delete_before(self, min_physical_offset: int) -> None:
+        """Deletes the log's files of which the commit log has no record any more. Raises OSError."""
+        self._log.delete_before(min_physical_offset)

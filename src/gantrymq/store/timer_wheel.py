@@ -1,0 +1,113 @@
+"""The file `timerwheel`: per slot of time, where its messages are in the timer log (`store/timer/TimerWheel`, `Slot`).
+
+    int64 time in units of the precision | int64 first | int64 last | int32 num | int32 magic
+
+first and last are places in the timer log, `num` counts the messages. A slot stands at its time modulo the wheel's 14
+days (of seconds); one whose time is another belongs to the past. The file is sparse and read and written by system
+calls: a full disk is then an error of one write.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from gantrymq.errors import StoreError
+from gantrymq.store.mapped_file import store_error, sync_file
+
+#: `TimerMessageStore.slotsTotal`; a wheel has twice as many, so that what is overdue isn't run over.
+WINDOW_SLOTS = 7 * 24 * 3600
+_SLOTS = 2 * WINDOW_SLOTS
+_SLOT = Struct(">qqqii")
+_FILE_SIZE = _SLOTS * _SLOT.size
+_CHUNK = 32768 * _SLOT.size
+
+
+class Slot(NamedTuple):
+    """The messages of one time, ms; `first` and `last` are -1 where there are none."""
+
+    time_ms: int
+    first: int
+    last: int
+    num: int
+
+
+class TimerWheel:
+    """The wheel at `path`, whose slots are `precision_ms` long; the file is made with the first message."""
+
+    def __init__(self, path: Path, precision_ms: int) -> None:
+        self._path = path
+        self._precision_ms = precision_ms
+        self._fd: int | None = None
+
+    def open(self) -> None:
+        """Raises StoreError when the file can't be a wheel."""
+        try:
+            length = self._path.stat().st_size
+            if length not in (0, _FILE_SIZE):
+                raise StoreError(f"{self._path} has {length} bytes, a timer wheel {_FILE_SIZE}")
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            os.ftruncate(self._fd, _FILE_SIZE)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise store_error(e, f"can't open {self._path}") from e
+
+    def get(self, time_ms: int) -> Slot:
+        """The slot of a time."""
+        unit = time_ms // self._precision_ms
+        if self._fd is not None:
+            found, first, last, num, _ = _SLOT.unpack(os.pread(self._fd, _SLOT.size, unit % _SLOTS * _SLOT.size))
+            if found == unit and last >= 0:
+                return Slot(unit * self._precision_ms, first, last, num)
+        return Slot(unit * self._precision_ms, -1, -1, 0)
+
+    def put(self, slot: Slot) -> None:
+        """Raises StoreFull, StoreError."""
+        unit = slot.time_ms // self._precision_ms
+        data = _SLOT.pack(unit, slot.first, slot.last, slot.num, 0)
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                os.ftruncate(self._fd, _FILE_SIZE)
+            os.pwrite(self._fd, data, unit % _SLOTS * _SLOT.size)
+        except OSError as e:
+            raise store_error(e, f"can't write {self._path}") from e
+
+    def slots_from(self, time_ms: int) -> Iterator[Slot]:
+        """The slots with messages at and after a time, in no order."""
+        first_unit = time_ms // self._precision_ms
+        for data in self._chunks():
+            for unit, first, last, num, _ in _SLOT.iter_unpack(data):
+                if unit >= first_unit and last >= 0 and unit > 0:
+                    yield Slot(unit * self._precision_ms, first, last, num)
+
+    def _chunks(self) -> Iterator[bytes]:
+        """The parts of the file that were ever written."""
+        at = 0
+        while self._fd is not None and at < _FILE_SIZE:
+            try:
+                at = os.lseek(self._fd, at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno == errno.ENXIO:
+                    return
+                raise store_error(e, f"can't read {self._path}") from e
+            at -= at % _SLOT.size
+            end = min(os.lseek(self._fd, at, os.SEEK_HOLE), at + _CHUNK, _FILE_SIZE)
+            end += -end % _SLOT.size
+            yield os.pread(self._fd, end - at, at)
+            at = end
+
+    def flush(self) -> None:
+        """Brings all slots to the disk; may be called by another thread. Raises OSError."""
+        if self._fd is not None:
+            sync_file(self._path)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,263 @@
+"""Wheel, log and checkpoint of the timer: Java's bytes, and what is left after a crash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from struct import pack, unpack
+
+import pytest
+
+from gantrymq.errors import StoreError
+from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
+from gantrymq.store.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
+from gantrymq.store.timer_store import TimerStore
+from gantrymq.store.timer_wheel import Slot, TimerWheel
+
+NOW = 1_800_000_000_000
+LOG_FILE = 52 * 10 + 30
+WEEK_MS = 7 * 24 * 3600 * 1000
+LOG_END = 1 << 40
+
+
+def open_timer(root: Path, *, log_end: int = LOG_END, now_ms: int = NOW, window: int = 1000) -> TimerStore:
+    timer = TimerStore(root, 1000, window, LOG_FILE)
+    timer.open(log_end, now_ms)
+    return timer
+
+
+def add(timer: TimerStore, due_ms: int, offset: int, *, topic: str = "orders", takes_back: bool = False) -> None:
+    timer.add(due_ms, NOW, offset, 100, topic, takes_back=takes_back)
+    timer.queue_offset += 1
+
+
+def drain(timer: TimerStore) -> dict[int, list[int]]:
+    """{slot: physical offsets, the oldest first} of all that waits, slot by slot."""
+    found: dict[int, list[int]] = {}
+    while (slot_ms := timer.next_ms) is not None:
+        found[slot_ms] = [entry.physical_offset for entry in timer.chain(slot_ms)][::-1]
+        timer.pass_slot()
+    return found
+
+
+def test_bytes_are_those_of_java(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    add(timer, NOW + 5000, 7000, topic="orders")
+    add(timer, NOW + 5999, 7100, takes_back=True)
+    log = (tmp_path / "timerlog" / ("0" * 20)).read_bytes()
+    assert len(log) == LOG_FILE
+    assert log[:52] == pack(">iqiqiqiiq", 52, -1, 1, NOW, 5000, 7000, 100, -1008770331, 0)
+    assert unpack(">iqi", log[52:68]) == (52, 0, 1 | 4)
+    wheel = tmp_path / "timerwheel"
+    assert wheel.stat().st_size == 2 * 7 * 24 * 3600 * 32
+    assert wheel.stat().st_blocks * 512 < 100_000
+    unit = NOW // 1000 + 5
+    with wheel.open("rb") as file:
+        file.seek(unit % (14 * 24 * 3600) * 32)
+        assert file.read(32) == pack(">qqqii", unit, 0, 52, 0, 0)
+    timer.flush(timer.checkpoint(NOW + 1))
+    expected = pack(">7q", timer.read_time_ms, 104, 2, 2, 0, NOW + 1, 1)
+    assert (tmp_path / "config" / "timercheck").read_bytes() == expected + bytes(4096 - 56)
+
+
+def test_a_file_ends_with_javas_blank(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(11):
+        add(timer, NOW + 1000, n)
+    first, second = sorted((tmp_path / "timerlog").iterdir())
+    assert second.name == f"{LOG_FILE:020d}"
+    assert first.read_bytes()[520:536] == pack(">iqI", 30, 0, 0xCBD43194)
+    assert list(drain(timer).values()) == [list(range(11))]
+
+
+def test_slots_come_in_order_and_once(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for offset, seconds in enumerate((9, 3, 9, 5, 3)):
+        add(timer, NOW + seconds * 1000 + offset, offset)
+    assert timer.waiting == 5
+    assert drain(timer) == {NOW + 3000: [1, 4], NOW + 5000: [3], NOW + 9000: [0, 2]}
+    assert (timer.waiting, timer.read_time_ms) == (0, NOW + 10_000)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "waits"),
+    [(999, 999), (1000, 500), (1332, 500), (1333, 1000), (100_000, 1000)],
+)
+def test_what_is_beyond_the_window_is_rolled(tmp_path: Path, ahead: int, waits: int) -> None:
+    timer = open_timer(tmp_path)
+    add(timer, NOW + ahead * 1000, 1)
+    [entry] = timer.chain(NOW + waits * 1000)
+    assert entry.magic == (MAGIC_DEFAULT if ahead == waits else MAGIC_DEFAULT | MAGIC_ROLL)
+    assert not entry.is_delete
+
+
+@pytest.mark.parametrize("window", [0, 1, 7 * 24 * 3600])
+def test_an_impossible_window_is_the_longest(tmp_path: Path, window: int) -> None:
+    timer = open_timer(tmp_path, window=window)
+    add(timer, NOW + WEEK_MS - 61_000, 1)
+    assert timer.next_ms == NOW + WEEK_MS - 61_000
+    timer = open_timer(tmp_path / "other", window=window)
+    (tmp_path / "other").mkdir()
+    add(timer, NOW + WEEK_MS - 60_000, 1)
+    assert timer.next_ms is not None
+    assert timer.next_ms < NOW + WEEK_MS - 61_000
+
+
+def test_a_restart_finds_what_waits(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(25):
+        add(timer, NOW + n % 3 * 1000, n * 100)
+    timer.flush(timer.checkpoint(NOW))
+    timer.close()
+    timer = open_timer(tmp_path)
+    assert (timer.queue_offset, timer.waiting) == (25, 25)
+    assert [len(offsets) for offsets in drain(timer).values()] == [9, 8, 8]
+    assert not timer.was_added(2400)
+
+
+def test_a_kill_loses_nothing_and_says_what_was_added(tmp_path: Path) -> None:
+    """Without a flush the checkpoint is old, log and wheel are as the system calls left them."""
+    timer = open_timer(tmp_path)
+    for n in range(12):
+        add(timer, NOW + 1000, n * 100)
+    timer.flush(timer.checkpoint(NOW))
+    for n in range(12, 30):
+        add(timer, NOW + 2000, n * 100)
+    timer = open_timer(tmp_path)
+    assert timer.queue_offset == 12
+    assert [timer.was_added(n * 100) for n in range(12, 31)] == [True] * 18 + [False]
+    assert [len(offsets) for offsets in drain(timer).values()] == [12, 18]
+
+
+def test_a_wheel_that_lags_behind_the_log_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Java's wheel is written once a second, its log at once."""
+    timer = open_timer(tmp_path)
+    for n in range(4):
+        add(timer, NOW + 1000, n * 100)
+    timer.flush(timer.checkpoint(NOW))
+    shutil.copy(tmp_path / "timerwheel", tmp_path / "old")
+    for n in range(4, 15):
+        add(timer, NOW + (1000 if n % 2 else 2000), n * 100)
+    (tmp_path / "old").replace(tmp_path / "timerwheel")
+    timer = open_timer(tmp_path)
+    assert timer.waiting == 15
+    assert drain(timer) == {
+        NOW + 1000: [n * 100 for n in (0, 1, 2, 3, 5, 7, 9, 11, 13)],
+        NOW + 2000: [n * 100 for n in (4, 6, 8, 10, 12, 14)],
+    }
+
+
+def test_a_wheel_that_is_ahead_of_the_log_is_mended(tmp_path: Path) -> None:
+    """A power failure can bring the wheel to the disk, but not the end of the log, nor of the commit log."""
+    timer = open_timer(tmp_path)
+    for n in range(4):
+        add(timer, NOW + 1000, n * 100)
+    timer.flush(timer.checkpoint(NOW))
+    add(timer, NOW + 1000, 400)
+    add(timer, NOW + 2000, 500)
+    timer = open_timer(tmp_path, log_end=450)
+    assert drain(timer) == {NOW + 1000: [0, 100, 200, 300]}
+    add(timer, NOW + 5000, 400)
+    assert open_timer(tmp_path).waiting == 5
+
+
+def test_a_lost_wheel_is_rebuilt_from_the_log_when_the_checkpoint_is_lost_too(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(15):
+        add(timer, NOW + n % 2 * 1000, n * 100)
+    timer.flush(timer.checkpoint(NOW))
+    (tmp_path / "timerwheel").unlink()
+    (tmp_path / "config" / "timercheck").unlink()
+    timer = open_timer(tmp_path)
+    assert (timer.waiting, timer.queue_offset) == (15, 0)
+    assert [len(offsets) for offsets in drain(timer).values()] == [8, 7]
+
+
+def test_slots_that_were_delivered_dont_come_again(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(6):
+        add(timer, NOW + n * 1000, n * 100)
+    timer.pass_slot()
+    timer.pass_slot()
+    timer.flush(timer.checkpoint(NOW))
+    assert list(open_timer(tmp_path, now_ms=NOW + 10 * WEEK_MS).chain(NOW + 2000))
+    assert list(drain(open_timer(tmp_path))) == [NOW + n * 1000 for n in range(2, 6)]
+
+
+def test_a_torn_entry_is_the_end(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(3):
+        add(timer, NOW + 1000, n * 100)
+    path = tmp_path / "timerlog" / ("0" * 20)
+    os.truncate(path, 2 * 52 + 30)
+    os.truncate(path, LOG_FILE)
+    with path.open("r+b") as file:
+        file.seek(3 * 52)
+        file.write(b"rubbish from long ago" * 5)
+    timer = open_timer(tmp_path)
+    assert drain(timer) == {NOW + 1000: [0, 100]}
+    assert path.read_bytes()[104:] == bytes(LOG_FILE - 104)
+
+
+def test_old_log_files_go_when_the_commit_log_has_moved_on(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(35):
+        add(timer, NOW + n % 2 * 1000, n * 100)
+    timer.delete_before(1900)
+    assert len(list((tmp_path / "timerlog").iterdir())) == 3
+    timer.delete_before(1901)
+    assert len(list((tmp_path / "timerlog").iterdir())) == 2
+    assert drain(timer)[NOW] == [n * 100 for n in range(20, 35, 2)]
+    timer.flush(timer.checkpoint(NOW))
+    assert open_timer(tmp_path).next_ms is None
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    add(open_timer(tmp_path), NOW + 1000, 1)
+    with pytest.raises(StoreError, match="mappedFileSizeTimerLog is 1000"):
+        TimerStore(tmp_path, 1000, 100, 1000).open(LOG_END, NOW)
+    os.truncate(tmp_path / "timerwheel", 1000)
+    with pytest.raises(StoreError, match="has 1000 bytes, a timer wheel"):
+        open_timer(tmp_path)
+
+
+def test_a_damaged_chain_ends(tmp_path: Path) -> None:
+    log = TimerLog(tmp_path, LOG_FILE)
+    log.open()
+    place = log.append(TimerEntry(5, MAGIC_DELETE, NOW, NOW + 1000, 1, 100, 0))
+    entry = log.read(place)
+    assert entry is not None
+    assert entry.is_delete
+    assert log.read(place + 1) is None
+    timer = open_timer(tmp_path / "timer")
+    (tmp_path / "timer").mkdir()
+    add(timer, NOW, 1)
+    add(timer, NOW, 2)
+    with (tmp_path / "timer" / "timerlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(56)
+        file.write(pack(">q", 52)[:8])
+    assert len(list(timer.chain(NOW))) <= 2
+
+
+def test_wheel_goes_round(tmp_path: Path) -> None:
+    wheel = TimerWheel(tmp_path / "wheel", 1000)
+    wheel.open()
+    assert wheel.get(NOW) == Slot(NOW, -1, -1, 0)
+    wheel.put(Slot(NOW, 0, 52, 2))
+    wheel.put(Slot(NOW + 1000, 104, 104, 1))
+    wheel.put(Slot(NOW + 2 * WEEK_MS, 156, 156, 1))
+    assert wheel.get(NOW).last == -1
+    assert {slot.time_ms for slot in wheel.slots_from(NOW)} == {NOW + 1000, NOW + 2 * WEEK_MS}
+    assert {slot.time_ms for slot in wheel.slots_from(NOW + 2000)} == {NOW + 2 * WEEK_MS}
+
+
+def test_checkpoint_of_a_slave_is_not_trusted_beyond_its_master(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "timercheck"
+    assert load_timer_checkpoint(path) == TimerCheckpoint()
+    save_timer_checkpoint(path, TimerCheckpoint(1, 2, 3, 4, 5))
+    assert load_timer_checkpoint(path) == TimerCheckpoint(1, 2, 3, 4, 5)
+    path.write_bytes(pack(">4q", 1, 2, 9, 3))
+    assert load_timer_checkpoint(path) == TimerCheckpoint()
+    path.write_bytes(pack(">7q", 1, 2, 9, 3, 0, 4, 5))
+    assert load_timer_checkpoint(path).queue_offset == 3
