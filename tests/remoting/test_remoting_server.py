@@ -6,6 +6,7 @@ import asyncio
 import gc
 import mmap
 import socket
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,26 @@ from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.connection import WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.connection import BATCH_LIMIT, SLOW_REQUEST_S, WRITE_HIGH_WATER, Connection, Reply
 from gantrymq.remoting.server import RemotingServer
 
 ENCODINGS = pytest.mark.parametrize("encoding", SerializeType)
+
+
+async def test_a_request_that_holds_up_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        until = time.monotonic() + 1.1 * SLOW_REQUEST_S
+        while time.monotonic() < until:
+            pass
+        return RemotingCommand.response()
+
+    async with serving({7: slow}) as server, calling() as client:
+        await client.invoke(address(server), RemotingCommand.request(ECHO))
+        await client.invoke(address(server), RemotingCommand.request(7, body=b"four"))
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = [line for line in lines if line.startswith("slow request code=7 ")]
+    assert "peer=127.0.0.1:" in line
+    assert line.endswith("body=4")
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -361,6 +378,58 @@ async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> 
         assert [answer.opaque for answer in answers] == list(range(sent + 2000))
         assert handled == sent + 2000
         assert connection._writable is None
+
+
+async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
+    handled = 0
+    body = memoryview(bytes(4 * 1024 * 1024))
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        nonlocal handled
+        handled += 1
+        response = RemotingCommand.response()
+        response.opaque = request.opaque
+        return [response.encode_head(len(body)), body]
+
+    async with serving({7: handler}) as server, peer_of(server, receive_buffer=65536) as slow:
+        connection = await only_connection(server)
+        # All in one read, or a few.
+        await slow.send(b"".join(frame(7, opaque=n) for n in range(40)))
+        await eventually(lambda: connection.is_full)
+        for _ in range(20):
+            await asyncio.sleep(0)
+            assert buffered(connection) <= WRITE_HIGH_WATER + BATCH_LIMIT + len(body) + 1000
+        assert handled < 8
+
+        # What is behind them waits as well, and comes in order.
+        await slow.send(frame(ECHO, b"last", opaque=40))
+        answers = [await slow.commands(1) for _ in range(41)]
+        assert [answer.opaque for (answer,) in answers] == list(range(41))
+        assert answers[-1][0].body == b"last"
+        assert handled == 40
+        assert not connection.is_full
+
+
+async def test_a_peer_that_leaves_large_answers_behind() -> None:
+    async with serving({7: large}) as server:
+        async with peer_of(server, receive_buffer=65536) as slow:
+            connection = await only_connection(server)
+            await slow.send(b"".join(frame(7, opaque=n) for n in range(100)))
+            await eventually(lambda: connection.is_full)
+        await eventually(lambda: not server.connections)
+
+
+async def test_stop_while_requests_wait_for_the_peer() -> None:
+    async with serving({7: large}) as server, peer_of(server, receive_buffer=65536) as slow:
+        connection = await only_connection(server)
+        await slow.send(b"".join(frame(7, opaque=n) for n in range(100)))
+        await eventually(lambda: connection.is_full)
+        await asyncio.wait_for(server.stop(), 10)
+        assert not server.connections
+
+
+def large(connection: Connection, request: RemotingCommand) -> Reply:
+    return RemotingCommand.response(body=bytes(4 * 1024 * 1024))
 
 
 async def test_a_slow_reader_that_leaves_takes_nothing_along() -> None:

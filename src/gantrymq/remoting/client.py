@@ -54,8 +54,20 @@ class RemotingClient:
             raise
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """The response of host:port, whatever its code. Raises a RemotingError."""
-        return await (await self.connection(address)).invoke(request, timeout_ms)
+        """The response of host:port, whatever its code; `timeout_ms` is for connecting, too. Raises a RemotingError."""
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closed:
+            began = asyncio.get_running_loop().time()
+            connection = await self._connection_within(address, timeout_ms)
+            timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
+        return await connection.invoke(request, timeout_ms)
+
+    async def _connection_within(self, address: str, timeout_ms: int) -> Connection:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.connection(address)
+        except TimeoutError:
+            raise ConnectFailed(f"can't connect to {address} in {timeout_ms} ms", address) from None
 
     async def call(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """The response of host:port if it is SUCCESS. Raises BrokerError otherwise, or a RemotingError."""

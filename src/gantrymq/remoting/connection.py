@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from time import monotonic
+from typing import Any, NamedTuple, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, GantryError, ProtocolError, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
@@ -29,12 +31,24 @@ Handler = Callable[["Connection", RemotingCommand], Reply]
 
 #: Unwritten bytes at which writers wait, and a server stops reading, until the peer has taken three quarters of them.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
+#: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
+#: requests wait until there is room. So WRITE_HIGH_WATER, this and one answer is all that gathers for one peer.
+BATCH_LIMIT = 1024 * 1024
+#: A request that keeps the loop busy for longer is logged.
+SLOW_REQUEST_S = 0.1
 #: How long a closing connection may take to send what it has to, in seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Longer remarks of errors are cut: they may quote what the peer sent.
 _LONGEST_REMARK = 2000
 #: Up to so many bytes of answers are copied into one buffer: cheaper than to hand the kernel many small ones.
 JOIN_LIMIT = 16 * 1024
+#: Requests of one turn of the loop are written together, in pieces of about so many bytes. With 32 senders at a time
+#: a send takes 16 us of processor time, not 22; with 64 KiB it takes no less, and the peer waits for the whole turn.
+GATHER_LIMIT = 2048
+#: Larger bodies are handed to the kernel apart, without a copy into the frame.
+LARGE_BODY = 64 * 1024
+#: Requests time out up to so much late, in seconds: one timer looks at all of a connection.
+TIMER_GRAIN_S = 0.01
 
 
 class RpcHook(Protocol):
@@ -48,6 +62,14 @@ class RpcHook(Protocol):
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
         """Called with the answer."""
+
+
+class _Pending(NamedTuple):
+    """A request that waits for its response."""
+
+    future: asyncio.Future[RemotingCommand]
+    deadline: float
+    timeout_ms: int
 
 
 class Connection(asyncio.Protocol):
@@ -77,8 +99,14 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._next_opaque = 0
+        #: Requests of this turn of the loop that are still to be written.
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        #: When `_timer` looks for requests that have waited too long, in the loop's time.
+        self._timer_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[RemotingCommand]] = set()
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
@@ -86,6 +114,9 @@ class Connection(asyncio.Protocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         #: Answers of the read under way; None between reads, when answers are written at once.
         self._batch: list[bytes | memoryview] | None = None
+        self._batch_bytes = 0
+        #: The rest of a read whose answers filled the write buffer; until it is dealt with nothing more is read.
+        self._waiting: Iterator[RemotingCommand] | None = None
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -100,15 +131,36 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_read = self._loop.time()
+        self._receive(self._reader.feed(data))
+
+    def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
+        # Not the loop's time, which stands still during a turn of uvloop's.
+        before = monotonic()
         try:
-            for command in self._reader.feed(data):
+            for command in commands:
                 if self._closing:
                     break
                 if command.flag & RESPONSE_FLAG:
                     self._response_received(command)
                 else:
                     self._request_received(command)
+                    now = monotonic()
+                    if now - before > SLOW_REQUEST_S:
+                        log.warning(
+                            "slow request code=%d peer=%s ms=%d body=%d",
+                            command.code,
+                            self.address,
+                            1000 * (now - before),
+                            len(command.body),
+                        )
+                    before = now
+                if self._batch_bytes > BATCH_LIMIT:
+                    self._flush()
+                    if self._is_server and self._writable is not None:
+                        self._waiting = commands
+                        return
+                    self._batch = []
         except ProtocolError as e:
             log.warning("closing the connection with %s: %s", self.address, e)
             self.close()
@@ -118,10 +170,11 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         """Writes the answers of the read under way."""
         batch, self._batch = self._batch, None
+        size, self._batch_bytes = self._batch_bytes, 0
         if batch and self._transport is not None:
             if len(batch) == 1:
                 self._transport.write(batch[0])
-            elif sum(map(len, batch)) <= JOIN_LIMIT:
+            elif size <= JOIN_LIMIT:
                 self._transport.write(b"".join(batch))
             else:
                 self._transport.writelines(batch)
@@ -133,7 +186,19 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._wake_writers()
-        if self._is_server and self._transport is not None and not self._closing:
+        if self._waiting is not None:
+            # Not here: the transport is in the middle of a write.
+            self._loop.call_soon(self._receive_rest)
+        elif self._is_server and self._transport is not None and not self._closing:
+            self._transport.resume_reading()
+
+    def _receive_rest(self) -> None:
+        """Goes on with the requests that waited for room."""
+        if self._waiting is None or self._writable is not None or self._closing:
+            return
+        commands, self._waiting = self._waiting, None
+        self._receive(commands)
+        if self._waiting is None and self._writable is None and self._transport is not None:
             self._transport.resume_reading()
 
     def _wake_writers(self) -> None:
@@ -146,10 +211,14 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._wake_writers()
         message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(ConnectionLost(message, self.address))
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(ConnectionLost(message, self.address))
         self._pending.clear()
+        self._waiting = None
+        self._gathered.clear()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         self._lost.set_result(None)
@@ -188,6 +257,8 @@ class Connection(asyncio.Protocol):
                 reply = (_encode_reply(request, error_response(e, request, self.address)),)
         if self._batch is not None:
             self._batch += reply
+            for piece in reply:
+                self._batch_bytes += len(piece)
         else:
             self._transport.writelines(reply)
 
@@ -222,7 +293,13 @@ class Connection(asyncio.Protocol):
         """
         if self._writable is not None:
             timeout_ms = await self._room_to_write(timeout_ms)
-        response = await self.start_request(request, timeout_ms)
+        future = self.start_request(request, timeout_ms)
+        opaque = request.opaque
+        try:
+            response = await future
+        except asyncio.CancelledError:
+            self._pending.pop(opaque, None)
+            raise
         for hook in self._hooks:
             hook.after_response(self.address, request, response)
         return response
@@ -230,16 +307,11 @@ class Connection(asyncio.Protocol):
     def start_request(self, request: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
         self._send(request)
-        opaque = request.opaque
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        self._pending[opaque] = future
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, opaque, timeout_ms)
-
-        def done(_: object) -> None:
-            timer.cancel()
-            self._pending.pop(opaque, None)
-
-        future.add_done_callback(done)
+        deadline = self._loop.time() + timeout_ms / 1000
+        self._pending[request.opaque] = _Pending(future, deadline, timeout_ms)
+        if deadline < self._timer_at:
+            self._look_at(deadline)
         return future
 
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
@@ -274,24 +346,58 @@ class Connection(asyncio.Protocol):
         self._next_opaque = request.opaque = (self._next_opaque + 1) & 0x7FFFFFFF
         for hook in self._hooks:
             hook.before_request(self.address, request)
-        if len(request.body) > 65536:
+        if len(request.body) > LARGE_BODY:
+            self._write_gathered()
             self._transport.writelines((request.encode_head(len(request.body)), request.body))
-        else:
-            self._transport.write(request.encode())
+            return
+        frame = request.encode()
+        if not self._gathered:
+            self._loop.call_soon(self._write_gathered)
+        self._gathered.append(frame)
+        self._gathered_bytes += len(frame)
+        if self._gathered_bytes >= GATHER_LIMIT:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        if self._gathered and self._transport is not None:
+            self._transport.write(b"".join(self._gathered))
+            self._gathered.clear()
+            self._gathered_bytes = 0
 
     def _response_received(self, response: RemotingCommand) -> None:
-        future = self._pending.pop(response.opaque, None)
-        if future is not None and not future.done():
-            future.set_result(response)
+        pending = self._pending.pop(response.opaque, None)
+        if pending is not None and not pending.future.done():
+            pending.future.set_result(response)
         else:
             log.debug("response %d of %s answers nothing, or came too late", response.opaque, self.address)
 
-    def _time_out(self, opaque: int, timeout_ms: int) -> None:
-        future = self._pending.pop(opaque, None)
-        if future is not None and not future.done():
-            future.set_exception(RequestTimeout(f"{self.address} did not answer in {timeout_ms} ms", self.address))
+    def _look_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._end_late_requests)
+
+    def _end_late_requests(self) -> None:
+        now = self._loop.time()
+        self._timer_at = math.inf
+        for opaque, (future, deadline, timeout_ms) in list(self._pending.items()):
+            if future.done():
+                del self._pending[opaque]
+            elif deadline <= now:
+                del self._pending[opaque]
+                message = f"{self.address} did not answer in {timeout_ms} ms"
+                future.set_exception(RequestTimeout(message, self.address))
+            elif deadline < self._timer_at:
+                self._timer_at = deadline
+        if self._timer_at < math.inf:
+            self._look_at(max(self._timer_at, now + TIMER_GRAIN_S))
 
     # -- life ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """The peer doesn't take what is sent to it: the write buffer is full."""
+        return self._writable is not None
 
     @property
     def is_closed(self) -> bool:
@@ -300,6 +406,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Closes after what is in the write buffer was sent; see `close_all` for a peer that may not take it."""
         self._flush()
+        self._write_gathered()
         self._closing = True
         if self._transport is not None:
             self._transport.close()

@@ -1,0 +1,85 @@
+"""How one connection keeps many requests: written together, timed by one timer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from remoting_support import ECHO, address, calling, eventually, serving
+
+from gantrymq.errors import ConnectionLost, RequestTimeout
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import GATHER_LIMIT, LARGE_BODY, Connection, Reply
+
+
+async def test_requests_of_one_turn_arrive_in_order() -> None:
+    got: list[bytes] = []
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        got.append(request.body)
+        return RemotingCommand.response()
+
+    bodies = [bytes([n]) * size for n, size in enumerate([1, GATHER_LIMIT, 10, LARGE_BODY + 1, 5, 2 * LARGE_BODY, 3])]
+    async with serving({7: handler}) as server, calling() as client:
+        connection = await client.connection(address(server))
+        for body in bodies:
+            connection.send_oneway(RemotingCommand.request(7, body=body))
+        await eventually(lambda: len(got) == len(bodies))
+    assert got == bodies
+
+
+async def test_closing_sends_what_was_gathered() -> None:
+    got: list[bytes] = []
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        got.append(request.body)
+        return None
+
+    async with serving({7: handler}) as server, calling() as client:
+        connection = await client.connection(address(server))
+        connection.send_oneway(RemotingCommand.request(7, body=b"last words"))
+        connection.close()
+        await eventually(lambda: got)
+
+
+async def test_each_request_has_its_own_timeout() -> None:
+    async with serving({7: lambda connection, request: None}) as server, calling() as client:
+        connection = await client.connection(address(server))
+        loop = asyncio.get_running_loop()
+        ended: dict[int, float] = {}
+
+        async def ask(timeout_ms: int) -> None:
+            with pytest.raises(RequestTimeout, match=f"{timeout_ms} ms"):
+                await connection.invoke(RemotingCommand.request(7), timeout_ms)
+            ended[timeout_ms] = loop.time() - began
+
+        began = loop.time()
+        answered = connection.invoke(RemotingCommand.request(ECHO, body=b"x"), 150)
+        # Those that end first come last, too: the timer is set anew.
+        timeouts = [300, 200, 100, 50, 60, 250]
+        *_, answer = await asyncio.gather(*(ask(timeout_ms) for timeout_ms in timeouts), answered)
+        assert answer.body == b"x"
+        assert list(ended) == sorted(timeouts)
+        assert all(after >= timeout_ms / 1000 - 0.005 for timeout_ms, after in ended.items())
+        assert not connection._pending
+
+
+async def test_a_request_that_is_given_up_is_forgotten() -> None:
+    async with serving({7: lambda connection, request: None}) as server, calling() as client:
+        connection = await client.connection(address(server))
+        task = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
+        await eventually(lambda: connection._pending)
+        task.cancel()
+        await eventually(lambda: not connection._pending)
+
+
+async def test_the_timer_ends_with_its_connection() -> None:
+    async with serving({7: lambda connection, request: None}) as server, calling() as client:
+        connection = await client.connection(address(server))
+        waiting = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
+        await eventually(lambda: connection._pending)
+        connection.abort()
+        with pytest.raises(ConnectionLost):
+            await waiting
+        assert connection._timer is not None
+        assert connection._timer.cancelled()
