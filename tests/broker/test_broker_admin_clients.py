@@ -192,7 +192,10 @@ async def test_client_configuration(peer: Peer) -> None:
 
     assert await check(None) == ResponseCode.SUCCESS
     assert await check(SubscriptionData.parse("orders", "a || b")) == ResponseCode.SUCCESS
-    assert await check(SubscriptionData("orders", "a > (", expression_type="NONE")) == ResponseCode.SYSTEM_ERROR
+    assert (
+        await check(SubscriptionData("orders", "a > (", expression_type="NONE"))
+        == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    )
     assert (await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=b"[")).code == ResponseCode.SYSTEM_ERROR
 
 

@@ -9,8 +9,12 @@ from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import ConnectionLost
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -111,7 +115,7 @@ async def test_refused(peer: Peer) -> None:
     await peer.send("orders", b"x")
     assert (await peer.pull("orders", queue_id=99)).code == ResponseCode.INVALID_PARAMETER
     assert (await peer.pull("orders", group="bad group!")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    assert (await peer.pull("orders", expression_type="SQL92")).code == ResponseCode.SYSTEM_ERROR
+    assert (await peer.pull("orders", expression_type="SQL92")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert (await peer.pull("orders", sys_flag=0, group="strangers")).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
     absurd = await peer.pull("orders", max_msg_nums=2**31 - 1, max_msg_bytes=2**31 - 1)
     assert bodies(absurd.body) == [b"x"]
@@ -124,3 +128,44 @@ async def test_stop_answers_who_waits(peer: Peer, broker: Broker) -> None:
     broker.polling.stop()
     async with asyncio.timeout(2):
         assert (await waiting).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    pulls = 30
+    header = PullMessageRequestHeader(
+        consumer_group="consumers",
+        topic="orders",
+        queue_id=0,
+        queue_offset=1,
+        max_msg_nums=32,
+        sys_flag=PULL_SUBSCRIPTION | PULL_SUSPEND,
+        commit_offset=0,
+        suspend_timeout_millis=15_000,
+        sub_version=0,
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port, limit=65536)
+    try:
+        for opaque in range(pulls):
+            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+            request.opaque = opaque
+            writer.write(request.encode())
+        await until_waiting(broker, pulls)
+        large = bytes(2 * 1024 * 1024)
+        await peer.send("orders", large)
+        await until_waiting(broker, 0)
+
+        frames, answers = FrameReader(), []
+        async with asyncio.timeout(10):
+            while len(answers) < pulls:
+                answers += frames.feed(await reader.read(1 << 20))
+        # The first fill the write buffer, the others are asked to come again for the same.
+        found = [answer for answer in answers if answer.code == ResponseCode.SUCCESS]
+        assert 0 < len(found) < 15
+        assert {len(answer.body) > len(large) for answer in found} == {True}
+        others = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
+        assert {(a.code, a.ext_fields["nextBeginOffset"]) for a in others} == {
+            (ResponseCode.PULL_RETRY_IMMEDIATELY, "1")
+        }
+    finally:
+        writer.close()

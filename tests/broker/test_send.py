@@ -139,10 +139,3 @@ async def test_missing_header_field_is_named(peer: Peer) -> None:
     response = await peer.ask(RequestCode.SEND_MESSAGE, body=b"x", fields={"topic": "orders"})
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert "producerGroup" in (response.remark or "")
-
-
-async def test_transaction_and_timer_messages_are_refused(peer: Peer) -> None:
-    half = await peer.send("orders", b"x", properties={"TRAN_MSG": "true"})
-    assert half.code == ResponseCode.NO_PERMISSION
-    timer = await peer.send("orders", b"x", properties={"TIMER_DELAY_SEC": "5"})
-    assert timer.code == ResponseCode.SYSTEM_ERROR

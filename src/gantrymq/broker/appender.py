@@ -31,6 +31,7 @@ class Appender:
         body: bytes,
         properties: bytes,
         tags_code: int,
+        prepared_transaction_offset: int = 0,
     ) -> PutResult:
         """Stores a message. Raises RequestRefused: too large, or no room."""
         if len(body) > self.max_message_size or len(properties) > MAX_PROPERTIES_LENGTH:
@@ -50,6 +51,7 @@ class Appender:
                 body,
                 properties,
                 tags_code,
+                prepared_transaction_offset,
             )
         except StoreFull as e:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e

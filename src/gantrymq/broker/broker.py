@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Collection
 from typing import Protocol
 
+from gantrymq.broker.access_control import WATCH_INTERVAL_S, AccessControl
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.auth_admin import AuthAdmin
 from gantrymq.broker.broker_config_admin import BrokerConfigAdmin
 from gantrymq.broker.client_relay import ClientRelay
 from gantrymq.broker.clients import Clients
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.connections import Connections
 from gantrymq.broker.consume_stats import ConsumeProgress
+from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.group_admin import GroupAdmin
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.message_admin import MessageAdmin
+from gantrymq.broker.message_filter import MessageFilters
+from gantrymq.broker.message_request_mode import MessageRequestModes
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.offset_admin import OffsetAdmin
+from gantrymq.broker.pop_service import PopService
 from gantrymq.broker.pull import Pulling
+from gantrymq.broker.query_assignment import Assignments
 from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
+from gantrymq.broker.recall import Recall
 from gantrymq.broker.registration import Registration
+from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.runtime_info import RuntimeInfo
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.send import Sending
 from gantrymq.broker.store_admin import StoreAdmin
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.timer import Timer
 from gantrymq.broker.topic_admin import TopicAdmin
 from gantrymq.broker.topic_stats import TopicStats
 from gantrymq.broker.topics import TopicTable
 from gantrymq.broker.traffic import SAMPLE_S
+from gantrymq.broker.transactions import Transactions
 from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection, Handler, format_address
@@ -94,12 +107,16 @@ class Broker:
             self.store.close()
             raise
         self._schedule.start()
+        self._timer.start()
+        self.pops.start()
+        self._transactions.start()
         self._store_admin.start()
         self._index_builder.start()
         await self._registration.start()
         self._every("offsets", config.flush_consumer_offset_interval / 1000, self._save_offsets)
         self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
         self._every("figures", SAMPLE_S, self.runtime.sample)
+        self._every("accounts", WATCH_INTERVAL_S, self.access.reload)
         log.info("broker %s of %s at %s", config.broker_name, config.broker_cluster_name, self.address)
 
     def _wire(self, store_host: bytes) -> None:
@@ -111,34 +128,67 @@ class Broker:
         )
         self.offsets = ConsumerOffsets(directory / "consumerOffset.json")
         self.members: GroupMembers[Connection] = GroupMembers()
-        self._pulling = Pulling(config, store, self.topics, self.groups, self.members, self.offsets)
+        self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json")
+        filters = MessageFilters(config, self.members, self.consumer_filters)
+        self._pulling = Pulling(config, store, self.topics, self.groups, filters, self.offsets)
         self.polling = self._pulling.polling
         appender = Appender(store, store_host, self.polling)
         self._schedule = Schedule(
             directory / "delayOffset.json", parse_delay_levels(config.store.message_delay_level), appender
         )
+        self._timer = Timer(config.store, appender)
         retry = RetryTopics(appender, self.topics, self.groups, self._schedule)
-        self._sending = Sending(config, appender, self.topics, self._schedule, retry)
-        self._clients = Clients(store, self.topics, self.groups, self.members, self.offsets)
+        self._sending = Sending(config, appender, self.topics, self._schedule, self._timer, retry)
+        self._transactions = Transactions(
+            config, appender, self.topics, self.members, self.offsets, self._sending.redirect
+        )
+        self.pops = PopService(
+            config,
+            directory / "consumerOrderInfo.json",
+            appender,
+            self.polling,
+            self.topics,
+            self.groups,
+            self.offsets,
+            filters,
+            retry,
+            self._timer.redirect,
+        )
+        modes = MessageRequestModes(config, directory / "messageRequestMode.json", self.topics, self.groups)
+        self._assignments = Assignments(config, self.members, modes)
+        self._clients = Clients(
+            store, self.topics, self.groups, self.members, self.offsets, filters, self.consumer_filters
+        )
         self._registration = Registration(config, self.address, self.topics)
-        for table in (self.topics, self.groups, self.offsets, self._schedule):
+        self.access = AccessControl(config)
+        tables = (self.topics, self.groups, self.offsets, self._schedule, self._timer, self.pops, modes, self.access)
+        for table in tables:
             table.load()
+        self.consumer_filters.load(_now_ms())
         parts: list[HandlesRequests] = [
             self._sending,
+            self._transactions,
+            self._timer,
+            Recall(config, appender, self.topics, self._timer),
             self._pulling,
+            self.pops,
+            modes,
+            self._assignments,
             retry,
+            Replies(config, self.address, appender, self.topics, self.members),
             self._clients,
             QueueOffsets(store, self.topics),
             *self._administration(),
         ]
         for part in parts:
             self._handlers.update(part.handlers())
+        self.access.guard(self._handlers)
 
     def _administration(self) -> list[HandlesRequests]:
         """What answers administrators."""
         config, store, topics, groups = self.config, self.store, self.topics, self.groups
         members, offsets = self.members, self.offsets
-        self.runtime = RuntimeInfo(config, store, offsets, self._schedule)
+        self.runtime = RuntimeInfo(config, store, offsets, self._schedule, self._timer)
         self._locking = QueueLocking(topics)
         self._index_builder = IndexBuilder(store)
         self._store_admin = StoreAdmin(store, self._sending.topics_changed)
@@ -152,6 +202,7 @@ class Broker:
             Connections(members),
             MessageAdmin(store),
             BrokerConfigAdmin(config, self._config_changed),
+            AuthAdmin(self.access.users),
             self._store_admin,
             self.runtime,
             self._locking,
@@ -175,16 +226,21 @@ class Broker:
         await self._registration.stop()
         await self._server.drain()
         self.polling.stop()
+        self.pops.stop()
+        await self._assignments.stop()
         await self._server.stop()
         self._schedule.stop()
+        await self._timer.stop()
+        await self._transactions.stop()
         self._store_admin.stop()
         self._index_builder.stop()
         self.offsets.save()
+        self.consumer_filters.save(_now_ms())
         self.store.close()
 
-    def _topics_changed(self) -> None:
+    def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed()
-        self._registration.topics_changed()
+        self._registration.topics_changed(names)
 
     def _config_changed(self) -> None:
         self.groups.auto_create = self.config.auto_create_subscription_group
@@ -192,10 +248,13 @@ class Broker:
 
     def _connection_closed(self, connection: Connection) -> None:
         self.polling.drop(connection)
+        self.pops.connection_closed(connection)
         self._clients.connection_closed(connection)
 
     def _save_offsets(self) -> None:
         self.offsets.save()
+        self.pops.save()
+        self.consumer_filters.save(_now_ms())
         self._schedule.save()
 
     def _expire_clients(self) -> None:
@@ -218,3 +277,7 @@ class Broker:
             self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
 
         self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

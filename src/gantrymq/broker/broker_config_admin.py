@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import (
     format_properties,
@@ -44,6 +45,7 @@ _READ_AT_START = {
     "namesrvAddr",
     "metricsPort",
     *(property_key(field) for field in fields(TlsConfig)),
+    *(property_key(field) for field in fields(AuthConfig)),
     "flushConsumerOffsetInterval",
     "storePathRootDir",
     "storePathCommitLog",
@@ -63,6 +65,11 @@ _READ_AT_START = {
     "deleteWhen",
     "enabledAppendPropCRC",
     "forceVerifyPropCRC",
+    "timerWheelEnable",
+    "timerPrecisionMs",
+    "timerRollWindowSlot",
+    "timerFlushIntervalMs",
+    "mappedFileSizeTimerLog",
 }
 
 
@@ -95,7 +102,9 @@ class BrokerConfigAdmin:
                 log.warning("%s: not used here: %s", source, ", ".join(unknown))
             properties = properties_of(self._config) | changes
             store = from_properties(StoreConfig, properties, source=source)
-            updated = replace(from_properties(BrokerConfig, properties, source=source), store=store)
+            updated = replace(
+                from_properties(BrokerConfig, properties, source=source), store=store, auth=self._config.auth
+            )
             for key in unknown:
                 del changes[key]
             self._write_file(changes)
@@ -132,9 +141,12 @@ class BrokerConfigAdmin:
 
 
 def properties_of(config: BrokerConfig) -> dict[str, str]:
-    """Keys and values of the broker's and its store's configuration, which Java has in one file."""
+    """Keys and values of the broker's and its store's configuration, which Java has in one file.
+
+    Those of access control are left out: some are secrets.
+    """
     properties = to_properties(config) | to_properties(config.store)
-    del properties["store"]
+    del properties["store"], properties["auth"]
     return properties
 
 

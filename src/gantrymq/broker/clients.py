@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
+from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.pull import tag_filter
+from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RemotingError, RequestRefused
@@ -22,7 +24,7 @@ from gantrymq.protocol.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import EXPRESSION_TAG, ConsumerList, HeartbeatData
+from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.topic_name import retry_topic
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
@@ -40,12 +42,16 @@ class Clients:
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
+        filters: MessageFilters,
+        consumer_filters: ConsumerFilters,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
         self._members = members
         self._offsets = offsets
+        self._filters = filters
+        self._consumer_filters = consumer_filters
         self._loop = asyncio.get_running_loop()
 
     def handlers(self) -> dict[int, Handler]:
@@ -72,6 +78,9 @@ class Clients:
                 self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
         data.consumer_data_set = known
         changed = self._members.heartbeat(data, connection, request.language, request.version, self._loop.time())
+        now_ms = time.time_ns() // 1_000_000
+        for consumer in known:
+            self._consumer_filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
         self.notify(changed)
         return RemotingCommand.response()
 
@@ -85,7 +94,7 @@ class Clients:
         """Whether this broker can filter by a subscription."""
         subscription = decode_json(request.body, CheckClientRequestBody).subscription_data
         if subscription is not None:
-            tag_filter(subscription.sub_string, subscription.expression_type or EXPRESSION_TAG)
+            self._filters.check(subscription)
         return RemotingCommand.response()
 
     def connection_closed(self, connection: Connection) -> None:
@@ -95,6 +104,8 @@ class Clients:
         """Tells every member of these groups to look again who shares the queues."""
         for name in group_names:
             group = self._members.consumers.get(name)
+            if group is None:
+                self._consumer_filters.unregister(name, time.time_ns() // 1_000_000)
             config = self._groups.get(name)
             if group is None or config is None or not config.notify_consumer_ids_changed_enable:
                 continue

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
@@ -44,18 +45,55 @@ class BrokerConfig(TlsConfig):
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
     long_polling_enable: bool = True
+    #: SQL92 subscriptions; Java's default is false.
+    enable_property_filter: bool = True
+    #: Filters what is consumed again by what the group says of the topic that it came from.
+    filter_support_retry: bool = False
+    #: Clients are told from which broker of the set to pull.
+    slave_read_enable: bool = False
+    store_reply_message_enable: bool = True
+    #: So many sends may wait for the disk with SYNC_FLUSH; further ones are answered SYSTEM_BUSY.
+    send_thread_pool_queue_capacity: int = field(default=10_000, metadata={"minimum": 1})
+    #: Pops that wait for one queue or topic of a group, and in all.
+    pop_polling_size: int = field(default=1024, metadata={"minimum": 0})
+    max_pop_polling_size: int = field(default=100_000, metadata={"minimum": 0})
+    #: What was popped is in memory alone for so many ms, but not in the last ms before it comes back; so many pops.
+    pop_ck_stay_buffer_time: int = field(default=10_000, metadata={"minimum": 0})
+    pop_ck_stay_buffer_time_out: int = field(default=3_000, metadata={"minimum": 2_000})
+    pop_ck_max_buffer_size: int = field(default=200_000, metadata={"minimum": 0})
+    init_pop_offset_by_check_msg_in_mem: bool = True
+    enable_retry_topic_v2: bool = False
+    retrieve_message_from_pop_retry_topic_v1: bool = True
+    #: In percent of pops what comes back is looked at first.
+    pop_from_retry_probability: int = field(default=20, metadata={"minimum": 0, "maximum": 100})
+    server_load_balancer_enable: bool = True
+    default_message_request_mode: str = "PULL"
+    default_pop_share_queue_num: int = -1
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 24_000
     flush_consumer_offset_interval: int = 5_000
     channel_expired_timeout: int = 120_000
+    reject_transaction_message: bool = False
+    #: ms from a half message's birth to the first question about it, and between two rounds of questions.
+    transaction_time_out: int = field(default=6_000, metadata={"minimum": 0})
+    transaction_check_interval: int = field(default=30_000, metadata={"minimum": 1})
+    transaction_check_max: int = field(default=15, metadata={"minimum": 0})
+    #: Op messages are written when they have so many bytes, or after so many ms.
+    transaction_op_msg_max_size: int = field(default=4096, metadata={"minimum": 1})
+    transaction_op_batch_interval: int = field(default=3_000, metadata={"minimum": 0})
+    #: Delayed messages may be taken back (RECALL_MESSAGE).
+    recall_message_enable: bool = False
     broker_config_path: Path | None = None
     #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
     metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
+    auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
     def __post_init__(self) -> None:
         if self.broker_id != 0:
             raise ConfigError(f"brokerId={self.broker_id}: only masters (brokerId=0) are supported so far")
+        if self.default_message_request_mode not in ("PULL", "POP"):
+            raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
         if not 0 <= self.listen_port < 65536:
             raise ConfigError(f"listenPort={self.listen_port}: a port is 0 to 65535")
         if self.default_topic_queue_nums < 1:

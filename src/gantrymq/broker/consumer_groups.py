@@ -45,12 +45,14 @@ class GroupMembers(Generic[M]):
     def __init__(self) -> None:
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
+        self._producer_members: dict[str, M] = {}
 
     def heartbeat(self, data: HeartbeatData, member: M, language: int, version: int, now: float) -> set[str]:
         """Takes a client's heartbeat in; returns the consumer groups whose members or subscriptions changed."""
         client = Client(data.client_id, member, language, version, now)
         for producer in data.producer_data_set:
             self.producers.setdefault(producer.group_name, {})[member] = client
+            self._producer_members[data.client_id] = member
         return {consumer.group_name for consumer in data.consumer_data_set if self._join(consumer, client)}
 
     def _join(self, data: ConsumerData, client: Client[M]) -> bool:
@@ -82,6 +84,10 @@ class GroupMembers(Generic[M]):
         clients = () if group is None else group.clients.values()
         return next((client for client in clients if client.client_id == client_id), None)
 
+    def producer_member(self, client_id: str) -> M | None:
+        """The connection of the producer with this client id."""
+        return self._producer_members.get(client_id)
+
     def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
         """What a group that is online has subscribed to in a topic."""
         group = self.consumers.get(group_name)
@@ -106,6 +112,8 @@ class GroupMembers(Generic[M]):
         """A connection is gone."""
         for group in list(self.producers):
             self._drop_producer(group, member)
+        for client_id in [client_id for client_id, known in self._producer_members.items() if known is member]:
+            del self._producer_members[client_id]
         return set().union(*(self._drop_consumer(group, member) for group in list(self.consumers)))
 
     def expire(self, oldest: float) -> tuple[set[str], list[M]]:

@@ -2,6 +2,7 @@
 
 A waiting pull costs an entry in two dictionaries and no timer of its own: one timer a second looks at the pulls whose
 second has come. Arrivals are gathered and answered once per turn of the loop, so a pull gets all that came in one read.
+Others than pulls (`PopWaiting`) watch queues here too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gantrymq.broker.message_filter import MessageFilter
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +30,12 @@ class WaitingPull:
     request: RemotingCommand
     header: PullMessageRequestHeader
     queue: ConsumeQueue
-    accepts: Callable[[int], bool] | None
+    wanted: MessageFilter
     deadline: float
+
+
+#: Called once per turn of the loop in which a queue got messages.
+Watcher = Callable[[ConsumeQueue], None]
 
 
 class LongPolling:
@@ -38,6 +45,9 @@ class LongPolling:
         self._retry = retry
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[ConsumeQueue, set[WaitingPull]] = {}
+        self._watchers: dict[ConsumeQueue, set[Watcher]] = {}
+        #: The queues of both.
+        self._wanted: set[ConsumeQueue] = set()
         self._by_second: dict[int, set[WaitingPull]] = {}
         self._arrived: set[ConsumeQueue] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -49,13 +59,23 @@ class LongPolling:
             self._retry(pull, True)
             return
         self._waiting.setdefault(pull.queue, set()).add(pull)
+        self._wanted.add(pull.queue)
         self._by_second.setdefault(int(pull.deadline), set()).add(pull)
         if self._timer is None:
             self._timer = self._loop.call_later(1.0, self._expire)
 
+    def watch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
+        """Calls `watcher` whenever the queue gets messages, until `unwatch`."""
+        self._watchers.setdefault(queue, set()).add(watcher)
+        self._wanted.add(queue)
+
+    def unwatch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
+        _discard(self._watchers, queue, watcher)
+        self._forget(queue)
+
     def message_arrived(self, queue: ConsumeQueue) -> None:
         """Called for every message stored: costs one look-up when nobody waits."""
-        if queue in self._waiting:
+        if queue in self._wanted:
             if not self._arrived:
                 self._loop.call_soon(self._answer)
             self._arrived.add(queue)
@@ -83,6 +103,8 @@ class LongPolling:
             for pull in list(self._waiting.get(queue, ())):
                 self._remove(pull)
                 self._retry(pull, False)
+            for watcher in list(self._watchers.get(queue, ())):
+                watcher(queue)
 
     def _expire(self) -> None:
         now = self._loop.time()
@@ -95,11 +117,16 @@ class LongPolling:
     def _remove(self, pull: WaitingPull) -> None:
         _discard(self._waiting, pull.queue, pull)
         _discard(self._by_second, int(pull.deadline), pull)
+        self._forget(pull.queue)
+
+    def _forget(self, queue: ConsumeQueue) -> None:
+        if queue not in self._waiting and queue not in self._watchers:
+            self._wanted.discard(queue)
 
 
-def _discard(table: dict[K, set[WaitingPull]], key: K, pull: WaitingPull) -> None:
-    pulls = table.get(key)
-    if pulls is not None:
-        pulls.discard(pull)
-        if not pulls:
+def _discard(table: dict[K, set[V]], key: K, value: V) -> None:
+    values = table.get(key)
+    if values is not None:
+        values.discard(value)
+        if not values:
             del table[key]

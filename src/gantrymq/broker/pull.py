@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import lru_cache
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.long_polling import LongPolling, WaitingPull
+from gantrymq.broker.message_filter import MessageFilter, MessageFilters
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader
-from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, SubscriptionData
+from gantrymq.protocol.headers import PullMessageRequestHeader
+from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.pull_request import decode_pull_request
+from gantrymq.protocol.pull_response import encode_pull_head
+from gantrymq.protocol.route import MASTER_ID
+from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.protocol.topic_config import PERM_READ
 from gantrymq.remoting.connection import Connection, Handler, Reply
@@ -28,8 +30,6 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import GetResult, GetStatus, MessageStore
 
 log = logging.getLogger(__name__)
-
-Filter = Callable[[int], bool] | None
 
 #: What a pull gets that names no limit of its own (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`), bytes. The
 #: store's own limits hold for all.
@@ -58,14 +58,14 @@ class Pulling:
         store: MessageStore,
         topics: TopicTable,
         groups: SubscriptionGroupTable,
-        members: GroupMembers[Connection],
+        filters: MessageFilters,
         offsets: ConsumerOffsets,
     ) -> None:
         self._config = config
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._members = members
+        self._filters = filters
         self._offsets = offsets
         self._loop = asyncio.get_running_loop()
         self.polling = LongPolling(self._retry)
@@ -75,53 +75,72 @@ class Pulling:
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
-        header = request.read_header(PullMessageRequestHeader)
-        queue = self._queue(header)
-        accepts = self._filter(header)
+        header = decode_pull_request(request)
+        queue, group = self._queue(header)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            wanted = self._filters.of_expression(
+                header.consumer_group, header.topic, header.subscription or SUBSCRIBE_ALL, header.expression_type
+            )
+        else:
+            wanted = self._filters.of_group(group, header.topic, header.sub_version)
         if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        result = self._get(queue, header, accepts)
+        result = self._get(queue, header, wanted)
         code = _code(result, header)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:
             suspend_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
             deadline = self._loop.time() + suspend_ms / 1000
-            self.polling.hold(WaitingPull(connection, request, header, queue, accepts, deadline))
+            self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline))
             return None
-        return self._answer(request, code, result)
+        return self._answer(request, code, result, group)
 
     def _retry(self, pull: WaitingPull, expired: bool) -> None:
         """Called by `LongPolling`: messages came, or the time is up."""
-        result = self._get(pull.queue, pull.header, pull.accepts)
-        code = _code(result, pull.header)
+        if pull.connection.is_closed:
+            return
+        header = pull.header
+        group = self._groups.get(header.consumer_group)
+        if pull.connection.is_full:
+            # Its peer may wait with any number of pulls; what it doesn't take isn't gathered for it.
+            queue = pull.queue
+            result = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, queue.min_offset, queue.max_offset)
+        else:
+            result = self._get(pull.queue, header, pull.wanted)
+        code = _code(result, header)
         caught_up = result.next_begin_offset >= pull.queue.max_offset
         if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
             # What was filtered out isn't looked at again.
-            pull.header.queue_offset = result.next_begin_offset
+            header.queue_offset = result.next_begin_offset
             self.polling.hold(pull)
             return
-        if not pull.connection.is_closed:
-            pull.connection.reply(pull.request, self._answer(pull.request, code, result))
+        pull.connection.reply(pull.request, self._answer(pull.request, code, result, group))
 
-    def _get(self, queue: ConsumeQueue, header: PullMessageRequestHeader, accepts: Filter) -> GetResult:
+    def _get(self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter) -> GetResult:
         max_bytes = header.max_msg_bytes or DEFAULT_PULL_BYTES
-        return self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, accepts)
+        return self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, *wanted)
 
-    def _answer(self, request: RemotingCommand, code: int, result: GetResult) -> list[bytes | memoryview]:
-        response = RemotingCommand.response(
+    def _answer(
+        self, request: RemotingCommand, code: int, result: GetResult, group: SubscriptionGroupConfig | None
+    ) -> list[bytes | memoryview]:
+        broker_id = MASTER_ID
+        if self._config.slave_read_enable and group is not None:
+            behind = result.suggest_pulling_from_slave
+            broker_id = group.which_broker_when_consume_slowly if behind else group.broker_id
+        head = encode_pull_head(
+            request.serialize_type,
+            request.opaque,
             code,
-            result.status.name,
-            PullMessageResponseHeader(
-                suggest_which_broker_id=0,
-                next_begin_offset=result.next_begin_offset,
-                min_offset=result.min_offset,
-                max_offset=result.max_offset,
-            ),
+            result.status.value,
+            broker_id,
+            result.next_begin_offset,
+            result.min_offset,
+            result.max_offset,
+            result.size,
         )
-        response.opaque = request.opaque
-        response.serialize_type = request.serialize_type
-        return [response.encode_head(result.size), *result.buffers]
+        return [head, *result.buffers]
 
-    def _queue(self, header: PullMessageRequestHeader) -> ConsumeQueue:
+    def _queue(self, header: PullMessageRequestHeader) -> tuple[ConsumeQueue, SubscriptionGroupConfig]:
+        """The queue asked for, and the group that asks. Raises RequestRefused."""
         if not self._config.broker_permission & PERM_READ:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pulling message is forbidden"
@@ -152,33 +171,7 @@ class Pulling:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
                 f"[{topic.read_queue_nums}]",
             )
-        return self._store.queue(header.topic, header.queue_id)
-
-    def _filter(self, header: PullMessageRequestHeader) -> Filter:
-        """What the queue's tags codes must pass; the client compares the tags themselves."""
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            return tag_filter(header.subscription or SUBSCRIBE_ALL, header.expression_type or EXPRESSION_TAG)
-        group = self._members.consumers.get(header.consumer_group)
-        if group is None:
-            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
-        subscription = group.subscriptions.get(header.topic)
-        if subscription is None:
-            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
-        if subscription.sub_version < header.sub_version:
-            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        return tag_filter(subscription.sub_string, subscription.expression_type)
-
-
-@lru_cache(maxsize=1000)
-def tag_filter(expression: str, expression_type: str) -> Filter:
-    """The test of a tags code for `*` (None: all pass) or `a || b`. Raises RequestRefused for SQL92."""
-    if expression_type != EXPRESSION_TAG:
-        # What Java answers without enablePropertyFilter.
-        raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
-        )
-    codes = SubscriptionData.parse("", expression).code_set
-    return frozenset(codes).__contains__ if codes else None
+        return self._store.queue(header.topic, header.queue_id), group
 
 
 def _code(result: GetResult, header: PullMessageRequestHeader) -> int:

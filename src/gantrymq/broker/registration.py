@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.topic_config import (
     PERM_READ,
     PERM_WRITE,
@@ -31,6 +35,15 @@ _UNREGISTER_TIMEOUT_MS = 1000
 _FIRST_RETRY_S = 0.5
 
 
+@dataclass(slots=True)
+class _Changes:
+    """What a NameServer is still to be told."""
+
+    topics: set[str] = field(default_factory=set)
+    everything: bool = False
+    any: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Registration:
     """Registers with each NameServer apart, so that one that is down holds up no other."""
 
@@ -40,19 +53,22 @@ class Registration:
         self._topics = topics
         self._remoting = RemotingClient(ssl_context=client_context(config))
         self._tasks: list[asyncio.Task[None]] = []
-        self._changes: list[asyncio.Event] = []
+        self._changes: list[_Changes] = []
 
     async def start(self) -> None:
-        """Registers everywhere once, then every registerNameServerPeriod and after every change of a topic."""
+        """Registers everywhere once, then every registerNameServerPeriod, and what changes at once."""
         await asyncio.gather(*(self._try_register(server) for server in self._config.namesrv_addr))
         for server in self._config.namesrv_addr:
-            change = asyncio.Event()
-            self._changes.append(change)
-            self._tasks.append(asyncio.create_task(self._keep_registered(server, change)))
+            changes = _Changes()
+            self._changes.append(changes)
+            self._tasks.append(asyncio.create_task(self._keep_registered(server, changes)))
 
-    def topics_changed(self) -> None:
-        for change in self._changes:
-            change.set()
+    def topics_changed(self, names: Collection[str]) -> None:
+        """Tells every NameServer of these topics; of all when no name is given."""
+        for changes in self._changes:
+            changes.topics.update(names)
+            changes.everything |= not names
+            changes.any.set()
 
     async def stop(self) -> None:
         """Unregisters from every NameServer that answers."""
@@ -62,32 +78,43 @@ class Registration:
         await asyncio.gather(*(self._unregister(server) for server in self._config.namesrv_addr))
         await self._remoting.close()
 
-    async def _keep_registered(self, server: str, change: asyncio.Event) -> None:
+    async def _keep_registered(self, server: str, changes: _Changes) -> None:
         period_s = self._config.register_name_server_period / 1000
         pause_s = period_s
         while True:
             try:
                 async with asyncio.timeout(pause_s):
-                    await change.wait()
+                    await changes.any.wait()
             except TimeoutError:
-                pass
-            change.clear()
-            if await self._try_register(server):
+                changes.everything = True
+            topics = None if changes.everything else changes.topics
+            changes.any.clear()
+            changes.topics, changes.everything = set(), False
+            if await self._try_register(server, topics):
                 pause_s = period_s
             else:
+                changes.everything = True
                 pause_s = min(period_s, _FIRST_RETRY_S if pause_s == period_s else pause_s * 2)
 
-    async def _try_register(self, server: str) -> bool:
+    async def _try_register(self, server: str, topics: Collection[str] | None = None) -> bool:
+        timeout_ms = self._config.register_broker_timeout_mills
         try:
-            await self._remoting.call(server, self._request(), self._config.register_broker_timeout_mills)
+            response = await self._remoting.call(server, self._request(topics), timeout_ms)
+            if response.body:
+                self._topics.mark_ordered(decode_json(response.body, KVTable).table)
         except GantryError as e:
             log.warning("registration with NameServer %s failed: %s", server, e)
             return False
         return True
 
-    def _request(self) -> RemotingCommand:
+    def _request(self, topics: Collection[str] | None) -> RemotingCommand:
+        """Registers this broker with `topics`, None for all; a NameServer keeps those that aren't named."""
         config = self._config
-        body = encode_register_body(RegisterBrokerBody(_restricted(self._topics.table, config.broker_permission)))
+        table = self._topics.table
+        if topics is not None:
+            known = table.topic_config_table
+            table = TopicConfigTable({name: known[name] for name in topics if name in known}, table.data_version)
+        body = encode_register_body(RegisterBrokerBody(_restricted(table, config.broker_permission)))
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,

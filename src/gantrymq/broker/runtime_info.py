@@ -15,6 +15,7 @@ from pathlib import Path
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -38,17 +39,21 @@ _POOLS = ("send", "pull", "litePull", "query", "ack")
 class RuntimeInfo:
     """Figures of a broker that begins now. `sample` is to be called every `traffic.SAMPLE_S`."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, schedule: Schedule) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, schedule: Schedule, timer: Timer
+    ) -> None:
         self._config = config
         self._store = store
         self._offsets = offsets
         self._delays = schedule
+        self._timer = timer
         self._clock = asyncio.get_running_loop().time
         self._started = self._sampled = self._clock()
         self._boot_timestamp = time.time_ns() // 1_000_000
         self._boot_position = store.max_physical_offset
         self._put = Traffic(self.put_totals(), self._started)
         self._got = Traffic(offsets.totals(), self._started)
+        self._timed = Traffic(timer.totals(), self._started)
         today = date.today().toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
 
@@ -66,6 +71,7 @@ class RuntimeInfo:
         self._got_days.update(today, self._got.total)
         self._put.sample(self.put_totals(), now, from_zero=True)
         self._got.sample(self._offsets.totals(), now, from_zero=False)
+        self._timed.sample(self._timer.totals(), now, from_zero=True)
 
     def put_tps(self, topic: str) -> float:
         """Messages a second that came to a topic in the last minute."""
@@ -110,15 +116,12 @@ class RuntimeInfo:
             # `append` writes the units with the record, so there is nothing to dispatch.
             "dispatchBehindBytes": 0,
             "pageCacheLockTimeMills": 0,
-            "timerReadBehind": 0,
-            "timerOffsetBehind": 0,
-            "timerCongestNum": 0,
-            "timerEnqueueTps": 0.0,
-            "timerDequeueTps": 0.0,
+            "timerEnqueueTps": self._timed.recent("enqueue", MINUTE, now).tps,
+            "timerDequeueTps": self._timed.recent("dequeue", MINUTE, now).tps,
         }
         for pool in _POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-        table |= self._disk() | self._schedule()
+        table |= self._timer.behind() | self._disk() | self._schedule()
         return {key: str(value) for key, value in sorted(table.items())}
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -6,14 +6,17 @@ without an object per message. What depends on the topic alone is looked up once
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.half_messages import half_properties, half_queue
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.timer import Timer
+from gantrymq.broker.timer_message import recall_handle
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.batch import decode_batch
@@ -26,10 +29,12 @@ from gantrymq.protocol.properties import decode_properties, encode_properties, f
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.send_request import SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
+from gantrymq.protocol.sys_flag import TRANSACTION_MASK
 from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply, error_response, parse_address
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC, topic_problem
+from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import PutResult
 
 _TIMER_PROPERTIES = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 
@@ -38,13 +43,22 @@ class Sending:
     """The send requests of one broker."""
 
     def __init__(
-        self, config: BrokerConfig, appender: Appender, topics: TopicTable, schedule: Schedule, retry: RetryTopics
+        self,
+        config: BrokerConfig,
+        appender: Appender,
+        topics: TopicTable,
+        schedule: Schedule,
+        timer: Timer,
+        retry: RetryTopics,
     ) -> None:
+        self._config = config
         self._appender = appender
+        self._append = appender.append
         self._topics = topics
         self._schedule = schedule
+        self._timer = timer
         self._retry = retry
-        self._loop = asyncio.get_running_loop()
+        self._flush_waits = FlushWaits(appender.store, config.send_thread_pool_queue_capacity)
         self._responses = SendResponses(appender.store_host)
         self._unique_keys = UniqueKeys(appender.store_host[:-4])
         self._sync_flush = config.store.flush_disk_type == "SYNC_FLUSH"
@@ -71,30 +85,36 @@ class Sending:
         queue = self._queue(target, connection)
         queue_id = queue.queue_id
         properties = self._complete(properties)
-        code = tags_code(find_property(properties, b"TAGS") or b"")
-        dead = None
+        code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+        dead = handle = None
         if options.reconsume_times and target.topic.startswith(RETRY_TOPIC_PREFIX):
             dead = self._retry.dead_letter_queue_for(target.topic, options.reconsume_times, options.max_reconsume_times)
         if dead is not None:
             queue = dead
         elif b"DELAY" in properties or b"TIMER_DELIVER_MS" in properties or b"TRAN_MSG" in properties:
-            queue, properties, code = self._redirect(queue, properties, code)
-        result = self._appender.append(
+            if self._is_transaction(properties, options.reconsume_times):
+                return self._prepare(connection, request, queue, properties, code)
+            queue, properties, code = self.redirect(queue, properties, code)
+            if queue.topic == TIMER_TOPIC:
+                handle = recall_handle(self._config.broker_name, properties)
+        result = self._append(
             queue,
             flag,
             target.sys_flag,
             born_timestamp,
-            self._born_host(connection),
+            connection.attributes.get("born_host") or self._born_host(connection),
             options.reconsume_times,
             request.body,
             properties,
             code,
         )
+        if handle is not None:
+            return self._answer(connection, request, result, queue_id, properties, recall_handle=handle)
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset
         )
         if self._sync_flush and b"WAIT\x01false" not in properties:
-            self._reply_when_flushed(connection, request, result.physical_offset + result.size, (response,))
+            self._flush_waits.reply(connection, request, result.physical_offset + result.size, (response,))
             return None
         return (response,)
 
@@ -144,11 +164,16 @@ class Sending:
         )
         if self._sync_flush:
             last = results[-1]
-            self._reply_when_flushed(connection, request, last.physical_offset + last.size, response)
+            self._flush_waits.reply(connection, request, last.physical_offset + last.size, response)
             return None
         return response
 
     def _queue(self, target: SendTarget, connection: Connection) -> ConsumeQueue:
+        if self._sync_flush and self._flush_waits.is_full:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                "[REJECTREQUEST]system busy, start flow control for a while: the disk is behind",
+            )
         queues = self._writable.get(target.topic)
         if queues is None:
             queues = self._resolve(target, connection)
@@ -192,17 +217,70 @@ class Sending:
             )
         return config
 
-    def _redirect(self, queue: ConsumeQueue, properties: bytes, code: int) -> tuple[ConsumeQueue, bytes, int]:
-        """Where a message goes that isn't to be consumed at once."""
-        if find_property(properties, b"TRAN_MSG") == b"true":
-            raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker doesn't take transaction messages")
-        level = find_property(properties, b"DELAY") or b"0"
-        if level.isdigit() and int(level) > 0:
-            return self._schedule.redirect(queue, properties, int(level), time.time_ns() // 1_000_000)
-        if any(find_property(properties, name) for name in _TIMER_PROPERTIES):
+    def _is_transaction(self, properties: bytes, reconsume_times: int) -> bool:
+        if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
+            return False
+        # Consumers before 4.6.1 left the mark on what they sent to a retry topic.
+        return not (reconsume_times and _delay_level(properties))
+
+    def _prepare(
+        self, connection: Connection, request: RemotingCommand, queue: ConsumeQueue, properties: bytes, code: int
+    ) -> Reply:
+        """Stores a half message: it waits for its transaction's end (`TransactionalMessageBridge.putHalfMessage`)."""
+        if self._config.reject_transaction_message:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
             )
+        target, born_timestamp, flag, _, options = decode_send_request(request)
+        result = self._appender.append(
+            half_queue(self._appender.store),
+            flag,
+            target.sys_flag & ~TRANSACTION_MASK,
+            born_timestamp,
+            self._born_host(connection),
+            options.reconsume_times,
+            request.body,
+            half_properties(properties, queue),
+            code,
+        )
+        unique_key = find_property(properties, b"UNIQ_KEY")
+        transaction_id = unique_key.decode() if unique_key else None
+        return self._answer(connection, request, result, queue.queue_id, properties, transaction_id=transaction_id)
+
+    def _answer(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        result: PutResult,
+        queue_id: int,
+        properties: bytes,
+        *,
+        transaction_id: str | None = None,
+        recall_handle: str | None = None,
+    ) -> Reply:
+        """The answer for a message that its producer can still take back."""
+        response = RemotingCommand.response(
+            header=SendMessageResponseHeader(
+                msg_id=encode_offset_message_id(self._appender.store_host, result.physical_offset),
+                queue_id=queue_id,
+                queue_offset=result.queue_offset,
+                transaction_id=transaction_id,
+                recall_handle=recall_handle,
+            )
+        )
+        if self._sync_flush and b"WAIT\x01false" not in properties:
+            self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
+            return None
+        return response
+
+    def redirect(self, queue: ConsumeQueue, properties: bytes, code: int) -> tuple[ConsumeQueue, bytes, int]:
+        """Where a message goes that isn't to be consumed at once (`HookUtils.handleScheduleMessage`)."""
+        level = _delay_level(properties)
+        if level:
+            return self._schedule.redirect(queue, properties, level, time.time_ns() // 1_000_000)
+        if any(find_property(properties, name) for name in _TIMER_PROPERTIES):
+            return self._timer.redirect(queue, properties, code)
         return queue, properties, code
 
     def _complete(self, properties: bytes) -> bytes:
@@ -216,20 +294,14 @@ class Sending:
         return properties + self._cluster_property
 
     def _born_host(self, connection: Connection) -> bytes:
-        host: bytes | None = connection.attributes.get("born_host")
-        if host is None:
-            host = connection.attributes["born_host"] = encode_host(*parse_address(connection.address))
+        """As in a record; kept in the connection's attributes."""
+        host = connection.attributes["born_host"] = encode_host(*parse_address(connection.address))
         return host
 
-    def _reply_when_flushed(
-        self, connection: Connection, request: RemotingCommand, end: int, reply: RemotingCommand | tuple[bytes]
-    ) -> None:
-        def flushed(error: Exception | None) -> None:
-            # Called in the flusher's thread.
-            answer = reply if error is None else error_response(error, request, connection.address)
-            self._loop.call_soon_threadsafe(connection.reply, request, answer)
 
-        self._appender.store.when_flushed(end, flushed)
+def _delay_level(properties: bytes) -> int:
+    level = find_property(properties, b"DELAY") or b""
+    return int(level) if level.isdigit() else 0
 
 
 def _joined(properties: bytes, more: bytes) -> bytes:

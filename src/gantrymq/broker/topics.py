@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
@@ -22,6 +22,7 @@ from gantrymq.protocol.topic_name import (
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SYSTEM_TOPIC_PREFIX,
+    TIMER_TOPIC,
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
@@ -35,9 +36,13 @@ REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
 
 
 class TopicTable:
-    """Topic name -> TopicConfig. `on_change` is called after every change, once it is on disk."""
+    """Topic name -> TopicConfig.
 
-    def __init__(self, config: BrokerConfig, path: Path, on_change: Callable[[], None]) -> None:
+    `on_change` is called after every change, once it is on disk, with the names of the topics that are new or changed;
+    none when any may be.
+    """
+
+    def __init__(self, config: BrokerConfig, path: Path, on_change: Callable[[Collection[str]], None]) -> None:
         self._config = config
         self._file = JsonConfigFile(path)
         self._on_change = on_change
@@ -64,7 +69,15 @@ class TopicTable:
     def put(self, *topics: TopicConfig) -> None:
         """Creates or replaces topics."""
         self._table.topic_config_table.update((topic.topic_name, topic) for topic in topics)
-        self._changed()
+        self._changed([topic.topic_name for topic in topics])
+
+    def mark_ordered(self, names: Iterable[str]) -> None:
+        """The NameServer has an order for these topics (`updateOrderTopicConfig`)."""
+        topics = [topic for name in names if (topic := self.get(name)) is not None and not topic.order]
+        for topic in topics:
+            topic.order = True
+        if topics:
+            self._changed([topic.topic_name for topic in topics])
 
     def config_changed(self) -> None:
         """Adds the system's own topics that the changed configuration wants."""
@@ -111,10 +124,10 @@ class TopicTable:
             self.put(config)
         return config
 
-    def _changed(self) -> None:
+    def _changed(self, names: Collection[str] = ()) -> None:
         self._table.data_version.advance()
         self._file.save(encode_json(self._table))
-        self._on_change()
+        self._on_change(names)
 
 
 def system_topics(config: BrokerConfig) -> list[TopicConfig]:
@@ -137,7 +150,7 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
         topic(f"{SYSTEM_TOPIC_PREFIX}SYNC_BROKER_MEMBER_{name}", 1, PERM_INHERIT),
         topic(TRANSACTION_HALF_TOPIC, 1),
         topic(TRANSACTION_OP_TOPIC, 1),
-        topic(f"{SYSTEM_TOPIC_PREFIX}wheel_timer", 1),
+        topic(TIMER_TOPIC, 1),
     ]
     if config.auto_create_topic_enable:
         topics.append(topic(AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | read_write))

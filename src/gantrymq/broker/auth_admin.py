@@ -1,0 +1,129 @@
+"""Users and what they may do, made, changed and listed from outside (`AdminBrokerProcessor`, codes 3001 to 3010)."""
+
+from __future__ import annotations
+
+import logging
+
+from gantrymq.auth.user_table import UserTable
+from gantrymq.auth.users import UserType
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.acl_signature import ACCESS_KEY
+from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.auth_headers import (
+    AclRequestHeader,
+    DeleteAclRequestHeader,
+    ListAclsRequestHeader,
+    ListUsersRequestHeader,
+    UserRequestHeader,
+)
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.remoting.connection import Connection, Handler, Reply
+
+log = logging.getLogger(__name__)
+
+
+class AuthAdmin:
+    """Requests about `users`. Whether the caller may make them was checked before."""
+
+    def __init__(self, users: UserTable) -> None:
+        self._users = users
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.AUTH_CREATE_USER: self.create_user,
+            RequestCode.AUTH_UPDATE_USER: self.update_user,
+            RequestCode.AUTH_DELETE_USER: self.delete_user,
+            RequestCode.AUTH_GET_USER: self.get_user,
+            RequestCode.AUTH_LIST_USER: self.list_users,
+            RequestCode.AUTH_CREATE_ACL: self.put_acl,
+            RequestCode.AUTH_UPDATE_ACL: self.put_acl,
+            RequestCode.AUTH_DELETE_ACL: self.delete_acl,
+            RequestCode.AUTH_GET_ACL: self.get_acl,
+            RequestCode.AUTH_LIST_ACL: self.list_acls,
+        }
+
+    def create_user(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A new user; only a super user makes super users."""
+        info = _user_info(request)
+        self._check_super(request, info.user_type, "create")
+        self._users.create_user(info)
+        log.info("%s created user %s", connection.address, info.username)
+        return RemotingCommand.response()
+
+    def update_user(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Another password, type or status."""
+        info = _user_info(request)
+        self._check_super(request, info.user_type, "update")
+        self._check_super(request, self._type_of(info.username), "update")
+        self._users.update_user(info)
+        log.info("%s changed user %s", connection.address, info.username)
+        return RemotingCommand.response()
+
+    def delete_user(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A user that isn't there is deleted already."""
+        username = _username(request)
+        self._check_super(request, self._type_of(username), "delete")
+        self._users.delete_user(username)
+        log.info("%s deleted user %s", connection.address, username)
+        return RemotingCommand.response()
+
+    def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """One user; no body for one that isn't there."""
+        user = self._users.users.get(_username(request))
+        return RemotingCommand.response(body=b"" if user is None else encode_json(user.info()))
+
+    def list_users(self, connection: Connection, request: RemotingCommand) -> Reply:
+        wanted = request.read_header(ListUsersRequestHeader).filter or ""
+        users = [user.info() for name, user in sorted(self._users.users.items()) if wanted in name]
+        return RemotingCommand.response(body=encode_json(users) if users else b"")
+
+    def put_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Adds and replaces entries, whether the subject had some before or not."""
+        subject = request.read_header(AclRequestHeader).subject
+        self._users.put_acl(subject, decode_json(request.body, AclInfo))
+        log.info("%s changed what %s may do", connection.address, subject)
+        return RemotingCommand.response()
+
+    def delete_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """One entry, or all that a subject has."""
+        header = request.read_header(DeleteAclRequestHeader)
+        self._users.delete_acl(header.subject, header.policy_type, header.resource)
+        log.info("%s changed what %s may do", connection.address, header.subject)
+        return RemotingCommand.response()
+
+    def get_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """What a subject may do; no body where that is nothing."""
+        info = self._users.acl_info(request.read_header(AclRequestHeader).subject)
+        return RemotingCommand.response(body=b"" if info is None else encode_json(info))
+
+    def list_acls(self, connection: Connection, request: RemotingCommand) -> Reply:
+        header = request.read_header(ListAclsRequestHeader)
+        acls = self._users.list_acls(header.subject_filter or "", header.resource_filter or "")
+        return RemotingCommand.response(body=encode_json(acls) if acls else b"")
+
+    def _type_of(self, username: str | None) -> str | None:
+        user = self._users.users.get(username or "")
+        return None if user is None else user.user_type.value
+
+    def _check_super(self, request: RemotingCommand, user_type: str | None, what: str) -> None:
+        """Refuses another than a super user to touch one. Who names itself no user came without authentication."""
+        caller = request.ext_fields.get(ACCESS_KEY)
+        is_super = (user_type or "").lower() == UserType.SUPER.value.lower()
+        if is_super and caller and self._type_of(caller) != UserType.SUPER.value:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"The super user can only be {what}d by super user")
+
+
+def _username(request: RemotingCommand) -> str:
+    username = request.read_header(UserRequestHeader).username or ""
+    if not username.strip():
+        raise RequestRefused(ResponseCode.INVALID_PARAMETER, "The username is blank")
+    return username
+
+
+def _user_info(request: RemotingCommand) -> UserInfo:
+    username = _username(request)
+    info = decode_json(request.body, UserInfo)
+    info.username = username
+    return info

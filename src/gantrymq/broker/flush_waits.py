@@ -1,0 +1,89 @@
+"""Answers to sends that wait until the disk has the message (SYNC_FLUSH), at most syncFlushTimeout.
+
+Then FLUSH_DISK_TIMEOUT says that the message is stored, but may not outlive a power failure
+(`CommitLog.GroupCommitService`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting.connection import Connection, error_response
+from gantrymq.store.message_store import MessageStore
+
+
+class _Waiting:
+    """One answer; `reply` is None once it was given."""
+
+    __slots__ = ("connection", "deadline", "reply", "request")
+
+    def __init__(
+        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], deadline: float
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.reply: RemotingCommand | tuple[bytes] | None = reply
+        self.deadline = deadline
+
+
+class FlushWaits:
+    """The answers of one broker, `capacity` at most; all wait equally long, so one timer looks at the oldest."""
+
+    def __init__(self, store: MessageStore, capacity: int) -> None:
+        self._store = store
+        self._capacity = capacity
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """The disk is so far behind that no more messages should be taken."""
+        return len(self._waiting) >= self._capacity
+
+    def reply(
+        self, connection: Connection, request: RemotingCommand, end: int, reply: RemotingCommand | tuple[bytes]
+    ) -> None:
+        """Gives the answer (a command or an encoded frame) when the log is on the disk up to `end`."""
+        deadline = self._loop.time() + self._store.config.sync_flush_timeout_ms / 1000
+        waiting = _Waiting(connection, request, reply, deadline)
+        self._waiting.append(waiting)
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+        self._store.when_flushed(end, partial(self._flushed, waiting))
+
+    def _flushed(self, waiting: _Waiting, error: Exception | None) -> None:
+        # Called in the flusher's thread.
+        self._loop.call_soon_threadsafe(self._answer, waiting, error)
+
+    def _answer(self, waiting: _Waiting, error: Exception | None) -> None:
+        reply, waiting.reply = waiting.reply, None
+        if reply is not None:
+            request, connection = waiting.request, waiting.connection
+            connection.reply(request, reply if error is None else error_response(error, request, connection.address))
+        while self._waiting and self._waiting[0].reply is None:
+            self._waiting.popleft()
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._waiting and self._waiting[0].deadline <= now:
+            waiting = self._waiting.popleft()
+            reply, waiting.reply = waiting.reply, None
+            if reply is not None:
+                waiting.connection.reply(waiting.request, _timed_out(reply))
+        if self._waiting:
+            self._timer = self._loop.call_at(self._waiting[0].deadline, self._expire)
+
+
+def _timed_out(reply: RemotingCommand | tuple[bytes]) -> RemotingCommand:
+    """The same answer with the code that says what hasn't happened yet."""
+    if not isinstance(reply, RemotingCommand):
+        [reply] = FrameReader().feed(reply[0])
+    reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+    return reply

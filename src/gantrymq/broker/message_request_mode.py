@@ -1,0 +1,65 @@
+"""Which groups pop and which pull, by topic: SET_MESSAGE_REQUEST_MODE (`MessageRequestModeManager`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.pop_bodies import MODE_POP, MODE_PULL, RequestMode, RequestModeTable
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.json_config import JsonConfigFile
+
+
+class MessageRequestModes:
+    """The modes of one broker, messageRequestMode.json."""
+
+    def __init__(self, config: BrokerConfig, path: Path, topics: TopicTable, groups: SubscriptionGroupTable) -> None:
+        self._config = config
+        self._file = JsonConfigFile(path)
+        self._topics = topics
+        self._groups = groups
+        self._modes = RequestModeTable()
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all,
+        }
+
+    def load(self) -> None:
+        data = self._file.load(lambda content: decode_json(content, RequestModeTable))
+        if data is not None:
+            self._modes = decode_json(data, RequestModeTable)
+
+    def find(self, topic: str, group: str) -> RequestMode:
+        """The mode that was set, or the default one; a retry topic is always pulled."""
+        mode = self._modes.message_request_mode_map.get(topic, {}).get(group)
+        if mode is not None:
+            return mode
+        name = MODE_PULL if topic.startswith(RETRY_TOPIC_PREFIX) else self._config.default_message_request_mode
+        share = self._config.default_pop_share_queue_num if name == MODE_POP else 0
+        return RequestMode(topic, group, name, share)
+
+    def set(self, connection: Connection, request: RemotingCommand) -> Reply:
+        mode = decode_json(request.body, RequestMode)
+        if mode.topic.startswith(RETRY_TOPIC_PREFIX):
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if mode.mode not in (MODE_PULL, MODE_POP):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"mode[{mode.mode}] is neither PULL nor POP")
+        if self._topics.get(mode.topic) is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{mode.topic}] not exist")
+        if self._groups.get(mode.consumer_group) is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        self._modes.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        self._file.save(encode_json(self._modes))
+        return RemotingCommand.response()
+
+    def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        return RemotingCommand.response(body=encode_json(self._modes))

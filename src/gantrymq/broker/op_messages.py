@@ -1,0 +1,94 @@
+"""Op messages: which half messages are done with, by commit or rollback (`TransactionalMessageServiceImpl`).
+
+An op message's body lists queue offsets of the half queue, each with a comma behind it; its tag is "d". Many offsets
+share one message: they wait here until they are written to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.errors import GantryError
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.topic_name import TRANSACTION_OP_TOPIC
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+_REMOVE_TAG = b"d"
+_PROPERTIES = b"TAGS\x01%b\x02" % _REMOVE_TAG
+_LONGEST_OFFSET = len(str((1 << 63) - 1))
+
+
+class OpMessages:
+    """The half messages that are done with, but not yet said to be so in the store."""
+
+    def __init__(self, config: BrokerConfig, appender: Appender) -> None:
+        self._config = config
+        self._appender = appender
+        self._offsets: dict[int, None] = {}
+        self._size = 0
+
+    def __contains__(self, half_offset: int) -> bool:
+        return half_offset in self._offsets
+
+    def __bool__(self) -> bool:
+        return bool(self._offsets)
+
+    def add(self, half_offset: int) -> None:
+        """A half message is done with; writes when that makes a message full."""
+        if half_offset not in self._offsets:
+            self._offsets[half_offset] = None
+            self._size += len(f"{half_offset},")
+        if self._size > self._config.transaction_op_msg_max_size:
+            self.write()
+
+    def write(self) -> None:
+        """Writes all; what can't be written stays for the next time."""
+        try:
+            while self._offsets:
+                self._write_one()
+        except GantryError as e:
+            log.error("%d ends of transactions can't be stored, trying again: %s", len(self._offsets), e)
+
+    def _write_one(self) -> None:
+        body = bytearray()
+        taken: list[int] = []
+        for offset in self._offsets:
+            body += b"%d," % offset
+            taken.append(offset)
+            if len(body) >= self._config.transaction_op_msg_max_size:
+                break
+        self._appender.append(
+            op_queue(self._appender.store),
+            0,
+            0,
+            time.time_ns() // 1_000_000,
+            self._appender.store_host,
+            0,
+            bytes(body),
+            _PROPERTIES,
+            tags_code(_REMOVE_TAG),
+        )
+        for offset in taken:
+            del self._offsets[offset]
+        self._size -= len(body)
+
+
+def op_queue(store: MessageStore) -> ConsumeQueue:
+    """Where op messages stand."""
+    return store.queue(TRANSACTION_OP_TOPIC, 0)
+
+
+def half_offsets(record: Record) -> list[int]:
+    """The queue offsets that an op message lists."""
+    if find_property(record.properties, b"TAGS") != _REMOVE_TAG:
+        log.error("op message at %d has another tag than d: ignored", record.physical_offset)
+        return []
+    return [int(offset) for offset in record.body.split(b",") if offset.isdigit() and len(offset) <= _LONGEST_OFFSET]

@@ -1,0 +1,178 @@
+"""Pops in order: of each queue one batch at a time is out (`ConsumerOrderInfoManager`, consumerOrderInfo.json).
+
+A group's queue is blocked while a message of its last batch is neither acknowledged nor visible again. The group's
+offset moves to the first message that isn't acknowledged, and the next pop begins there. Plain tables, told the time in
+ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.java import Int64
+from gantrymq.store.json_config import JsonConfigFile
+
+#: What was popped last so long ago is forgotten, ms.
+_FORGET_MS = 24 * 3600 * 1000
+
+
+class OrderInfo(msgspec.Struct):
+    """The last batch of a queue, with the names of the file; times in ms.
+
+    `offsets` are the first queue offset and the others' distances from it, `acked` has a bit for each of them;
+    `visible_at` are times other than the batch's own, `consumed_counts` how often a message was handed out before.
+    """
+
+    pop_time: Int64 = msgspec.field(name="popTime")
+    invisible_time: Int64 | None = msgspec.field(name="i", default=None)
+    offsets: list[Int64] = msgspec.field(name="o", default=[])
+    visible_at: dict[int, int] = msgspec.field(name="ot", default={})
+    consumed_counts: dict[int, int] = msgspec.field(name="oc", default={})
+    last_consume_timestamp: Int64 = msgspec.field(name="l", default=0)
+    acked: Int64 = msgspec.field(name="cm", default=0)
+    attempt_id: str | None = msgspec.field(name="a", default=None)
+
+    def queue_offsets(self) -> list[int]:
+        return [offset if place == 0 else self.offsets[0] + offset for place, offset in enumerate(self.offsets)]
+
+    def unacked(self) -> list[int]:
+        """The queue offsets that aren't acknowledged."""
+        return [offset for place, offset in enumerate(self.queue_offsets()) if not self.acked >> place & 1]
+
+    def blocked_until(self, invisible_time: int) -> int:
+        """When all that isn't acknowledged is visible again; 0 when all is acknowledged.
+
+        `invisible_time` is for entries of old brokers, which have none.
+        """
+        visible = self.pop_time + (self.invisible_time or invisible_time)
+        return max((self.visible_at.get(offset, visible) for offset in self.unacked()), default=0)
+
+
+class _OrderFile(msgspec.Struct):
+    #: "topic@group" -> queue id -> the last batch.
+    table: dict[str, dict[int, OrderInfo]] = {}
+
+
+class Outcome(Enum):
+    """What an acknowledgement in order came to, where it moves no offset."""
+
+    ILLEGAL = "the message isn't one of the last batch"
+    TOO_LATE = "it is of an earlier pop"
+
+
+class OrderlyPops:
+    """The last batches of all groups and queues."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonConfigFile(path)
+        self._table: dict[str, dict[int, OrderInfo]] = {}
+        self._changed = False
+        #: The group's offsets as pops and acknowledgements have left them.
+        self._left_at: dict[tuple[str, str, int], int] = {}
+
+    def load(self) -> None:
+        data = self._file.load(lambda content: decode_json(content, _OrderFile))
+        if data is not None:
+            self._table = decode_json(data, _OrderFile).table
+
+    def save(self, exists: Callable[[str, str, int], bool], now_ms: int) -> None:
+        """Writes consumerOrderInfo.json when it changed, without what no longer `exists(topic, group, queue id)`."""
+        if not self._changed:
+            return
+        self._changed = False
+        for key, queues in list(self._table.items()):
+            topic, _, group = key.partition("@")
+            for queue_id, info in list(queues.items()):
+                if now_ms - info.last_consume_timestamp > _FORGET_MS or not exists(topic, group, queue_id):
+                    del queues[queue_id]
+            if not queues:
+                del self._table[key]
+        self._file.save(encode_json(_OrderFile(self._table)))
+
+    def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
+        return self._table.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def is_blocked(
+        self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time: int, now_ms: int
+    ) -> bool:
+        """Whether nothing may be popped now. A client that asks again with its attempt id isn't held up by itself."""
+        info = self.find(topic, group, queue_id)
+        if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
+            return False
+        return now_ms < info.blocked_until(invisible_time)
+
+    def popped(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        start: int,
+        offsets: list[int],
+        attempt_id: str | None,
+        invisible_time: int,
+        now_ms: int,
+    ) -> OrderInfo:
+        """A batch from `start` on is handed out; returns its entry."""
+        queues = self._table.setdefault(f"{topic}@{group}", {})
+        before = queues.get(queue_id)
+        counts: dict[int, int] = {}
+        if before is not None:
+            if attempt_id is not None and attempt_id == before.attempt_id:
+                counts = before.consumed_counts
+            else:
+                known = set(before.queue_offsets())
+                counts = {offset: before.consumed_counts.get(offset, 0) + 1 for offset in offsets if offset in known}
+        first = offsets[0]
+        info = OrderInfo(
+            pop_time=now_ms,
+            invisible_time=invisible_time,
+            offsets=[first, *(offset - first for offset in offsets[1:])],
+            consumed_counts=counts,
+            last_consume_timestamp=now_ms,
+            attempt_id=attempt_id,
+        )
+        queues[queue_id] = info
+        self._left_at[topic, group, queue_id] = start
+        self._changed = True
+        return info
+
+    def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> int | Outcome:
+        """A message is acknowledged: the group's next offset, or why it doesn't move."""
+        info = self.find(topic, group, queue_id)
+        if info is None:
+            return offset + 1
+        if pop_time != info.pop_time:
+            return Outcome.TOO_LATE
+        offsets = info.queue_offsets()
+        if offset not in offsets:
+            return Outcome.ILLEGAL
+        info.acked |= 1 << offsets.index(offset)
+        self._changed = True
+        unacked = info.unacked()
+        next_offset = unacked[0] if unacked else offsets[-1] + 1
+        self._left_at[topic, group, queue_id] = next_offset
+        return next_offset
+
+    def change_visible_at(
+        self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at: int
+    ) -> None:
+        """Another time for one message of the last batch to be visible again; for an earlier batch nothing."""
+        info = self.find(topic, group, queue_id)
+        if info is not None and info.pop_time == pop_time:
+            info.visible_at = {**info.visible_at, offset: visible_at}
+            self._changed = True
+
+    def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
+        return self._left_at.get((topic, group, queue_id), offset) != offset
+
+    def clear(self, topic: str, group: str, queue_id: int) -> None:
+        """Whatever was handed out before, the queue isn't blocked."""
+        self._left_at.pop((topic, group, queue_id), None)
+        if self._table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
+            self._changed = True

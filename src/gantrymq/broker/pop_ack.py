@@ -1,0 +1,181 @@
+"""What becomes of popped messages: ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME.
+
+(`AckMessageProcessor`, `ChangeInvisibleTimeProcessor`.) While their checkpoint is in the `PopBuffer` an acknowledgement
+is a bit there; later it is a record of the revive log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.orderly_pop import OrderlyPops, Outcome
+from gantrymq.broker.pop_buffer import PopBuffer
+from gantrymq.broker.pop_queues import PopQueues
+from gantrymq.broker.revive_log import ReviveLog
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.pop_bodies import Ack, BatchAck, BatchAckBody, Checkpoint
+from gantrymq.protocol.pop_headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+)
+from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle, real_topic
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.consume_queue import ConsumeQueue
+
+
+class PopAcks:
+    """The acknowledgements of one broker. `wake(topic, group, queue id)`: an orderly queue may be free."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        offsets: ConsumerOffsets,
+        queues: PopQueues,
+        buffer: PopBuffer,
+        revive_log: ReviveLog,
+        orderly: OrderlyPops,
+        wake: Callable[[str, str, int], None],
+    ) -> None:
+        self._config = config
+        self._offsets = offsets
+        self._queues = queues
+        self._buffer = buffer
+        self._log = revive_log
+        self._orderly = orderly
+        self._wake = wake
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.ACK_MESSAGE: self.ack,
+            RequestCode.BATCH_ACK_MESSAGE: self.ack_batch,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change_invisible_time,
+        }
+
+    def ack(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """One message is done with."""
+        header = request.read_header(AckMessageRequestHeader)
+        queue = self._queues.handed_out(header.topic, header.queue_id)
+        if not queue.min_offset <= header.offset <= queue.max_offset:
+            raise RequestRefused(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.offset}, "
+                f"store:{queue.min_offset}~{queue.max_offset}",
+            )
+        handle = ReceiptHandle.parse(header.extra_info)
+        if handle.is_orderly:
+            self._ack_orderly(queue, header.consumer_group, header.offset, handle.pop_time)
+        else:
+            self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        return RemotingCommand.response()
+
+    def ack_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Messages of several pops are done with; those that can't be are passed over."""
+        body = decode_json(request.body, BatchAckBody) if request.body else BatchAckBody()
+        if not body.acks:
+            raise RequestRefused(ResponseCode.NO_MESSAGE, "the batch has no acknowledgement")
+        for batch in body.acks:
+            self._ack_some(batch, body.broker_name or self._config.broker_name)
+        return RemotingCommand.response()
+
+    def _ack_some(self, batch: BatchAck, broker_name: str) -> None:
+        topic = real_topic(batch.topic, batch.group, batch.retry_flag)
+        queue = self._queues.handed_out(topic, batch.queue_id)
+        offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
+        if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
+            for offset in offsets:
+                self._ack_orderly(queue, batch.group, offset, batch.pop_time)
+        elif offsets:
+            ack = Ack(
+                start_offset=batch.start_offset,
+                group=batch.group,
+                topic=topic,
+                queue_id=batch.queue_id,
+                pop_time=batch.pop_time,
+                broker_name=broker_name,
+                offsets=offsets,
+            )
+            self._ack(ack, batch.revive_queue_id, batch.pop_time + batch.invisible_time)
+
+    def _ack(self, ack: Ack, revive_queue_id: int, revive_time: int) -> None:
+        if not self._buffer.ack(ack.key, ack.offsets or [ack.offset]):
+            self._log.put_ack(ack, revive_queue_id, revive_time)
+
+    def _ack_orderly(self, queue: ConsumeQueue, group: str, offset: int, pop_time: int) -> None:
+        committed = self._offsets.query(group, queue.topic, queue.queue_id)
+        if committed is not None and offset < committed:
+            return
+        outcome = self._orderly.ack(queue.topic, group, queue.queue_id, offset, pop_time)
+        if outcome is Outcome.ILLEGAL:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"offset is illegal, key:{queue.topic}@{group}@{queue.queue_id}, old:{committed}, commit:{offset}, "
+                f"{outcome.value}",
+            )
+        if isinstance(outcome, int):
+            self._offsets.commit(group, queue.topic, queue.queue_id, outcome)
+            self._wake(queue.topic, group, queue.queue_id)
+
+    def change_invisible_time(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A message is to come back at another time, counted from now; its receipt handle is a new one."""
+        header = request.read_header(ChangeInvisibleTimeRequestHeader)
+        queue = self._queues.handed_out(header.topic, header.queue_id)
+        if not queue.min_offset <= header.offset < queue.max_offset:
+            raise RequestRefused(
+                ResponseCode.NO_MESSAGE, f"no message {header.offset} in {header.topic}-{header.queue_id}"
+            )
+        self._queues.check_invisible_time(header.invisible_time)
+        handle = ReceiptHandle.parse(header.extra_info)
+        now_ms = time.time_ns() // 1_000_000
+        if handle.is_orderly:
+            return self._change_orderly(header, handle, now_ms)
+        checkpoint = Checkpoint(
+            start_offset=header.offset,
+            pop_time=now_ms,
+            invisible_time=header.invisible_time,
+            count=1,
+            queue_id=header.queue_id,
+            topic=header.topic,
+            group=header.consumer_group,
+            diffs=[0],
+            broker_name=handle.broker_name,
+            suspend=bool(header.suspend),
+        )
+        self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
+        self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        return _changed(now_ms, header.invisible_time, handle.revive_queue_id)
+
+    def _change_orderly(self, header: ChangeInvisibleTimeRequestHeader, handle: ReceiptHandle, now_ms: int) -> Reply:
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        committed = self._offsets.query(group, topic, queue_id)
+        visible_at = now_ms + header.invisible_time
+        if committed is None or header.offset >= committed:
+            self._orderly.change_visible_at(topic, group, queue_id, header.offset, handle.pop_time, visible_at)
+            self._wake(topic, group, queue_id)
+        return _changed(handle.pop_time, visible_at - handle.pop_time, handle.revive_queue_id)
+
+
+def _ack_of(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader, handle: ReceiptHandle) -> Ack:
+    return Ack(
+        start_offset=handle.start_offset,
+        group=header.consumer_group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        pop_time=handle.pop_time,
+        offset=header.offset,
+        broker_name=handle.broker_name,
+    )
+
+
+def _changed(pop_time: int, invisible_time: int, revive_queue_id: int) -> RemotingCommand:
+    return RemotingCommand.response(
+        header=ChangeInvisibleTimeResponseHeader(
+            pop_time=pop_time, invisible_time=invisible_time, revive_qid=revive_queue_id
+        )
+    )

@@ -1,0 +1,89 @@
+"""NOTIFICATION, whether there is something to pop, and POLLING_INFO, how many wait for it.
+
+(`NotificationProcessor`, `PollingInfoProcessor`.) A proxy asks so on behalf of its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gantrymq.broker.orderly_pop import OrderlyPops
+from gantrymq.broker.pop_queues import PopQueues
+from gantrymq.broker.pop_waiting import PopWaiting, Waiter
+from gantrymq.broker.pull import MAX_SUSPEND_MS
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.pop_headers import (
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+)
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.connection import Connection, Handler, Reply
+
+
+class PopNotifications:
+    """`waiting` holds notifications, `pops` the pops of which POLLING_INFO tells."""
+
+    def __init__(self, queues: PopQueues, orderly: OrderlyPops, waiting: PopWaiting, pops: PopWaiting) -> None:
+        self._queues = queues
+        self._orderly = orderly
+        self._waiting = waiting
+        self._pops = pops
+        self._loop = asyncio.get_running_loop()
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.NOTIFICATION: self.notification, RequestCode.POLLING_INFO: self.polling_info}
+
+    def notification(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Answers as soon as there is something to pop. Any message counts, whatever the subscription."""
+        header = request.read_header(NotificationRequestHeader)
+        topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
+        if self._has_message(header, topic):
+            return _answer(has_message=True)
+
+        def attempt(expired: bool) -> bool:
+            has_message = not connection.is_closed and self._has_message(header, topic)
+            if has_message or expired:
+                connection.reply(request, _answer(has_message=has_message))
+            return has_message or expired or connection.is_closed
+
+        now_ms = time.time_ns() // 1_000_000
+        left_ms = min((header.born_time or now_ms) + header.poll_time - now_ms, header.poll_time, MAX_SUSPEND_MS)
+        if left_ms <= 0 or self._waiting.is_stopped:
+            return _answer(has_message=False)
+        key = (header.topic, header.consumer_group, header.queue_id)
+        queues = self._queues.watched(topic, header.consumer_group, header.queue_id)
+        if self._waiting.hold(key, queues, Waiter(connection, self._loop.time() + left_ms / 1000, attempt)):
+            return None
+        return _answer(has_message=False, polling_full=True)
+
+    def _has_message(self, header: NotificationRequestHeader, topic: TopicConfig) -> bool:
+        group = header.consumer_group
+        queues = self._queues.of_topic(topic, header.queue_id)
+        if header.order:
+            now_ms = time.time_ns() // 1_000_000
+            queues = [
+                queue
+                for queue in queues
+                if not self._orderly.is_blocked(queue.topic, group, queue.queue_id, header.attempt_id, 0, now_ms)
+            ]
+        for retry_topic in self._queues.retry_topics(header.topic, group):
+            queues += self._queues.of_retry_topic(retry_topic)
+        for queue in queues:
+            position = self._queues.position(queue, group)
+            if queue.max_offset > (queue.min_offset if position is None else position):
+                return True
+        return False
+
+    def polling_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        header = request.read_header(PollingInfoRequestHeader)
+        self._queues.readable(header.topic, header.consumer_group, header.queue_id)
+        count = self._pops.count((header.topic, header.consumer_group, header.queue_id))
+        return RemotingCommand.response(header=PollingInfoResponseHeader(polling_num=count))
+
+
+def _answer(*, has_message: bool, polling_full: bool = False) -> RemotingCommand:
+    return RemotingCommand.response(header=NotificationResponseHeader(has_msg=has_message, polling_full=polling_full))

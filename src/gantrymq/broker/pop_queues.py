@@ -1,0 +1,119 @@
+"""What all requests about popping have in common: is it allowed, which queues are meant, where does the group stand."""
+
+from __future__ import annotations
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.pop_buffer import PopBuffer
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.receipt_handle import pop_retry_topic
+from gantrymq.protocol.topic_config import PERM_READ, TopicConfig
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+
+
+class PopQueues:
+    """The queues of one broker, as consumers that pop see them."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroupTable,
+        offsets: ConsumerOffsets,
+        buffer: PopBuffer,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._buffer = buffer
+
+    def readable(self, topic: str, group: str, queue_id: int) -> TopicConfig:
+        """The topic, if the group may pop from it. Raises RequestRefused as each of Java's processors does."""
+        if not self._config.broker_permission & PERM_READ:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pop message is forbidden"
+            )
+        config = self._topics.get(topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if not config.is_readable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
+        if queue_id >= config.read_queue_nums:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queue_nums}]",
+            )
+        group_config = self._groups.get(group)
+        if group_config is None:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist"
+            )
+        if not group_config.consume_enable or not self._groups.may_read(group, topic):
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+        return config
+
+    def check_invisible_time(self, invisible_time: int) -> None:
+        """Raises RequestRefused for more than a timer message may wait, and where there are no timers."""
+        store = self._config.store
+        if not store.timer_wheel_enable:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker[{self._config.broker_ip1}] pop message is forbidden because timerWheelEnable is false",
+            )
+        if not 0 <= invisible_time <= store.timer_max_delay_sec * 1000:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"invisibleTime[{invisible_time}] is illegal: 0 to {store.timer_max_delay_sec * 1000} ms",
+            )
+
+    def exists(self, topic: str, group: str, queue_id: int) -> bool:
+        config = self._topics.get(topic)
+        return config is not None and queue_id < config.read_queue_nums and self._groups.find(group) is not None
+
+    def handed_out(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue of a message that was popped. Raises RequestRefused when there is none."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if not 0 <= queue_id < config.read_queue_nums:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queue_nums}]",
+            )
+        return self._store.queue(topic, queue_id)
+
+    def of_topic(self, config: TopicConfig, queue_id: int, first: int = 0) -> list[ConsumeQueue]:
+        """The queue, or for -1 all of the topic's, beginning with one of them."""
+        if queue_id >= 0:
+            return [self._store.queue(config.topic_name, queue_id)]
+        count = config.read_queue_nums
+        return [self._store.queue(config.topic_name, (first + i) % count) for i in range(count)]
+
+    def retry_topics(self, topic: str, group: str) -> list[str]:
+        """Where messages may come back: where they do today first."""
+        first = [pop_retry_topic(topic, group, v2=True)] if self._config.enable_retry_topic_v2 else []
+        if not first or self._config.retrieve_message_from_pop_retry_topic_v1:
+            first.append(pop_retry_topic(topic, group))
+        return first
+
+    def of_retry_topic(self, topic: str, first: int = 0) -> list[ConsumeQueue]:
+        """The queues of a retry topic, none as long as nothing came back."""
+        config = self._topics.get(topic)
+        return [] if config is None else self.of_topic(config, -1, first)
+
+    def watched(self, config: TopicConfig, group: str, queue_id: int) -> tuple[ConsumeQueue, ...]:
+        """Those in which a message may appear for who waits for `queue_id` (-1: all)."""
+        retry = [self._store.queue(topic, 0) for topic in self.retry_topics(config.topic_name, group)]
+        return (*self.of_topic(config, queue_id), *retry)
+
+    def position(self, queue: ConsumeQueue, group: str) -> int | None:
+        """Where the group's next pop begins, None for a group that has never been there."""
+        offset = self._buffer.next_offset((queue.topic, group, queue.queue_id))
+        return self._offsets.query(group, queue.topic, queue.queue_id) if offset is None else offset

@@ -1,0 +1,146 @@
+"""POP as one part of the broker: puts its pieces together and gives them their time.
+
+A consumer's message goes through `pop` and waits in `pop_buffer` (or `orderly_pop`) for its acknowledgement, `pop_ack`.
+What takes longer goes by `revive_log` and the timer to the revive topic, and comes back by `pop_revive`. Who finds
+nothing waits in `pop_waiting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.message_filter import MessageFilters
+from gantrymq.broker.orderly_pop import OrderlyPops
+from gantrymq.broker.pop import Popping
+from gantrymq.broker.pop_ack import PopAcks
+from gantrymq.broker.pop_buffer import PopBuffer
+from gantrymq.broker.pop_notification import PopNotifications
+from gantrymq.broker.pop_queues import PopQueues
+from gantrymq.broker.pop_revive import PopRevive
+from gantrymq.broker.pop_waiting import PopWaiting
+from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.revive_log import Delay, ReviveLog
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, TopicTable
+from gantrymq.errors import GantryError
+from gantrymq.remoting.connection import Connection, Handler
+
+log = logging.getLogger(__name__)
+
+#: How often the buffer and the revive log are looked at, s (`reviveInterval`).
+_TICK_S = 1.0
+#: Later than every checkpoint has to leave the buffer, ms.
+_EVER = 1 << 62
+
+
+class PopService:
+    """The pops of one broker; `delay` is the timer's `redirect`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        path: Path,
+        appender: Appender,
+        polling: LongPolling,
+        topics: TopicTable,
+        groups: SubscriptionGroupTable,
+        offsets: ConsumerOffsets,
+        filters: MessageFilters,
+        retry: RetryTopics,
+        delay: Delay,
+    ) -> None:
+        revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
+        self.buffer = PopBuffer(
+            offsets,
+            revive_log.put_checkpoint,
+            stay_ms=config.pop_ck_stay_buffer_time,
+            leave_before_ms=config.pop_ck_stay_buffer_time_out,
+            max_size=config.pop_ck_max_buffer_size,
+        )
+        limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
+        self.waiting = PopWaiting(polling, **limits)
+        self.waiting_notifications = PopWaiting(polling, **limits)
+        self._queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
+        self._orderly = OrderlyPops(path)
+        self._popping = Popping(
+            config,
+            appender.store,
+            offsets,
+            self._queues,
+            filters,
+            self.buffer,
+            self._orderly,
+            self.waiting,
+            REVIVE_QUEUE_NUMS,
+        )
+        acks = PopAcks(
+            config, offsets, self._queues, self.buffer, revive_log, self._orderly, self._popping.wake_when_free
+        )
+        notifications = PopNotifications(self._queues, self._orderly, self.waiting_notifications, self.waiting)
+        self._handlers = {**self._popping.handlers(), **acks.handlers(), **notifications.handlers()}
+        self._revive = PopRevive(
+            revive_log,
+            appender,
+            topics,
+            groups,
+            offsets,
+            retry,
+            config.broker_name,
+            retry_topic_v2=config.enable_retry_topic_v2,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def handlers(self) -> dict[int, Handler]:
+        return self._handlers
+
+    def load(self) -> None:
+        self._orderly.load()
+
+    def start(self) -> None:
+        self._revive.start()
+        self._timer = self._loop.call_later(_TICK_S, self._tick)
+
+    def connection_closed(self, connection: Connection) -> None:
+        self.waiting.drop(connection)
+        self.waiting_notifications.drop(connection)
+
+    def save(self) -> None:
+        """Writes consumerOrderInfo.json when it changed."""
+        self._orderly.save(self._queues.exists, _now_ms())
+
+    def stop(self) -> None:
+        """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
+        self.waiting.stop()
+        self.waiting_notifications.stop()
+        self._popping.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._expire(_EVER)
+        self.save()
+
+    def _tick(self) -> None:
+        self._expire(_now_ms())
+        more = False
+        try:
+            more = self._revive.turn()
+        except Exception:
+            log.exception("messages that weren't acknowledged didn't come back")
+        self._timer = self._loop.call_later(0.0 if more else _TICK_S, self._tick)
+
+    def _expire(self, now_ms: int) -> None:
+        try:
+            self.buffer.expire(now_ms)
+        except GantryError as e:
+            log.error("checkpoints of %d pops can't be stored: %s", len(self.buffer), e)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

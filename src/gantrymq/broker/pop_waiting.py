@@ -1,0 +1,144 @@
+"""Pops and notifications that wait for messages (`PopLongPollingService`).
+
+Those of one group that ask for the same queue, or for all of a topic, form a line and watch their queues together. When
+messages come they are tried from the front until one comes back empty: a thousand idle consumers cost no more than one.
+A line that is empty goes at the next look at the deadlines, once a second, so that a busy consumer doesn't set its
+watches anew for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.consume_queue import ConsumeQueue
+
+#: Topic, group, queue id; -1 for all queues.
+LineKey = tuple[str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request on hold until `deadline` (loop time, s). `attempt(expired)`: whether it is answered now."""
+
+    connection: Connection
+    deadline: float
+    attempt: Callable[[bool], bool]
+
+
+@dataclass(slots=True)
+class _Line:
+    queues: tuple[ConsumeQueue, ...] = ()
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+
+
+class PopWaiting:
+    """At most `line_limit` wait in one line and `limit` in all."""
+
+    def __init__(self, polling: LongPolling, *, line_limit: int, limit: int) -> None:
+        self._polling = polling
+        self._line_limit = line_limit
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[LineKey, _Line] = {}
+        self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
+        """Keeps the request until one of `queues` grows or its deadline comes; False when too many wait."""
+        line = self._lines.get(key)
+        if self._count >= self._limit or (line is not None and len(line.waiters) >= self._line_limit):
+            return False
+        if line is None:
+            line = self._lines[key] = _Line()
+        if line.queues != queues:
+            self._watch(key, line, queues)
+        line.waiters[waiter] = None
+        self._count += 1
+        if self._timer is None:
+            self._timer = self._loop.call_later(1.0, self._expire)
+        return True
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    def wake(self, key: LineKey) -> None:
+        """There may be messages for this line. Not to be called from an attempt: see `wake_soon`."""
+        line = self._lines.get(key)
+        if line is None:
+            return
+        while line.waiters:
+            waiter = next(iter(line.waiters))
+            if not waiter.attempt(False):
+                return
+            self._remove(line, waiter)
+
+    def wake_soon(self, key: LineKey) -> None:
+        self._loop.call_soon(self.wake, key)
+
+    def count(self, key: LineKey) -> int:
+        """How many wait in a line."""
+        line = self._lines.get(key)
+        return 0 if line is None else len(line.waiters)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def drop(self, connection: Connection) -> None:
+        """A client is gone, and its requests with it."""
+        if not self._count:
+            return
+        for line in self._lines.values():
+            for waiter in [waiter for waiter in line.waiters if waiter.connection is connection]:
+                self._remove(line, waiter)
+
+    def stop(self) -> None:
+        """Answers all that wait: the broker is going down."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for line in list(self._lines.values()):
+            for waiter in list(line.waiters):
+                self._remove(line, waiter)
+                waiter.attempt(True)
+
+    def _arrived(self, queue: ConsumeQueue) -> None:
+        for key in list(self._watched.get(queue, ())):
+            self.wake(key)
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for key, line in list(self._lines.items()):
+            for waiter in [waiter for waiter in line.waiters if waiter.deadline <= now]:
+                self._remove(line, waiter)
+                waiter.attempt(True)
+            if not line.waiters:
+                self._watch(key, line, ())
+                del self._lines[key]
+        self._timer = self._loop.call_later(1.0, self._expire) if self._lines else None
+
+    def _watch(self, key: LineKey, line: _Line, queues: tuple[ConsumeQueue, ...]) -> None:
+        """Makes `queues` the ones that the line watches."""
+        for queue in line.queues:
+            lines = self._watched[queue]
+            del lines[key]
+            if not lines:
+                del self._watched[queue]
+                self._polling.unwatch(queue, self._arrived)
+        for queue in queues:
+            if queue not in self._watched:
+                self._watched[queue] = {}
+                self._polling.watch(queue, self._arrived)
+            self._watched[queue][key] = None
+        line.queues = queues
+
+    def _remove(self, line: _Line, waiter: Waiter) -> None:
+        if waiter in line.waiters:
+            del line.waiters[waiter]
+            self._count -= 1

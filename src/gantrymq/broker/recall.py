@@ -1,0 +1,87 @@
+"""Taking a delayed message back before it is delivered: RECALL_MESSAGE (`RecallMessageProcessor`).
+
+The answer to the send had a handle. With it a second message is stored that is due in the same slot of time; when that
+slot is delivered, it takes the first one away.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.timer import Timer
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import IllegalMessage, RequestRefused
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
+from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
+from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.store.config import SYNC_FLUSH
+
+_TAG = "_RECALL_TAG_"
+
+
+class Recall:
+    """Recalls on one broker."""
+
+    def __init__(self, config: BrokerConfig, appender: Appender, topics: TopicTable, timer: Timer) -> None:
+        self._config = config
+        self._appender = appender
+        self._topics = topics
+        self._timer = timer
+        self._flush_waits = FlushWaits(appender.store, config.send_thread_pool_queue_capacity)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.RECALL_MESSAGE: self.recall}
+
+    def recall(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Stores the message that takes the other one back; the answer comes before that happens."""
+        if not self._config.recall_message_enable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+        header = request.read_header(RecallMessageRequestHeader)
+        topic = header.topic
+        if self._topics.get(topic) is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
+        now_ms = time.time_ns() // 1_000_000
+        try:
+            handle = decode_recall_handle(header.recall_handle)
+            self._check(handle, topic, now_ms)
+            properties = encode_properties(
+                {
+                    names.TAGS: _TAG,
+                    names.TIMER_DEL_UNIQKEY: handle.unique_key,
+                    names.UNIQUE_KEY: handle.unique_key,
+                    names.TIMER_DELIVER_MS: str(handle.timestamp_ms),
+                    names.BORN_TIMESTAMP: str(now_ms),
+                    names.PRODUCER_GROUP: header.producer_group or "",
+                }
+            )
+        except IllegalMessage as e:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(e)) from e
+        store = self._appender.store
+        queue, properties, code = self._timer.redirect(store.queue(topic, 0), properties, tags_code(_TAG.encode()))
+        born_host = encode_host(*parse_address(connection.address))
+        result = self._appender.append(queue, 0, 0, now_ms, born_host, 0, b"0", properties, code)
+        response = RemotingCommand.response(header=RecallMessageResponseHeader(msg_id=handle.unique_key))
+        if self._config.store.flush_disk_type == SYNC_FLUSH:
+            self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
+            return None
+        return response
+
+    def _check(self, handle: RecallHandle, topic: str, now_ms: int) -> None:
+        problem = ""
+        if handle.topic != topic:
+            problem = "topic not match"
+        elif handle.broker_name != self._config.broker_name:
+            problem = "broker service not available"
+        elif not 0 < handle.timestamp_ms - now_ms < self._config.store.timer_max_delay_sec * 1000:
+            problem = "timestamp invalid"
+        if problem:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {problem}")

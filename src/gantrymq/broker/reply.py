@@ -1,0 +1,150 @@
+"""Replies to requests between clients: SEND_REPLY_MESSAGE and its V2 (`ReplyMessageProcessor`).
+
+A request is an ordinary message that names its sender's client id; its reply is pushed to that client, and stored in
+the topic CLUSTER_REPLY_TOPIC unless storeReplyMessageEnable is off. The replier learns whether the push went well.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RemotingError, RequestRefused
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, SendMessageResponseHeader
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
+from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.store.consume_queue import ConsumeQueue
+
+log = logging.getLogger(__name__)
+
+#: `Broker2Client.callClient`.
+PUSH_TIMEOUT_MS = 10_000
+#: What a reply's answer says that isn't stored: clients must find fields there.
+_NOT_STORED = SendMessageResponseHeader(msg_id="0", queue_id=0, queue_offset=0)
+
+
+class Replies:
+    """Takes replies and pushes them on; `address` is this broker's."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        address: str,
+        appender: Appender,
+        topics: TopicTable,
+        members: GroupMembers[Connection],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._appender = appender
+        self._topics = topics
+        self._members = members
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.SEND_REPLY_MESSAGE: self.reply, RequestCode.SEND_REPLY_MESSAGE_V2: self.reply}
+
+    def reply(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Pushes a reply to who asked, stores it, and answers whether the push went well."""
+        header: SendMessageRequestHeader
+        if request.code == RequestCode.SEND_REPLY_MESSAGE:
+            header = request.read_header(SendMessageRequestHeader)
+        else:
+            header = request.read_header(SendMessageRequestHeaderV2)
+        queue = self._queue(header)
+        connection.respond_with(request, self._push_and_store(connection, request, header, queue))
+        return None
+
+    def _queue(self, header: SendMessageRequestHeader) -> ConsumeQueue:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist: replies go to {self._config.broker_cluster_name}_REPLY_TOPIC",
+            )
+        if not topic.is_writable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden")
+        if header.queue_id >= topic.write_queue_nums:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.write_queue_nums}",
+            )
+        return self._appender.store.queue(header.topic, max(header.queue_id, 0))
+
+    async def _push_and_store(
+        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader, queue: ConsumeQueue
+    ) -> RemotingCommand:
+        problem = await self._push(connection, request, header)
+        if problem:
+            log.warning("a reply of %s: %s", connection.address, problem)
+        answer = self._store(connection, request, header, queue) if self._config.store_reply_message_enable else None
+        code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
+        return RemotingCommand.response(code, problem, answer or _NOT_STORED)
+
+    async def _push(
+        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
+    ) -> str | None:
+        """What went wrong, None when the client has the reply."""
+        fields = decode_properties((header.properties or "").encode())
+        client_id = fields.get(names.MESSAGE_REPLY_TO_CLIENT)
+        if client_id is None:
+            return f"reply message properties[{names.MESSAGE_REPLY_TO_CLIENT}] is null"
+        member = self._members.producer_member(client_id)
+        if member is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        now_ms = time.time_ns() // 1_000_000
+        fields[names.PUSH_REPLY_TIME] = str(now_ms)
+        push = ReplyMessageRequestHeader(
+            producer_group=header.producer_group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queue_nums=header.default_topic_queue_nums,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            flag=header.flag,
+            properties=encode_properties(fields).decode(),
+            reconsume_times=header.reconsume_times,
+            unit_mode=header.unit_mode,
+            born_host=connection.address,
+            store_host=self._address,
+            store_timestamp=now_ms,
+        )
+        try:
+            answer = await member.invoke(
+                RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, request.body), PUSH_TIMEOUT_MS
+            )
+        except RemotingError as e:
+            return f"push reply message to {client_id} fail: {e}"
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id} fail: it answered {answer.code}, {answer.remark}"
+        return None
+
+    def _store(
+        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader, queue: ConsumeQueue
+    ) -> SendMessageResponseHeader:
+        result = self._appender.append(
+            queue,
+            header.flag,
+            header.sys_flag,
+            header.born_timestamp,
+            encode_host(*parse_address(connection.address)),
+            header.reconsume_times or 0,
+            request.body,
+            (header.properties or "").encode(),
+            0,
+        )
+        return SendMessageResponseHeader(
+            msg_id=encode_offset_message_id(self._appender.store_host, result.physical_offset),
+            queue_id=queue.queue_id,
+            queue_offset=result.queue_offset,
+        )

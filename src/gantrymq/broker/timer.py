@@ -1,0 +1,252 @@
+"""Messages with a delivery time of their own, TIMER_DELIVER_MS and the like (`TimerMessageStore`, `HookUtils`).
+
+They wait in the topic rmq_sys_wheel_timer and on the timer wheel (`timer_delivery`). This is the shell that gives the
+state machine its time: it sleeps until the next slot with messages is over, and not at all where there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterator
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.timer_delivery import Step, TimerDelivery
+from gantrymq.broker.timer_message import slot_time
+from gantrymq.broker.timer_metrics import TimerMetrics
+from gantrymq.errors import RequestRefused, StoreError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.timer_checkpoint import TimerCheckpoint
+from gantrymq.store.timer_store import TimerStore
+
+log = logging.getLogger(__name__)
+
+#: So long the loop is held at most before others get their turn, s.
+_TURN_S = 0.005
+#: The pause when the store takes nothing, and after an error that nobody foresaw, s.
+_BLOCKED_S = 0.5
+_AFTER_ERROR_S = 10.0
+#: The longest sleep while a message waits: the clock may be set meanwhile, s.
+_LONGEST_SLEEP_S = 60.0
+#: A stopping broker goes on with a half delivered slot for so long, s.
+_FINISH_S = 2.0
+
+
+class Timer:
+    """The timer messages of one broker."""
+
+    def __init__(self, config: StoreConfig, appender: Appender) -> None:
+        self._config = config
+        self._store = appender.store
+        #: What is asked for later on has no effect: without its files there is no timer.
+        self._is_enabled = config.timer_wheel_enable
+        self._files = TimerStore(
+            config.store_path_root_dir,
+            config.timer_precision_ms,
+            config.timer_roll_window_slot,
+            config.mapped_file_size_timer_log,
+        )
+        self._metrics = TimerMetrics(config.config_directory / "timermetrics")
+        self._delivery = TimerDelivery(self._files, appender, self._metrics, config.timer_precision_ms)
+        self._loop = asyncio.get_running_loop()
+        self._turn_handle: asyncio.Handle | None = None
+        #: A turn comes as soon as the loop gets to it.
+        self._is_awake = False
+        self._is_changed = False
+        self._flush_handle: asyncio.TimerHandle | None = None
+        self._flush_task: asyncio.Task[None] | None = None
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_TIMER_CHECK_POINT: self.get_checkpoint,
+            RequestCode.GET_TIMER_METRICS: self.get_metrics,
+        }
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Recovers the files. Raises StoreError."""
+        if self._is_enabled:
+            self._files.open(self._store.max_physical_offset, _now_ms())
+            self._metrics.load()
+
+    def start(self) -> None:
+        """Takes up where it stopped."""
+        if self._is_enabled:
+            self._wake()
+
+    async def stop(self) -> None:
+        """Brings all to the disk. Nothing may be redirected any more."""
+        if not self._is_enabled:
+            return
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        if self._flush_task is not None:
+            await self._flush_task
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        end = self._loop.time() + _FINISH_S
+        while self._delivery.is_delivering and self._loop.time() < end:
+            if self._delivery.step(_now_ms()) is Step.BLOCKED:
+                break
+        if self._files.is_used:
+            await self._flush()
+        self._files.close()
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def redirect(self, queue: ConsumeQueue, properties: bytes, tags_code: int) -> tuple[ConsumeQueue, bytes, int]:
+        """Where a message for `queue` waits: (queue, properties, tags code); as they are when it is due already.
+
+        To be stored there before the loop goes on. Raises RequestRefused: no timer here, no possible time, or too many
+        messages in its slot.
+        """
+        fields = decode_properties(properties)
+        if names.TIMER_OUT_MS in fields:
+            # It has waited once (`HookUtils.checkIfTimerMessage`).
+            return queue, properties, tags_code
+        if not self._is_enabled:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+        slot_ms = slot_time(fields, self._config, _now_ms())
+        if slot_ms is None:
+            return queue, properties, tags_code
+        self._check_congestion(slot_ms)
+        fields[names.TIMER_OUT_MS] = str(slot_ms)
+        fields[names.REAL_TOPIC] = queue.topic
+        fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
+        if not self._is_awake:
+            self._wake()
+        return self._delivery.queue(), encode_properties(fields), tags_code
+
+    def _check_congestion(self, slot_ms: int) -> None:
+        """From the limit on messages are refused at random, the more the fuller the slot (`isReject`)."""
+        limit = self._config.timer_congest_num_each_slot
+        over = self._files.number_at(slot_ms) - limit
+        if over > 0 and random.random() < over / limit:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control, max num limit is {2 * limit} or the current value is greater "
+                f"than {limit} and less than {2 * limit}, trigger random flow control",
+            )
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        self._is_awake = True
+        self._turn_handle = self._loop.call_soon(self._turn)
+
+    def _sleep(self, seconds: float) -> None:
+        self._turn_handle = self._loop.call_later(seconds, self._turn)
+
+    def _turn(self) -> None:
+        self._turn_handle = None
+        self._is_awake = False
+        end = self._loop.time() + _TURN_S
+        try:
+            while (step := self._delivery.step(_now_ms())) is Step.MORE:
+                self._is_changed = True
+                if self._loop.time() >= end:
+                    break
+        except Exception:
+            log.exception("timer messages wait %g s after an unexpected error", _AFTER_ERROR_S)
+            self._sleep(_AFTER_ERROR_S)
+            return
+        if step is Step.MORE:
+            self._wake()
+        elif step is Step.BLOCKED:
+            self._sleep(_BLOCKED_S)
+        elif (due_ms := self._delivery.due_ms()) is not None:
+            self._sleep(min(max(due_ms - _now_ms(), 0) / 1000, _LONGEST_SLEEP_S))
+        self._flush_later()
+
+    # -- the disk -----------------------------------------------------------------------------------------------
+
+    def _flush_later(self) -> None:
+        if self._is_changed and self._flush_task is None and self._flush_handle is None:
+            self._flush_handle = self._loop.call_later(self._config.timer_flush_interval_ms / 1000, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._flush_handle = None
+        self._flush_task = self._loop.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            self._is_changed = False
+            checkpoint, metrics = self._files.checkpoint(_now_ms()), self._metrics.encode()
+            await self._log_flushed()
+            await self._loop.run_in_executor(None, self._save, checkpoint, metrics)
+            self._files.delete_before(self._store.min_physical_offset)
+        except (StoreError, OSError) as e:
+            log.error("after a power failure timer messages would come twice: %s", e)
+        finally:
+            self._flush_task = None
+            # What came meanwhile.
+            self._flush_later()
+
+    def _save(self, checkpoint: TimerCheckpoint, metrics: bytes) -> None:
+        self._files.flush(checkpoint)
+        self._metrics.save(metrics)
+
+    async def _log_flushed(self) -> None:
+        """Waits until what was delivered is on the disk: only then the checkpoint may say that it was."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def flushed(error: Exception | None) -> None:
+            # Called in the flusher's thread.
+            self._loop.call_soon_threadsafe(_settle, done, error)
+
+        self._store.when_flushed(self._store.max_physical_offset, flushed)
+        await done
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def get_checkpoint(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """The content of timercheck as it would be now."""
+        if not self._is_enabled:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
+        return RemotingCommand.response(body=self._files.checkpoint(_now_ms()).encode())
+
+    def get_metrics(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """How many messages wait for each topic."""
+        if not self._is_enabled:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
+        return RemotingCommand.response(body=self._metrics.encode())
+
+    def behind(self) -> dict[str, object]:
+        """How far it lags, as runtime information has it: seconds overdue, messages not on the wheel, and on it."""
+        due_ms = self._delivery.due_ms()
+        not_taken_in = self._delivery.queue().max_offset - self._files.queue_offset if self._is_enabled else 0
+        return {
+            "timerReadBehind": 0 if due_ms is None else max(_now_ms() - due_ms, 0) // 1000,
+            "timerOffsetBehind": not_taken_in,
+            "timerCongestNum": self._files.waiting,
+        }
+
+    def totals(self) -> Iterator[tuple[str, int]]:
+        """Messages that went onto the wheel, and from there on, since the start."""
+        yield "enqueue", self._delivery.taken_in
+        yield "dequeue", self._delivery.delivered
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,48 @@
+"""How many timer messages wait for each topic: config/timermetrics, GET_TIMER_METRICS (`store/timer/TimerMetrics`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.topic_config import DataVersion
+from gantrymq.store.json_config import JsonConfigFile
+
+
+class _Metric(msgspec.Struct, rename="camel"):
+    count: int = 0
+    time_stamp: int = 0
+
+
+class _TimerMetrics(msgspec.Struct, rename="camel"):
+    timing_count: dict[str, _Metric] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class TimerMetrics:
+    """Counts by topic. After a crash they may be off by what came and went in the last second."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonConfigFile(path)
+        self._metrics = _TimerMetrics()
+
+    def load(self) -> None:
+        data = self._file.load(lambda content: decode_json(content, _TimerMetrics))
+        if data is not None:
+            self._metrics = decode_json(data, _TimerMetrics)
+
+    def add(self, topic: str, count: int, now_ms: int) -> None:
+        metric = self._metrics.timing_count.setdefault(topic, _Metric())
+        metric.count += count
+        metric.time_stamp = now_ms
+        self._metrics.data_version.advance()
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        return encode_json(self._metrics)
+
+    def save(self, data: bytes) -> None:
+        """Writes what `encode` gave; may be called by another thread. Raises StoreError."""
+        self._file.save(data)

@@ -1,0 +1,268 @@
+"""Goes through the half messages whose transactions haven't ended (`TransactionalMessageServiceImpl.check`).
+
+A round reads the op messages, steps over the half messages that they name, and has the producer asked about each other
+one that is old enough. Before that the half message is stored once more, at the end of its queue, so that the queue is
+always worked off from its head: two offsets, of the half and the op queue, are all that has to be kept.
+
+A round is an iterator that gives control back after each few messages, so that it never holds the loop for long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.op_messages import OpMessages, half_offsets, op_queue
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.producer_headers import CheckTransactionStateRequestHeader
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.record import Record, decode_records, encode_record
+from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import GetStatus, PutResult
+
+log = logging.getLogger(__name__)
+
+#: Half messages and op messages that are read in one slice of a round, and their bytes. An op message may list some
+#: hundred half messages.
+_BATCH = 32
+_OP_BATCH = 8
+_BATCH_BYTES = 1024 * 1024
+#: Half messages known to be done with that are stepped over in one slice.
+_STEPS = 4096
+_HOUR_MS = 3_600_000
+
+
+class Question(NamedTuple):
+    """CHECK_TRANSACTION_STATE, for any producer of the group."""
+
+    group: str
+    request: RemotingCommand
+
+
+class TransactionCheck:
+    """Rounds over the half messages of one broker. What ended just now is asked of `ops`."""
+
+    def __init__(
+        self, config: BrokerConfig, appender: Appender, topics: TopicTable, offsets: ConsumerOffsets, ops: OpMessages
+    ) -> None:
+        self._config = config
+        self._appender = appender
+        self._store = appender.store
+        self._topics = topics
+        self._ops = ops
+        self._half_offset = self._start_of(half_queue(self._store), offsets)
+        #: All op messages before this one are read.
+        self._op_read = self._start_of(op_queue(self._store), offsets)
+        #: Half offset -> the op message that names it, of those not stepped over yet.
+        self._ended: dict[int, int] = {}
+        #: Op message -> how many of its half offsets are in `_ended`, the oldest first.
+        self._waiting_for: dict[int, int] = {}
+        #: Queue offset -> first queue offset of half messages that were stored again too young to be asked about: their
+        #: producer names the first.
+        self._renewed: dict[int, int] = {}
+
+    @staticmethod
+    def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
+        offset = offsets.query(TRANSACTION_GROUP, queue.topic, queue.queue_id)
+        return queue.min_offset if offset is None else offset
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(half offset, op offset): all before them is done with."""
+        return self._half_offset, next(iter(self._waiting_for), self._op_read)
+
+    def round(self, now_ms: int) -> Iterator[list[Question]]:
+        """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
+        # What is stored again meanwhile is for the next round.
+        end = half_queue(self._store).max_offset
+        while True:
+            # Ops before halves, every time: what ended meanwhile isn't asked about.
+            yield from self._read_ops()
+            if self._step_over_ended():
+                yield []
+                continue
+            questions, is_more = self._check_batch(now_ms, end)
+            yield questions
+            if not is_more:
+                break
+        self._forget_passed()
+
+    # -- op messages --------------------------------------------------------------------------------------------
+
+    def _read_ops(self) -> Iterator[list[Question]]:
+        queue = op_queue(self._store)
+        while True:
+            found = self._store.get(queue, self._op_read, _OP_BATCH, _BATCH_BYTES)
+            if found.next_begin_offset == self._op_read:
+                return
+            for buffer in found.buffers:
+                for record in decode_records(buffer, check_crc=False):
+                    self._read_op(record)
+            self._op_read = found.next_begin_offset
+            yield []
+
+    def _read_op(self, record: Record) -> None:
+        count = 0
+        for offset in half_offsets(record):
+            if offset not in self._ended:
+                self._ended[offset] = record.queue_offset
+                count += 1
+        if count:
+            self._waiting_for[record.queue_offset] = count
+
+    def _take(self, half_offset: int) -> bool:
+        """Whether a half message is done with; if so, nothing more needs to be known of it."""
+        op_offset = self._ended.pop(half_offset, None)
+        if op_offset is None:
+            return half_offset in self._ops
+        self._waiting_for[op_offset] -= 1
+        if not self._waiting_for[op_offset]:
+            del self._waiting_for[op_offset]
+        return True
+
+    def _forget_passed(self) -> None:
+        """Drops the ends of half messages that were passed before they ended, or that are deleted."""
+        passed = self._half_offset
+        self._renewed = {offset: first for offset, first in self._renewed.items() if offset >= passed}
+        first_offsets = set(self._renewed.values())
+        for offset in [offset for offset in self._ended if offset < passed and offset not in first_offsets]:
+            self._take(offset)
+
+    # -- half messages ------------------------------------------------------------------------------------------
+
+    def _step_over_ended(self) -> bool:
+        start = self._half_offset
+        while self._half_offset < start + _STEPS and self._take(self._half_offset):
+            self._half_offset += 1
+        return self._half_offset > start
+
+    def _check_batch(self, now_ms: int, end: int) -> tuple[list[Question], bool]:
+        """(questions, whether there may be more half messages to look at in this round)."""
+        questions: list[Question] = []
+        found = self._store.get(half_queue(self._store), self._half_offset, _BATCH, _BATCH_BYTES)
+        if found.status is not GetStatus.FOUND:
+            is_more = found.next_begin_offset != self._half_offset
+            self._half_offset = found.next_begin_offset
+            return questions, is_more
+        for buffer in found.buffers:
+            for record in decode_records(buffer, check_crc=False):
+                self._half_offset = record.queue_offset
+                if self._half_offset >= end:
+                    return questions, False
+                if not self._take(self._half_offset) and not self._check(record, now_ms, questions):
+                    return questions, False
+                self._half_offset += 1
+        self._half_offset = found.next_begin_offset
+        return questions, True
+
+    def _check(self, record: Record, now_ms: int, questions: list[Question]) -> bool:
+        """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
+        config = self._config
+        fields = decode_properties(record.properties)
+        times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
+        age_ms = now_ms - record.born_timestamp
+        if times >= config.transaction_check_max or age_ms > config.store.file_reserved_time * _HOUR_MS:
+            self._discard(record)
+            return True
+        if names.CHECK_IMMUNITY_TIME_IN_SECONDS in fields:
+            if self._take(_number(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)):
+                return True
+            timeout_s = _number(fields[names.CHECK_IMMUNITY_TIME_IN_SECONDS], -1)
+            if age_ms <= (timeout_s * 1000 if timeout_s >= 0 else config.transaction_time_out):
+                # It mustn't keep those behind it waiting.
+                fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
+                self._put_back(record, fields)
+                return True
+        elif 0 <= age_ms <= config.transaction_time_out:
+            return False
+        fields[names.TRANSACTION_CHECK_TIMES] = str(times + 1)
+        copy = self._put_back(record, fields)
+        question = self._question(record, fields, copy) if copy else None
+        if question:
+            questions.append(question)
+        return True
+
+    def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
+        result = self._append(record, half_queue(self._store), encode_properties(fields))
+        if result and names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
+            self._renewed[result.queue_offset] = _number(fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET], -1)
+        return result
+
+    def _discard(self, record: Record) -> None:
+        """Nobody is asked any more (`DefaultTransactionalMessageCheckListener.resolveDiscardMsg`)."""
+        topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
+        result = self._append(record, self._store.queue(topic.topic_name, 0), record.properties)
+        if result:
+            log.error(
+                "half message %s: no answer came, nobody is asked any more; it is kept in %s as %s",
+                encode_offset_message_id(record.store_host, record.physical_offset),
+                TRANSACTION_CHECK_MAX_TIME_TOPIC,
+                encode_offset_message_id(self._appender.store_host, result.physical_offset),
+            )
+
+    def _append(self, record: Record, queue: ConsumeQueue, properties: bytes) -> PutResult | None:
+        code = tags_code(names.find_property(properties, b"TAGS") or b"")
+        try:
+            return self._appender.append_again(record, queue, properties, code, record.reconsume_times)
+        except RequestRefused as e:
+            if e.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            # Another broker took it, or this one when it took larger messages. It must not stop all behind it.
+            log.error(
+                "half message %s can't be stored again, nobody is asked about it any more: %s",
+                encode_offset_message_id(record.store_host, record.physical_offset),
+                e,
+            )
+            return None
+
+    def _question(self, record: Record, fields: dict[str, str], copy: PutResult) -> Question | None:
+        """What the producer is asked; the record looks as if it stood where it is to go."""
+        target = destination(fields)
+        if target is None:
+            log.error("half message at %d doesn't say where it is to go: nobody is asked", record.physical_offset)
+            return None
+        topic, queue_id = target
+        unique_key = fields.get(names.UNIQUE_KEY)
+        header = CheckTransactionStateRequestHeader(
+            tran_state_table_offset=copy.queue_offset,
+            commit_log_offset=copy.physical_offset,
+            topic=TRANSACTION_HALF_TOPIC,
+            msg_id=unique_key,
+            transaction_id=unique_key,
+            offset_msg_id=encode_offset_message_id(self._appender.store_host, copy.physical_offset),
+            bname=self._config.broker_name,
+        )
+        body = encode_record(
+            queue_id,
+            record.flag,
+            copy.queue_offset,
+            copy.physical_offset,
+            record.sys_flag,
+            record.born_timestamp,
+            record.born_host,
+            record.store_timestamp,
+            record.store_host,
+            record.reconsume_times,
+            record.prepared_transaction_offset,
+            record.body,
+            topic.encode(),
+            encode_properties(fields),
+        )
+        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body)
+        return Question(fields.get(names.PRODUCER_GROUP, ""), request)
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 20 else default

@@ -1,0 +1,260 @@
+"""Transactions: their ends, and the questions to producers that don't end theirs.
+
+Sources: broker/processor/EndTransactionProcessor, broker/transaction/TransactionalMessageCheckService.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from itertools import islice
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.op_messages import OpMessages
+from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.transaction_check import Question, TransactionCheck
+from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
+from gantrymq.protocol.transaction_headers import ResumeCheckHalfMessageRequestHeader
+from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.store.consume_queue import ConsumeQueue
+
+log = logging.getLogger(__name__)
+
+#: Where a message goes that isn't to be consumed at once: (queue, properties, tags code), of both kinds.
+Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
+
+#: `Broker2Client.checkProducerTransactionState`: a producer that has no room for a question is asked in the next round.
+_QUESTION_TIMEOUT_MS = 10
+
+
+class Transactions:
+    """The transactions of one broker. Half messages come from `Sending`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        appender: Appender,
+        topics: TopicTable,
+        members: GroupMembers[Connection],
+        offsets: ConsumerOffsets,
+        redirect: Redirect,
+    ) -> None:
+        self._config = config
+        self._appender = appender
+        self._store = appender.store
+        self._topics = topics
+        self._members = members
+        self._offsets = offsets
+        self._redirect = redirect
+        self._loop = asyncio.get_running_loop()
+        self._ops = OpMessages(config, appender)
+        self._op_timer: asyncio.TimerHandle | None = None
+        self._turn = 0
+        self._saved = (-1, -1)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.END_TRANSACTION: self.end,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
+        }
+
+    def start(self) -> None:
+        """Begins to look after half messages, where it stopped; consumer offsets are loaded."""
+        self._check = TransactionCheck(self._config, self._appender, self._topics, self._offsets, self._ops)
+        self._rounds = self._loop.create_task(self._run(self._check))
+
+    async def stop(self) -> None:
+        """Writes down what ended and how far the rounds have got."""
+        self._rounds.cancel()
+        await asyncio.wait([self._rounds])
+        if self._op_timer is not None:
+            self._op_timer.cancel()
+        self._ops.write()
+        try:
+            await self._save(self._check.progress)
+        except StoreError as e:
+            log.error("how far half messages are dealt with isn't kept: %s", e)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def end(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A producer commits or rolls back; one that doesn't know yet gets no answer, as in Java."""
+        header = request.read_header(EndTransactionRequestHeader)
+        try:
+            return self._end(header)
+        except GantryError as e:
+            # The request is one-way as a rule: nobody else would hear of it.
+            log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
+            raise
+
+    def _end(self, header: EndTransactionRequestHeader) -> Reply:
+        verdict = header.commit_or_rollback
+        if not verdict:
+            return None
+        if verdict not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+        record = self._half_message(header)
+        if verdict == TRANSACTION_COMMIT:
+            self._commit(record)
+        self._ops.add(record.queue_offset)
+        self._write_ops_soon()
+        return RemotingCommand.response()
+
+    def _half_message(self, header: EndTransactionRequestHeader) -> Record:
+        """The half message that a header means. Raises RequestRefused as Java's checks do."""
+        try:
+            record = self._store.read_record(header.commit_log_offset)
+        except GantryError as e:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {e}") from e
+        if record.topic != TRANSACTION_HALF_TOPIC.encode():
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        fields = decode_properties(record.properties)
+        immunity_s = fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        if immunity_s and not header.from_transaction_check:
+            age_ms = time.time_ns() // 1_000_000 - record.born_timestamp
+            limit_ms = int(immunity_s) * 1000 if immunity_s.isdecimal() and len(immunity_s) < 20 else 0
+            if age_ms > max(limit_ms, self._config.transaction_time_out):
+                raise RequestRefused(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the transaction ends {age_ms} ms after its message was made, "
+                    f"{names.CHECK_IMMUNITY_TIME_IN_SECONDS} is {immunity_s[:20]}: wait for the broker's question",
+                )
+        if fields.get(names.PRODUCER_GROUP) != header.producer_group:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if record.queue_offset != header.tran_state_table_offset:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if destination(fields) is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the half message doesn't say where it is to go")
+        return record
+
+    def _commit(self, record: Record) -> None:
+        """Stores the message where it is to go (`EndTransactionProcessor.endMessageTransaction`)."""
+        fields = decode_properties(record.properties)
+        target = destination(fields)
+        assert target is not None
+        del fields[names.REAL_TOPIC], fields[names.REAL_QUEUE_ID]
+        queue = self._store.queue(*target)
+        code = tags_code(fields.get(names.TAGS, "").encode())
+        if b"DELAY" in record.properties or b"TIMER_DELIVER_MS" in record.properties:
+            fields.pop(names.TRANSACTION_PREPARED, None)
+            queue, properties, code = self._redirect(queue, encode_properties(fields), code)
+        else:
+            properties = encode_properties(fields)
+        self._appender.append(
+            queue,
+            record.flag,
+            record.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
+            record.born_timestamp,
+            record.born_host,
+            record.reconsume_times,
+            record.body,
+            properties,
+            code,
+            record.physical_offset,
+        )
+
+    def resume(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Makes a half message of one that nobody was asked about any more, with no question asked yet."""
+        header = request.read_header(ResumeCheckHalfMessageRequestHeader)
+        try:
+            record = self._store.read_record(decode_offset_message_id(header.msg_id)[1])
+        except GantryError as e:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{header.msg_id[:100]}: {e}") from e
+        if record.topic != TRANSACTION_CHECK_MAX_TIME_TOPIC.encode():
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"{header.msg_id} is not in {TRANSACTION_CHECK_MAX_TIME_TOPIC}"
+            )
+        fields = decode_properties(record.properties)
+        fields[names.TRANSACTION_CHECK_TIMES] = "0"
+        code = tags_code(fields.get(names.TAGS, "").encode())
+        self._appender.append_again(
+            record, half_queue(self._store), encode_properties(fields), code, record.reconsume_times
+        )
+        return RemotingCommand.response()
+
+    # -- op messages --------------------------------------------------------------------------------------------
+
+    def _write_ops_soon(self) -> None:
+        if self._op_timer is None and self._ops:
+            after_s = self._config.transaction_op_batch_interval / 1000
+            self._op_timer = self._loop.call_later(after_s, self._write_ops)
+
+    def _write_ops(self) -> None:
+        self._op_timer = None
+        self._ops.write()
+        self._write_ops_soon()
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def _run(self, check: TransactionCheck) -> None:
+        while True:
+            await asyncio.sleep(self._config.transaction_check_interval / 1000)
+            absent: set[str] = set()
+            try:
+                for questions in check.round(time.time_ns() // 1_000_000):
+                    for question in questions:
+                        producer = self._producer(question.group)
+                        if producer is None:
+                            absent.add(question.group)
+                        else:
+                            await self._ask(producer, question)
+                    await asyncio.sleep(0)
+                await self._save(check.progress)
+            except Exception:
+                log.exception("the round over the half messages failed, the next one goes on")
+            if absent:
+                log.warning("no producer to ask about open transactions of the groups %s", ", ".join(sorted(absent)))
+
+    async def _ask(self, producer: Connection, question: Question) -> None:
+        try:
+            await producer.invoke_oneway(question.request, _QUESTION_TIMEOUT_MS)
+        except RemotingError as e:
+            log.warning("producer %s isn't asked about a transaction: %s", producer.address, e)
+
+    def _producer(self, group: str) -> Connection | None:
+        """The group's members in turn (`ProducerManager.getAvailableChannel`)."""
+        members = self._members.producers.get(group)
+        if not members:
+            return None
+        self._turn += 1
+        return next(islice(members, self._turn % len(members), None))
+
+    async def _save(self, progress: tuple[int, int]) -> None:
+        """Keeps how far the rounds have got, once what they stored again is on the disk. Raises StoreError."""
+        if progress == self._saved:
+            return
+        flushed: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: Exception | None) -> None:
+            if flushed.done():
+                return
+            if error is None:
+                flushed.set_result(None)
+            else:
+                flushed.set_exception(error)
+
+        def call_back(error: Exception | None) -> None:
+            # Called in the flusher's thread.
+            self._loop.call_soon_threadsafe(done, error)
+
+        self._store.when_flushed(self._store.max_physical_offset, call_back)
+        await flushed
+        for topic, offset in zip((TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC), progress, strict=True):
+            self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset)
+        self._saved = progress

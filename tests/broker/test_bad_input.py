@@ -1,0 +1,130 @@
+"""Requests that make no sense, for every code that the broker serves: each is answered, nobody else is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+from broker_support import Peer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.errors import RequestTimeout
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.client import RemotingClient
+
+_MISSING = re.compile(r"(\w+): Object missing required field `(\w+)`")
+#: What a number, a name, a time or a place must survive.
+ABSURD = [
+    "",
+    "-1",
+    "0",
+    "99999999999999999999999999",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "2147483647",
+    "1e3",
+    "NaN",
+    "true",
+    "x" * 5000,
+    "a\x01b\x02c",
+    "..//%\u2603",
+]
+#: A producer that doesn't know what became of its transaction: Java doesn't answer either.
+UNANSWERED = (RequestCode.END_TRANSACTION, "commitOrRollback", "0")
+BODIES = [b"", b"\x00" * 40, b"{}", b"[]", b'{"a":', b"null", b"\xff" * 9, b'{"topicConfigList":[{}]}', b"1" * 3000]
+
+
+async def answer(peer: Peer, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    if code >= 1 << 15:
+        # Doesn't fit a binary header.
+        peer = Peer(peer.connection)
+    try:
+        return await peer.ask(code, body=body, fields=fields, timeout_ms=20_000)
+    except RequestTimeout:
+        raise AssertionError(f"no answer to {code} {fields} {body!r}") from None
+
+
+async def required_fields(peer: Peer, code: int) -> dict[str, str]:
+    """The header's required fields, each found by its being named as missing."""
+    fields: dict[str, str] = {}
+    while True:
+        response = await answer(peer, code, fields)
+        found = _MISSING.search(response.remark or "")
+        if found is None:
+            return fields
+        assert response.code == ResponseCode.SYSTEM_ERROR
+        assert found[2] not in fields
+        fields[found[2]] = "1"
+
+
+def unexpected(records: list[logging.LogRecord]) -> list[str]:
+    return [record.getMessage() for record in records if record.exc_info]
+
+
+async def test_every_code_names_the_field_that_is_missing(broker: Broker, peer: Peer) -> None:
+    with_fields = 0
+    for code in sorted(broker._handlers):
+        if await required_fields(peer, code):
+            with_fields += 1
+    assert with_fields > 30
+    assert (await peer.send("orders", b"still here")).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.timeout(240)
+async def test_absurd_values_are_answered(broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    for code in sorted(broker._handlers):
+        fields = await required_fields(peer, code)
+        for name in fields:
+            for value in ABSURD:
+                if (code, name, value) == UNANSWERED:
+                    continue
+                caplog.clear()
+                await answer(peer, code, fields | {name: value})
+                assert not unexpected(caplog.records), (code, name, value)
+    assert (await peer.send("orders", b"still here")).code == ResponseCode.SUCCESS
+
+
+async def test_absurd_bodies_are_answered(broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    for code in sorted(broker._handlers):
+        fields = await required_fields(peer, code)
+        for body in BODIES:
+            caplog.clear()
+            await answer(peer, code, fields, body)
+            assert not unexpected(caplog.records), (code, body)
+    assert (await peer.send("orders", b"still here")).code == ResponseCode.SUCCESS
+
+
+async def test_two_thousand_connections(broker: Broker) -> None:
+    clients = [RemotingClient() for _ in range(2000)]
+    try:
+        peers = []
+        for start in range(0, len(clients), 200):
+            batch = clients[start : start + 200]
+            connections = await asyncio.gather(*(client.connection(broker.address) for client in batch))
+            peers += [Peer(connection) for connection in connections]
+        answers = await asyncio.gather(*(peer.send("orders", b"x", queue_id=i % 4) for i, peer in enumerate(peers)))
+        assert {response.code for response in answers} == {ResponseCode.SUCCESS}
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+    async with asyncio.timeout(20):
+        while broker._server.connections:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_dies_in_a_long_poll_leaves_nothing(broker: Broker, peer: Peer) -> None:
+    client = RemotingClient()
+    dying = Peer(await client.connection(broker.address))
+    await peer.send("orders", b"x")
+    waiting = asyncio.create_task(dying.pull("orders", 1, suspend_ms=60_000))
+    async with asyncio.timeout(10):
+        while not len(broker.polling):
+            await asyncio.sleep(0.01)
+        dying.connection.abort()
+        await asyncio.gather(waiting, return_exceptions=True)
+        while len(broker.polling):
+            await asyncio.sleep(0.01)
+    assert (await peer.send("orders", b"y")).code == ResponseCode.SUCCESS
+    await client.close()

@@ -1,0 +1,96 @@
+"""SYNC_FLUSH and a disk that is slow: FLUSH_DISK_TIMEOUT, once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from broker_support import Peer, config
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.message import decode_messages
+from gantrymq.store import mapped_file
+
+TIMEOUT_MS = 150
+
+
+class SlowDisk:
+    """fdatasync that waits while `works` isn't set."""
+
+    def __init__(self, sync: Callable[[int], None]) -> None:
+        self.works = threading.Event()
+        self.works.set()
+        self._sync = sync
+
+    def __call__(self, fd: int) -> None:
+        self.works.wait(10)
+        self._sync(fd)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    disk = SlowDisk(os.fsync)
+    monkeypatch.setattr(mapped_file, "_sync", disk)
+    return disk
+
+
+@pytest.fixture
+async def broker(tmp_path: Path, disk: SlowDisk) -> AsyncIterator[Broker]:
+    settings = config(tmp_path / "store")
+    settings.store.flush_disk_type = "SYNC_FLUSH"
+    settings.store.sync_flush_timeout_ms = TIMEOUT_MS
+    broker = Broker(settings)
+    await broker.start()
+    yield broker
+    disk.works.set()
+    await broker.stop()
+
+
+async def test_slow_disk_is_said_once_and_the_message_is_stored(peer: Peer, disk: SlowDisk) -> None:
+    assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+    disk.works.clear()
+    late = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(3)))
+    assert [(answer.code, answer.ext_fields["queueOffset"]) for answer in late] == [
+        (ResponseCode.FLUSH_DISK_TIMEOUT, str(n + 1)) for n in range(3)
+    ]
+    assert (await peer.send("orders", b"careless", properties={"WAIT": "false"})).code == ResponseCode.SUCCESS
+    disk.works.set()
+    answer = await peer.send("orders", b"last")
+    assert (answer.code, answer.ext_fields["queueOffset"]) == (ResponseCode.SUCCESS, "5")
+    pulled = list(decode_messages((await peer.pull("orders")).body))
+    assert [message.body for message in pulled] == [b"first", b"0", b"1", b"2", b"careless", b"last"]
+
+
+async def test_batches_and_half_messages_wait_too(peer: Peer, disk: SlowDisk) -> None:
+    await peer.send("orders", b"first")
+    disk.works.clear()
+    batch = peer.send("orders", encode_batch([(0, b"x", b"")]), code=RequestCode.SEND_BATCH_MESSAGE)
+    half = peer.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"})
+    answers = await asyncio.gather(batch, half)
+    assert [answer.code for answer in answers] == [ResponseCode.FLUSH_DISK_TIMEOUT] * 2
+    assert answers[1].ext_fields["transactionId"]
+
+
+async def test_answers_before_the_time_is_up_come_at_once(peer: Peer, disk: SlowDisk) -> None:
+    await peer.send("orders", b"first")
+    disk.works.clear()
+    asyncio.get_running_loop().call_later(TIMEOUT_MS / 3000, disk.works.set)
+    assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+
+
+async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Peer, disk: SlowDisk) -> None:
+    assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+    broker._sending._flush_waits._capacity = 3
+    disk.works.clear()
+    answers = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(5)))
+    codes = sorted(answer.code for answer in answers)
+    assert codes == sorted([ResponseCode.FLUSH_DISK_TIMEOUT] * 3 + [ResponseCode.SYSTEM_BUSY] * 2)
+    disk.works.set()
+    assert (await peer.send("orders", b"last")).code == ResponseCode.SUCCESS
+    assert [message.body for message in decode_messages((await peer.pull("orders")).body)][-1] == b"last"

@@ -1,0 +1,183 @@
+"""The checkpoints in memory and those read from the revive log, as plain tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.pop_buffer import PopBuffer
+from gantrymq.broker.pop_revive import ReviveQueue
+from gantrymq.errors import StoreFull
+from gantrymq.protocol.pop_bodies import Ack, Checkpoint, PopKey
+
+QUEUE = ("t", "g", 0)
+
+
+def checkpoint(start: int, count: int = 1, *, pop_time: int = 0, invisible_time: int = 60_000) -> Checkpoint:
+    return Checkpoint(
+        start_offset=start,
+        pop_time=pop_time,
+        invisible_time=invisible_time,
+        count=count,
+        queue_id=0,
+        topic="t",
+        group="g",
+        diffs=list(range(count)),
+        broker_name="b",
+    )
+
+
+class Stored:
+    """What went to the log; `full` makes it refuse."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[Checkpoint] = []
+        self.full = False
+
+    def __call__(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
+        if self.full:
+            raise StoreFull("no room")
+        self.checkpoints.append(checkpoint)
+
+
+def buffer(max_size: int = 100) -> tuple[PopBuffer, Stored, ConsumerOffsets]:
+    stored, offsets = Stored(), ConsumerOffsets(Path("unused"))
+    offsets.commit("g", "t", 0, 0)
+    return PopBuffer(offsets, stored, stay_ms=10_000, leave_before_ms=3_000, max_size=max_size), stored, offsets
+
+
+def test_a_pop_leaves_when_it_stayed_long_enough_or_is_about_to_come_back() -> None:
+    pops, stored, offsets = buffer()
+    pops.add(checkpoint(0, 3), 0, 3, 0)
+    pops.add(checkpoint(3, invisible_time=9000), 0, 4, 0)
+    assert pops.ack(checkpoint(0, 3).key, [1, 77])
+    pops.expire(5999)
+    assert (stored.checkpoints, pops.next_due) == ([], 6000)
+    pops.expire(6000)
+    assert [one.start_offset for one in stored.checkpoints] == [3]
+    assert offsets.query("g", "t", 0) == 0
+    pops.expire(10_000)
+    assert [(one.start_offset, one.bit_map) for one in stored.checkpoints] == [(3, 0), (0, 0b10)]
+    assert offsets.query("g", "t", 0) == 4
+    assert not pops.ack(checkpoint(0, 3).key, [0])
+    assert (pops.next_offset(QUEUE), pops.next_due, len(pops)) == (None, None, 0)
+
+
+def test_the_bit_map_of_32_messages_is_javas_int() -> None:
+    pops, stored, _ = buffer()
+    pops.add(checkpoint(0, 32), 0, 32, 0)
+    pops.ack(checkpoint(0, 32).key, [31])
+    pops.expire(10_000)
+    assert stored.checkpoints[0].bit_map == -(2**31)
+
+
+@pytest.mark.parametrize("max_size", [0, 100])
+def test_what_comes_back_too_soon_or_has_no_room_is_stored_at_once(max_size: int) -> None:
+    pops, stored, offsets = buffer(max_size)
+    pops.add(checkpoint(0, invisible_time=60_000 if max_size == 0 else 4000), 0, 1, 0)
+    assert len(stored.checkpoints) == 1
+    assert offsets.query("g", "t", 0) == 1
+
+
+def test_nothing_is_handed_out_that_cannot_be_stored() -> None:
+    pops, stored, offsets = buffer()
+    pops.add(checkpoint(0), 0, 1, 0)
+    stored.full = True
+    with pytest.raises(StoreFull):
+        pops.add(checkpoint(1, invisible_time=100), 0, 2, 0)
+    assert pops.next_offset(QUEUE) == 1
+    with pytest.raises(StoreFull):
+        pops.expire(10_000)
+    assert (len(pops), offsets.query("g", "t", 0)) == (1, 0)
+    stored.full = False
+    pops.expire(10_000)
+    assert (len(pops), offsets.query("g", "t", 0)) == (0, 1)
+
+
+def test_anothers_commit_wins() -> None:
+    pops, _, offsets = buffer()
+    pops.add(checkpoint(0), 0, 1, 0)
+    pops.add(checkpoint(1), 0, 2, 0)
+    offsets.commit("g", "t", 0, 50)
+    assert pops.next_offset(QUEUE) is None
+    pops.add(checkpoint(50), 0, 51, 0)
+    for start in (0, 1):
+        pops.ack(checkpoint(start).key, [start])
+    assert offsets.query("g", "t", 0) == 50
+    pops.ack(checkpoint(50).key, [50])
+    assert offsets.query("g", "t", 0) == 51
+
+
+@given(st.lists(st.tuples(st.sampled_from(["pop", "skip", "ack", "expire"]), st.integers(0, 40)), max_size=80))
+def test_the_offset_never_passes_what_is_neither_acknowledged_nor_stored(steps: list[tuple[str, int]]) -> None:
+    pops, stored, offsets = buffer()
+    now = end = 0
+    out: set[int] = set()
+    keys: list[PopKey] = []
+    for step, number in steps:
+        if step == "pop":
+            one = checkpoint(end, 1 + number % 3, pop_time=now)
+            pops.add(one, 0, end + 1 + number % 3, now)
+            keys.append(one.key)
+            out |= set(range(end, end + 1 + number % 3))
+            end += 1 + number % 3
+        elif step == "skip":
+            pops.skip(QUEUE, end + number)
+            end += number
+        elif step == "ack":
+            for key in keys:
+                if key[3] <= number and pops.ack(key, [key[3]]):
+                    out.discard(key[3])
+        else:
+            now += number * 1000
+            pops.expire(now)
+        in_log = {offset for one in stored.checkpoints for offset in one.offsets}
+        committed = offsets.query("g", "t", 0)
+        assert committed is not None
+        assert committed <= end
+        assert committed <= min(out - in_log, default=end)
+        assert (pops.next_offset(QUEUE) or committed) == end
+
+
+def test_a_checkpoint_is_due_once_the_log_is_past_its_acknowledgements() -> None:
+    queue = ReviveQueue(10, 0)
+    queue.take_checkpoint(checkpoint(0, 2, invisible_time=5000), 10)
+    queue.take_checkpoint(checkpoint(5, 1, invisible_time=5000), 11)
+    queue.read_to(12, 5000, 5000)
+    assert (queue.due(7900), queue.committed) == (None, 9)
+    queue.take_ack(Ack(start_offset=0, group="g", topic="t", queue_id=0, pop_time=0, offset=1, broker_name="b"))
+    queue.take_ack(Ack(start_offset=99, group="g", topic="t", queue_id=0, pop_time=0, offset=99, broker_name="b"))
+    queue.read_to(14, 7001, 7100)
+    first = queue.due(7100)
+    assert first is not None
+    assert (first.offset, first.acked) == (10, 0b10)
+    queue.done(first)
+    assert queue.committed == 10
+    second = queue.due(7100)
+    assert second is not None
+    queue.done(second)
+    assert (queue.due(10**9), queue.committed) == (None, 13)
+
+
+def test_a_log_that_brings_nothing_is_past_every_time_before() -> None:
+    queue = ReviveQueue(0, 0)
+    queue.take_checkpoint(checkpoint(0, invisible_time=1000), 0)
+    queue.read_to(1, 0, 500)
+    assert queue.due(3001) is None
+    assert queue.due(3500) is not None
+
+
+def test_a_batch_and_a_bit_map_acknowledge() -> None:
+    queue = ReviveQueue(0, 0)
+    one = checkpoint(0, 4, invisible_time=0)
+    one.bit_map = 0b1000
+    queue.take_checkpoint(one, 0)
+    queue.take_ack(Ack(start_offset=0, group="g", topic="t", queue_id=0, pop_time=0, offsets=[0, 2], broker_name="b"))
+    queue.read_to(2, 60_000, 60_000)
+    due = queue.due(60_000)
+    assert due is not None
+    assert due.acked == 0b1101

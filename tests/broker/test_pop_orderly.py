@@ -1,0 +1,129 @@
+"""Pops in order, over a connection and in the plain table; consumerOrderInfo.json as Java writes and reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from pop_support import Popped, PopPeer, popped
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.orderly_pop import OrderlyPops, Outcome
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.client import RemotingClient
+
+TOPIC, GROUP = "orders", "poppers"
+
+#: What Apache's QueueLevelConsumerManager wrote for offsets 3, 4 and 7, two of which had been out before.
+JAVA_FILE = (
+    b'{"orderInfoCount":1,"orderedConsumptionLevel":"QUEUE","table":{"t@g":{1:{"cm":0,"i":60000,"l":1795257441907,'
+    b'"o":[3,1,4],"oc":{3:1,4:1},"ot":{4:99},"popTime":1800}}}}'
+)
+
+
+@pytest.fixture
+async def peer(broker: Broker, remoting: RemotingClient) -> PopPeer:
+    broker.topics.put(TopicConfig(TOPIC, 2, 2))
+    peer = PopPeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    for i in range(6):
+        await peer.send(TOPIC, b"%d" % i, queue_id=0)
+    return peer
+
+
+async def pop(peer: PopPeer, **options: object) -> list[Popped]:
+    return popped(await peer.pop(TOPIC, order=True, **options))  # type: ignore[arg-type]
+
+
+async def test_a_queue_is_blocked_until_all_is_acknowledged(peer: PopPeer, broker: Broker) -> None:
+    first = await pop(peer, count=2)
+    assert [one.body for one in first] == [b"0", b"1"]
+    assert {one.handle.revive_queue_id for one in first} == {999}
+    assert await pop(peer) == []
+    await peer.ack(first[1])
+    assert await pop(peer) == []
+    await peer.ack(first[0])
+    assert broker.offsets.query(GROUP, TOPIC, 0) == 2
+    assert [one.body for one in await pop(peer)] == [b"2", b"3", b"4", b"5"]
+
+
+async def test_an_acknowledgement_wakes_who_waits(peer: PopPeer, broker: Broker) -> None:
+    (first,) = await pop(peer, count=1)
+    waiting = asyncio.create_task(pop(peer, count=1, poll_ms=15_000))
+    async with asyncio.timeout(5):
+        while not len(broker.pops.waiting):
+            await asyncio.sleep(0.01)
+        await peer.ack(first)
+        assert [one.body for one in await waiting] == [b"1"]
+
+
+async def test_what_is_not_acknowledged_comes_again_in_order(peer: PopPeer, broker: Broker) -> None:
+    first = await pop(peer, count=3, invisible_ms=200)
+    await peer.ack(first[0])
+    answer = await peer.pop(TOPIC, order=True, count=3, poll_ms=15_000)
+    again = popped(answer)
+    assert [one.body for one in again] == [b"1", b"2", b"3"]
+    assert answer.ext_fields["orderCountInfo"] == "0 qo0%1 1;0 qo0%2 1;0 0 0"
+    # The first batch's handles are of no use any more.
+    assert (await peer.ack(first[1])).code == ResponseCode.SUCCESS
+    assert broker.offsets.query(GROUP, TOPIC, 0) == 1
+
+
+async def test_invisible_time_is_changed(peer: PopPeer) -> None:
+    (first,) = await pop(peer, count=1)
+    changed = await peer.change(first, 100)
+    assert changed.ext_fields["popTime"] == str(first.handle.pop_time)
+    (again,) = await pop(peer, count=1, poll_ms=15_000)
+    assert again.body == b"0"
+
+
+async def test_the_same_attempt_is_not_held_up_by_itself(peer: PopPeer) -> None:
+    first = await pop(peer, count=2, attempt_id="one")
+    again = await pop(peer, count=2, attempt_id="one")
+    assert [one.body for one in again] == [one.body for one in first]
+    assert await pop(peer, attempt_id="two") == []
+
+
+async def test_a_reset_of_the_group_wins(peer: PopPeer, broker: Broker) -> None:
+    assert len(await pop(peer, count=2)) == 2
+    broker.offsets.commit(GROUP, TOPIC, 0, 5)
+    assert [one.body for one in await pop(peer)] == [b"5"]
+
+
+async def test_an_acknowledgement_of_another_message_is_refused(peer: PopPeer) -> None:
+    (first,) = await pop(peer, count=1)
+    wrong = Popped(first.message, first.handle)
+    wrong.message.queue_offset = 4
+    assert (await peer.ack(wrong)).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def table(path: Path) -> OrderlyPops:
+    pops = OrderlyPops(path)
+    pops.load()
+    return pops
+
+
+def test_javas_file_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOrderInfo.json"
+    path.write_bytes(JAVA_FILE)
+    pops = table(path)
+    assert pops.is_blocked("t", "g", 1, None, 0, 61_799)
+    assert not pops.is_blocked("t", "g", 1, None, 0, 61_800)
+    assert pops.ack("t", "g", 1, 4, 1800) == 3
+    assert pops.ack("t", "g", 1, 5, 1800) is Outcome.ILLEGAL
+    assert pops.ack("t", "g", 1, 3, 1799) is Outcome.TOO_LATE
+    pops.save(lambda topic, group, queue_id: True, 1795257441907)
+    assert json.loads(path.read_bytes())["table"]["t@g"]["1"]["cm"] == 2
+    assert table(path).ack("t", "g", 1, 3, 1800) == 7
+
+
+def test_what_is_gone_or_old_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOrderInfo.json"
+    pops = table(path)
+    for topic in ("kept", "gone"):
+        pops.popped(topic, "g", 0, 0, [0], None, 1000, 1000)
+    pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9))
+    pops.save(lambda topic, group, queue_id: topic != "gone", 1000)
+    assert list(json.loads(path.read_bytes())["table"]) == ["kept@g"]

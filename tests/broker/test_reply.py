@@ -1,0 +1,138 @@
+"""Replies between clients, asked for over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from broker_support import Peer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers import SendMessageResponseHeader
+from gantrymq.protocol.heartbeat import HeartbeatData, ProducerData
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.properties import MESSAGE_REPLY_TO_CLIENT, PUSH_REPLY_TIME, decode_properties
+from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection, Reply
+
+REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
+CODES = pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
+
+
+class Asker:
+    """A producer that waits for replies."""
+
+    def __init__(self, answer: int) -> None:
+        self.pushed: list[RemotingCommand] = []
+        self._answer = answer
+        self.remoting = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._take})
+
+    def _take(self, connection: Connection, request: RemotingCommand) -> Reply:
+        self.pushed.append(request)
+        return RemotingCommand.response(self._answer, "so it is")
+
+    async def join(self, broker: Broker) -> None:
+        data = HeartbeatData(client_id="asker", producer_data_set=[ProducerData("askers")])
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data))
+        await self.remoting.call(broker.address, request, 5000)
+
+
+async def reply(peer: Peer, code: int, properties: dict[str, str], **changed: object) -> RemotingCommand:
+    if code == RequestCode.SEND_REPLY_MESSAGE_V2:
+        return await peer.send(REPLY_TOPIC, b"answer", code=code, properties=properties, **changed)
+    fields = {
+        "producerGroup": "repliers",
+        "topic": REPLY_TOPIC,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000000",
+        "flag": "0",
+        "properties": "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
+    }
+    return await peer.ask(code, body=b"answer", fields=fields)
+
+
+@CODES
+async def test_a_reply_is_pushed_to_who_asked_and_stored(broker: Broker, peer: Peer, code: int) -> None:
+    asker = Asker(ResponseCode.SUCCESS)
+    await asker.join(broker)
+    answer = await reply(peer, code, {MESSAGE_REPLY_TO_CLIENT: "asker", "CORRELATION_ID": "c1"})
+    assert answer.code == ResponseCode.SUCCESS
+    header = answer.read_header(SendMessageResponseHeader)
+    (pushed,) = asker.pushed
+    assert pushed.body == b"answer"
+    push = pushed.read_header(ReplyMessageRequestHeader)
+    assert push.topic == REPLY_TOPIC
+    assert push.store_host == broker.address
+    properties = decode_properties((push.properties or "").encode())
+    assert properties["CORRELATION_ID"] == "c1"
+    assert int(properties[PUSH_REPLY_TIME]) == push.store_timestamp
+    pulled = await peer.pull(REPLY_TOPIC, header.queue_offset)
+    (stored,) = decode_messages(pulled.body)
+    assert (stored.body, stored.offset_msg_id) == (b"answer", header.msg_id)
+    await asker.remoting.close()
+
+
+@pytest.mark.parametrize(
+    ("properties", "remark"),
+    [
+        ({}, "reply message properties[REPLY_TO_CLIENT] is null"),
+        ({MESSAGE_REPLY_TO_CLIENT: "nobody"}, "push reply message fail, channel of <nobody> not found."),
+    ],
+)
+async def test_a_reply_to_nobody_is_refused_but_stored(peer: Peer, properties: dict[str, str], remark: str) -> None:
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, properties)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
+    offset = answer.read_header(SendMessageResponseHeader).queue_offset
+    assert (await peer.pull(REPLY_TOPIC, offset)).code == ResponseCode.SUCCESS
+
+
+async def test_what_the_asker_refuses_the_replier_learns(broker: Broker, peer: Peer) -> None:
+    asker = Asker(ResponseCode.SYSTEM_ERROR)
+    await asker.join(broker)
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, {MESSAGE_REPLY_TO_CLIENT: "asker"})
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "so it is" in (answer.remark or "")
+    await asker.remoting.close()
+
+
+async def test_an_asker_who_left_is_not_found(broker: Broker, peer: Peer) -> None:
+    asker = Asker(ResponseCode.SUCCESS)
+    await asker.join(broker)
+    await asker.remoting.close()
+    async with asyncio.timeout(5):
+        while broker.members.producers:
+            await asyncio.sleep(0.01)
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, {MESSAGE_REPLY_TO_CLIENT: "asker"})
+    assert answer.remark == "push reply message fail, channel of <asker> not found."
+
+
+async def test_without_storing_nothing_is_stored(broker: Broker, peer: Peer) -> None:
+    broker.config.store_reply_message_enable = False
+    asker = Asker(ResponseCode.SUCCESS)
+    await asker.join(broker)
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, {MESSAGE_REPLY_TO_CLIENT: "asker"})
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.read_header(SendMessageResponseHeader).msg_id == "0"
+    assert broker.store.queue(REPLY_TOPIC, 0).max_offset == 0
+    await asker.remoting.close()
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "code"),
+    [
+        ("Unknown", 0, ResponseCode.TOPIC_NOT_EXIST),
+        (REPLY_TOPIC, 7, ResponseCode.INVALID_PARAMETER),
+    ],
+)
+async def test_a_reply_to_no_queue_is_refused(peer: Peer, topic: str, queue_id: int, code: int) -> None:
+    answer = await peer.send(
+        topic, b"answer", code=RequestCode.SEND_REPLY_MESSAGE_V2, queue_id=queue_id, properties={"a": "b"}
+    )
+    assert answer.code == code

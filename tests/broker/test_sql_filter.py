@@ -1,0 +1,262 @@
+"""SQL92 subscriptions: of heartbeats, of pulls, under long polling, of retried messages; consumerFilter.json."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker_support import Peer, config
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.connection_body import CheckClientRequestBody
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers import UnregisterClientRequestHeader
+from gantrymq.protocol.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import PULL_SUSPEND
+from gantrymq.remoting.client import RemotingClient
+
+
+def bodies(response: RemotingCommand) -> list[bytes]:
+    return [message.body for message in decode_messages(response.body)]
+
+
+def sql(topic: str, expression: str, version: int = 1) -> SubscriptionData:
+    return SubscriptionData(topic, expression, sub_version=version, expression_type="SQL92")
+
+
+async def beat(peer: Peer, *subscriptions: SubscriptionData, model: str = CLUSTERING) -> None:
+    data = ConsumerData("consumers", message_model=model, subscription_data_set=list(subscriptions))
+    response = await peer.ask(RequestCode.HEART_BEAT, body=encode_json(HeartbeatData("client", [], [data])))
+    assert response.code == ResponseCode.SUCCESS
+
+
+@asynccontextmanager
+async def running(directory: Path, **changed: object) -> AsyncIterator[tuple[Broker, Peer]]:
+    broker, remoting = Broker(config(directory, **changed)), RemotingClient()
+    await broker.start()
+    try:
+        yield broker, Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    finally:
+        await remoting.close()
+        await broker.stop()
+
+
+async def send_amounts(peer: Peer, *amounts: int) -> None:
+    for amount in amounts:
+        await peer.send("orders", b"%d" % amount, properties={"amount": str(amount)})
+
+
+async def test_a_pulls_own_expression(peer: Peer) -> None:
+    await send_amounts(peer, 5, 50, 7, 70)
+    response = await peer.pull("orders", subscription="amount > 10", expression_type="SQL92")
+    assert (response.code, bodies(response)) == (ResponseCode.SUCCESS, [b"50", b"70"])
+    assert response.ext_fields["nextBeginOffset"] == "4"
+    none = await peer.pull("orders", subscription="amount > 100", expression_type="SQL92")
+    assert (none.code, none.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "4")
+
+
+async def test_records_of_every_shape_are_looked_at(peer: Peer) -> None:
+    long_topic = "t" * 127
+    for topic in ("orders", long_topic):
+        for body in (b"", b"x" * 5000):
+            await peer.send(topic, body, properties={"a": "1"})
+            await peer.send(topic, body)
+        response = await peer.pull(topic, subscription="a = 1", expression_type="SQL92")
+        assert bodies(response) == [b"", b"x" * 5000]
+
+
+async def test_a_pull_scans_so_far_and_no_further(peer: Peer) -> None:
+    # maxFilterMessageSize has room for 800 units.
+    await asyncio.gather(*(peer.send("orders", b"", properties={"a": "1"}) for _ in range(850)))
+    await peer.send("orders", b"found", properties={"a": "2"})
+    first = await peer.pull("orders", subscription="a = 2", expression_type="SQL92")
+    assert (first.code, first.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "800")
+    assert bodies(await peer.pull("orders", 800, subscription="a = 2", expression_type="SQL92")) == [b"found"]
+
+
+async def test_the_expression_of_the_heartbeat(peer: Peer) -> None:
+    await send_amounts(peer, 5, 50)
+    await beat(peer, sql("orders", "amount > 10"))
+    assert bodies(await peer.pull("orders", sys_flag=0, sub_version=1)) == [b"50"]
+    newer = await peer.pull("orders", sys_flag=0, sub_version=2)
+    assert newer.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    await beat(peer, sql("orders", "amount < 10", version=2))
+    assert bodies(await peer.pull("orders", sys_flag=0, sub_version=2)) == [b"5"]
+    await beat(peer, SubscriptionData.parse("orders"))
+    assert bodies(await peer.pull("orders", sys_flag=0)) == [b"5", b"50"]
+
+
+async def test_a_heartbeat_with_a_bad_expression(peer: Peer) -> None:
+    await send_amounts(peer, 5)
+    await beat(peer, sql("orders", "amount >"))
+    response = await peer.pull("orders", sys_flag=0, sub_version=1)
+    assert response.code == ResponseCode.FILTER_DATA_NOT_EXIST
+    assert "column 9" in (response.remark or "")
+
+
+async def test_a_long_poll_waits_for_a_match(peer: Peer, broker: Broker) -> None:
+    await send_amounts(peer, 5)
+    await beat(peer, sql("orders", "amount > 10"))
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000, sys_flag=PULL_SUSPEND, sub_version=1))
+    async with asyncio.timeout(5):
+        while not len(broker.polling):
+            await asyncio.sleep(0)
+        await send_amounts(peer, 6, 60)
+        response = await waiting
+    assert bodies(response) == [b"60"]
+
+
+async def check(peer: Peer, expression: str, expression_type: str = "SQL92") -> RemotingCommand:
+    subscription = SubscriptionData("orders", expression, expression_type=expression_type)
+    body = encode_json(CheckClientRequestBody("client", "consumers", subscription))
+    return await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+
+
+async def test_check_client_config(peer: Peer) -> None:
+    assert (await check(peer, "amount > 10")).code == ResponseCode.SUCCESS
+    assert (await check(peer, "a || b", "TAG")).code == ResponseCode.SUCCESS
+    assert (await check(peer, "a || b", "")).code == ResponseCode.SUCCESS
+    bad = await check(peer, "amount LIKE '1%'")
+    assert bad.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert bad.remark == "SQL92 filter, column 8: 'LIKE' can't stand here (use CONTAINS, STARTSWITH or ENDSWITH), " + (
+        "behind 'amount '"
+    )
+    assert (await check(peer, "a", "LUA")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    pulled = await peer.send("orders", b"x")
+    pulled = await peer.pull("orders", subscription="amount >", expression_type="SQL92")
+    assert pulled.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_without_property_filters(tmp_path: Path) -> None:
+    async with running(tmp_path, enable_property_filter=False) as (_, peer):
+        await send_amounts(peer, 5)
+        await beat(peer, sql("orders", "amount > 1"))
+        for response in (
+            await check(peer, "amount > 1"),
+            await peer.pull("orders", subscription="amount > 1", expression_type="SQL92"),
+            await peer.pull("orders", sys_flag=0, sub_version=1),
+        ):
+            assert response.code == ResponseCode.SYSTEM_ERROR
+            assert response.remark == "The broker does not support consumer to filter message by SQL92"
+        assert bodies(await peer.pull("orders")) == [b"5"]
+
+
+async def test_retried_messages_are_filtered_by_the_topic_that_they_came_from(tmp_path: Path) -> None:
+    async with running(tmp_path, filter_support_retry=True) as (_, peer):
+        await beat(peer, sql("orders", "amount > 10"), sql("%RETRY%consumers", "amount IS NOT NULL"))
+        for topic, amount in (("orders", "5"), ("orders", "50"), ("others", "5")):
+            properties = {"amount": amount, "RETRY_TOPIC": topic}
+            await peer.send("%RETRY%consumers", f"{topic} {amount}".encode(), properties=properties)
+        response = await peer.pull("%RETRY%consumers", sys_flag=0, sub_version=1)
+        assert bodies(response) == [b"orders 50", b"others 5"]
+
+
+async def test_broadcast_consumers_of_a_group_that_may_not(peer: Peer, broker: Broker) -> None:
+    await send_amounts(peer, 5)
+    await beat(peer, SubscriptionData.parse("orders"), model=BROADCASTING)
+    assert bodies(await peer.pull("orders", sys_flag=0)) == [b"5"]
+    group = broker.groups.get("consumers")
+    assert group is not None
+    group.consume_broadcast_enable = False
+    assert (await peer.pull("orders", sys_flag=0)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_which_broker_to_pull_from(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, peer):
+        await send_amounts(peer, 5, 6)
+        group = broker.groups.get("consumers")
+        assert group is not None
+        group.broker_id, group.which_broker_when_consume_slowly = 3, 4
+
+        async def suggested() -> str:
+            return (await peer.pull("orders", max_msg_nums=1)).ext_fields["suggestWhichBrokerId"]
+
+        assert await suggested() == "0"
+        broker.config.slave_read_enable = True
+        assert await suggested() == "3"
+        # Nothing but the last byte counts as in memory.
+        broker.store.in_memory_bytes = 1
+        assert await suggested() == "4"
+
+
+async def test_the_file_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, peer):
+        await beat(peer, sql("orders", "amount > 10", version=7))
+    path = tmp_path / "config" / "consumerFilter.json"
+    saved = json.loads(path.read_text())["filterDataByTopic"]["orders"]
+    data = saved["groupFilterData"]["consumers"]
+    assert saved["topic"] == data["topic"] == "orders"
+    assert (data["consumerGroup"], data["expression"], data["expressionType"]) == ("consumers", "amount > 10", "SQL92")
+    assert data["clientVersion"] == 7
+    assert data["deadTime"] >= data["bornTime"] > 1_600_000_000_000
+
+
+async def test_a_group_that_leaves_lets_its_filters_die(peer: Peer, broker: Broker) -> None:
+    await beat(peer, sql("orders", "amount > 10"))
+    found = broker.consumer_filters.find("orders", "consumers")
+    assert found is not None
+    assert not found.is_dead
+    await peer.ask(
+        RequestCode.UNREGISTER_CLIENT, UnregisterClientRequestHeader(client_id="client", consumer_group="consumers")
+    )
+    assert found.is_dead
+
+
+#: As a Java broker wrote it.
+OF_JAVA = b"""{"filterDataByTopic":{"TopicTest":{"groupFilterData":{"group_a":{"bloomFilterData":{"bitNum":216,
+"bitPos":[149,149,16]},"bornTime":1000,"clientVersion":5,"consumerGroup":"group_a","dead":false,"deadTime":0,
+"expression":"a > 5","expressionType":"SQL92","topic":"TopicTest"}},"topic":"TopicTest"}}}"""
+
+
+def test_a_file_of_java(tmp_path: Path) -> None:
+    path = tmp_path / "consumerFilter.json"
+    path.write_bytes(OF_JAVA)
+    filters = ConsumerFilters(path)
+    filters.load(1_000_000)
+    found = filters.find("TopicTest", "group_a")
+    assert found is not None
+    assert (found.expression, found.dead_time, found.is_dead) == ("a > 5", 970_000, True)
+    assert filters.compiled(found)(b"a\x016\x02")
+    # The same group again: it lives, and what Java keeps beside it stays.
+    filters.register("group_a", [sql("TopicTest", "a > 6", version=6)], 1_000_001)
+    found = filters.find("TopicTest", "group_a")
+    assert found is not None
+    assert not found.is_dead
+    assert not filters.compiled(found)(b"a\x016\x02")
+    assert json.loads(filters.encode())["filterDataByTopic"]["TopicTest"]["groupFilterData"]["group_a"][
+        "bloomFilterData"
+    ] == {"bitNum": 216, "bitPos": [149, 149, 16]}
+
+
+def test_versions_and_deaths(tmp_path: Path) -> None:
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json")
+
+    def expression() -> tuple[str, int, bool]:
+        found = filters.find("orders", "g")
+        assert found is not None
+        return found.expression, found.client_version, found.is_dead
+
+    filters.register("g", [sql("orders", "a = 1", 5)], 1000)
+    filters.register("g", [sql("orders", "a = 2", 4)], 1001)
+    assert expression() == ("a = 1", 5, False)
+    filters.register("g", [sql("orders", "a = 1", 6)], 1002)
+    assert expression() == ("a = 1", 6, False)
+    filters.register("g", [SubscriptionData.parse("others")], 1003)
+    assert expression() == ("a = 1", 6, True)
+    filters.register("g", [sql("orders", "a = 1", 6)], 1004)
+    assert expression() == ("a = 1", 6, False)
+    filters.unregister("g", 1005)
+    filters.save(1004 + KEPT_MS)
+    assert expression() == ("a = 1", 6, True)
+    filters.save(1005 + KEPT_MS)
+    assert filters.find("orders", "g") is None
+    again = ConsumerFilters(tmp_path / "consumerFilter.json")
+    again.load(2000)
+    assert again.find("orders", "g") is None

@@ -1,0 +1,361 @@
+"""Timer messages by a clock that the test sets: days pass at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.timer_delivery import Step, TimerDelivery
+from gantrymq.broker.timer_message import slot_time
+from gantrymq.broker.timer_metrics import TimerMetrics
+from gantrymq.errors import RequestRefused, StoreFull
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.record import decode_records, encode_host
+from gantrymq.protocol.topic_name import TIMER_TOPIC
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.message_store import GetStatus, MessageStore
+from gantrymq.store.timer_store import TimerStore
+
+HOST = encode_host("127.0.0.1", 10911)
+NOW = 1_800_000_000_000
+DAY_MS = 24 * 3600 * 1000
+
+
+class World:
+    """A store with a timer, and its clock."""
+
+    def __init__(self, root: Path, polling: LongPolling, **options: Any) -> None:
+        self.now_ms = NOW
+        self._polling = polling
+        self.config = StoreConfig(
+            root, mapped_file_size_commit_log=4 * 1024 * 1024, message_index_enable=False, **options
+        )
+        self.open()
+
+    def open(self) -> None:
+        self.store = MessageStore(self.config, HOST)
+        self.store.open()
+        self.metrics = TimerMetrics(self.config.config_directory / "timermetrics")
+        self.metrics.load()
+        config = self.config
+        self.files = TimerStore(
+            config.store_path_root_dir,
+            config.timer_precision_ms,
+            config.timer_roll_window_slot,
+            config.mapped_file_size_timer_log,
+        )
+        self.files.open(self.store.max_physical_offset, self.now_ms)
+        self.appender = Appender(self.store, HOST, self._polling)
+        self.timer = TimerDelivery(self.files, self.appender, self.metrics, config.timer_precision_ms)
+
+    def close(self) -> None:
+        self.store.close()
+        self.files.close()
+
+    def flush(self) -> None:
+        self.files.flush(self.files.checkpoint(self.now_ms))
+        self.metrics.save(self.metrics.encode())
+
+    def send(self, body: str, delay_ms: int = 0, *, topic: str = "orders", key: str = "", **more: str) -> None:
+        deliver_ms = self.now_ms + delay_ms
+        slot_ms = slot_time({"TIMER_DELIVER_MS": str(deliver_ms)}, self.config, self.now_ms)
+        fields = {
+            "UNIQ_KEY": key or body,
+            "TAGS": "t",
+            "TIMER_DELIVER_MS": str(deliver_ms),
+            "TIMER_OUT_MS": str(slot_ms),
+            "REAL_TOPIC": topic,
+            "REAL_QID": "1",
+            **more,
+        }
+        self.put({name: value for name, value in fields.items() if value != "-"}, body)
+
+    def put(self, fields: dict[str, str], body: str = "") -> None:
+        queue = self.store.queue(TIMER_TOPIC, 0)
+        self.appender.append(queue, 0, 0, self.now_ms, HOST, 3, body.encode(), encode_properties(fields), 0)
+
+    def work(self) -> Step:
+        """All that is to do now."""
+        while (step := self.timer.step(self.now_ms)) is Step.MORE:
+            pass
+        return step
+
+    def sleep(self) -> None:
+        """Until the timer wants to be woken."""
+        due_ms = self.timer.due_ms()
+        assert due_ms is not None
+        assert due_ms > self.now_ms
+        self.now_ms = due_ms
+
+    def delivered(self, topic: str = "orders") -> list[str]:
+        found = self.store.get(self.store.queue(topic, 1), 0, 100_000, 1 << 24)
+        if found.status is not GetStatus.FOUND:
+            return []
+        return [record.body.decode() for buffer in found.buffers for record in decode_records(buffer)]
+
+    def properties(self, number: int) -> dict[str, str]:
+        unit = self.store.queue("orders", 1).unit(number)
+        assert unit is not None
+        return decode_properties(self.store.read_record(unit[0]).properties)
+
+    def waiting(self) -> dict[str, int]:
+        counts: dict[str, dict[str, int]] = decode_json(self.metrics.encode(), dict)["timingCount"]
+        return {topic: metric["count"] for topic, metric in counts.items()}
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., World]]:
+    worlds: list[World] = []
+    polling = LongPolling(lambda pull, expired: None)
+
+    def make_world(**options: Any) -> World:
+        worlds.append(World(tmp_path / "store", polling, **options))
+        return worlds[-1]
+
+    yield make_world
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+def test_delivered_when_its_slot_is_over_never_early(world: World) -> None:
+    for delay_ms in (1, 1000, 1001, 2500, 1700):
+        world.send(str(delay_ms), delay_ms)
+    came: dict[str, int] = {}
+    for world.now_ms in range(NOW, NOW + 4001, 100):
+        assert world.work() is Step.IDLE
+        for body in world.delivered():
+            came.setdefault(body, world.now_ms - NOW)
+    assert came == {"1": 1000, "1000": 1000, "1001": 2000, "1700": 2000, "2500": 3000}
+    assert world.timer.due_ms() is None
+
+
+def test_properties_are_those_of_java(world: World) -> None:
+    world.send("x", 2500)
+    world.work()
+    world.sleep()
+    world.work()
+    assert world.now_ms == NOW + 3000
+    assert world.properties(0) == {
+        "UNIQ_KEY": "x",
+        "TAGS": "t",
+        "TIMER_DELIVER_MS": str(NOW + 2500),
+        "TIMER_OUT_MS": str(NOW + 2000),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "1",
+        "TIMER_ENQUEUE_MS": str(NOW),
+        "TIMER_DEQUEUE_MS": str(NOW + 3000),
+    }
+
+
+def test_what_comes_after_its_slot_goes_on_at_once(world: World) -> None:
+    world.send("late", 500)
+    world.now_ms += 60_000
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["late"]
+    assert world.properties(0)["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
+    assert world.waiting() == {}
+
+
+def test_rolled_every_window_and_on_time(make: Callable[..., World]) -> None:
+    world = make(timer_max_delay_sec=10 * 24 * 3600)
+    world.send("far", 5 * DAY_MS)
+    wakes = 0
+    while not world.delivered():
+        world.work()
+        if not world.delivered():
+            world.sleep()
+            wakes += 1
+    assert world.now_ms == NOW + 5 * DAY_MS
+    assert world.properties(0)["TIMER_ROLL_TIMES"] == "2"
+    assert wakes == 3
+    assert world.waiting() == {"orders": 0}
+
+
+def test_ten_thousand_in_one_slot_come_in_order_in_small_steps(world: World) -> None:
+    for n in range(10_000):
+        world.send(str(n), 500)
+    world.work()
+    world.now_ms += 1000
+    steps = 0
+    before = 0
+    while world.timer.step(world.now_ms) is Step.MORE:
+        steps += 1
+        assert world.timer.delivered - before <= 1
+        before = world.timer.delivered
+    assert steps > 10_000
+    assert world.delivered() == [str(n) for n in range(10_000)]
+
+
+@pytest.mark.parametrize("delete_key", ["B", "orders+B"])
+def test_taken_back(world: World, delete_key: str) -> None:
+    world.send("keep", 5000, key="A")
+    world.send("drop", 5000, key="B")
+    world.send("other topic", 5000, key="A", topic="bills")
+    world.send("0", 5000, key="B", TIMER_DEL_UNIQKEY=delete_key)
+    world.work()
+    assert world.waiting() == {"orders": 1, "bills": 1}
+    world.sleep()
+    world.work()
+    assert (world.delivered(), world.delivered("bills")) == (["keep"], ["other topic"])
+    assert world.waiting() == {"orders": 0, "bills": 0}
+    assert world.files.waiting == 0
+
+
+def test_taking_back_what_isnt_there_counts_for_nothing(world: World) -> None:
+    world.send("keep", 5000, key="A")
+    world.send("0", 5000, key="C", TIMER_DEL_UNIQKEY="C")
+    world.work()
+    world.sleep()
+    world.work()
+    assert world.delivered() == ["keep"]
+    assert world.waiting() == {"orders": 0}
+    world.send("0", 500, key="D", TIMER_DEL_UNIQKEY="D")
+    world.now_ms += 10_000
+    world.work()
+    assert world.delivered() == ["keep"]
+
+
+def test_taken_back_across_rolls(make: Callable[..., World]) -> None:
+    world = make(timer_roll_window_slot=100)
+    world.send("drop", 250_000, key="B")
+    world.now_ms += 7_000
+    world.work()
+    world.send("0", 243_000, key="B", TIMER_DEL_UNIQKEY="B")
+    world.send("keep", 243_000, key="C")
+    world.work()
+    while world.timer.due_ms() is not None:
+        world.sleep()
+        world.work()
+    assert world.delivered() == ["keep"]
+    assert world.waiting() == {"orders": 0}
+
+
+def test_nonsense_is_skipped(world: World) -> None:
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "1"})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "1", "TIMER_OUT_MS": "soon"})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "1", "TIMER_OUT_MS": "9" * 30})
+    world.put({"TIMER_OUT_MS": str(NOW)})
+    world.put({"REAL_TOPIC": "../../etc", "REAL_QID": "1", "TIMER_OUT_MS": str(NOW)})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "-1", "TIMER_OUT_MS": str(NOW)})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": str(2**40), "TIMER_OUT_MS": str(NOW)})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "1", "TIMER_OUT_MS": str(NOW), "pad": "x" * 32_650})
+    world.send("good", 1000)
+    world.work()
+    world.now_ms += 5000
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["good"]
+
+
+def test_a_restart_in_the_middle_of_everything(world: World) -> None:
+    for n in range(50):
+        world.send(f"first {n}", 500 + 20 * n)
+    world.work()
+    world.flush()
+    for n in range(50):
+        world.send(f"second {n}", 500 + 20 * n)
+    # Some are on the wheel without a checkpoint, some not even that.
+    for _ in range(20):
+        world.timer.step(world.now_ms)
+    world.close()
+    world.open()
+    assert world.files.queue_offset == 50
+    world.now_ms += 60_000
+    world.work()
+    assert sorted(world.delivered()) == sorted(f"{word} {n}" for word in ("first", "second") for n in range(50))
+
+
+def test_a_crash_in_the_middle_of_a_slot_delivers_it_again(world: World) -> None:
+    for n in range(10):
+        world.send(str(n), 500)
+    world.work()
+    world.flush()
+    world.now_ms += 1000
+    for _ in range(6):
+        world.timer.step(world.now_ms)
+    assert 0 < len(world.delivered()) < 10
+    world.flush()
+    world.close()
+    world.open()
+    world.work()
+    assert world.delivered()[-10:] == [str(n) for n in range(10)]
+    assert len(world.delivered()) < 20
+
+
+def test_weeks_of_downtime_lose_nothing(world: World) -> None:
+    """Java gives up after 7 days; then new messages would share slots with old ones."""
+    world.send("old", 3 * DAY_MS, key="old")
+    world.work()
+    world.flush()
+    world.close()
+    world.now_ms += 14 * DAY_MS
+    world.open()
+    world.send("new", 3 * DAY_MS)
+    world.work()
+    assert world.delivered() == [] or world.delivered() == ["old"]
+    while world.timer.due_ms() is not None:
+        world.sleep()
+        world.work()
+    assert world.delivered() == ["old", "new"]
+
+
+def test_nothing_is_lost_while_the_store_takes_nothing(world: World) -> None:
+    for n in range(3):
+        world.send(str(n), 500)
+    world.work()
+    world.now_ms += 1000
+    world.store._log.pause(StoreFull("the disk is too full"))
+    assert world.work() is Step.BLOCKED
+    assert world.work() is Step.BLOCKED
+    assert world.delivered() == []
+    world.store._log.pause(None)
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["0", "1", "2"]
+
+
+def test_precision(make: Callable[..., World]) -> None:
+    world = make(timer_precision_ms=250)
+    assert world.config.timer_precision_ms == 200
+    world.send("x", 500)
+    world.work()
+    assert world.timer.due_ms() == NOW + 600
+    world.send("y", 400)
+    world.work()
+    assert world.timer.due_ms() == NOW + 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"TIMER_DELIVER_MS": str(NOW + 2500)}, NOW + 2000),
+        ({"TIMER_DELIVER_MS": str(NOW + 3000)}, NOW + 2000),
+        ({"TIMER_DELAY_MS": "2500"}, NOW + 2000),
+        ({"TIMER_DELAY_SEC": "7", "TIMER_DELAY_MS": "2500", "TIMER_DELIVER_MS": "x"}, NOW + 6000),
+        ({"TIMER_DELIVER_MS": str(NOW)}, None),
+        ({"TIMER_DELAY_SEC": "-5"}, None),
+        ({"TIMER_DELAY_SEC": str(3 * 24 * 3600)}, NOW + 3 * DAY_MS - 1000),
+        ({"TIMER_DELAY_MS": str(3 * DAY_MS + 1)}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"TIMER_DELIVER_MS": "soon"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"TIMER_DELAY_SEC": "9" * 5000}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"TIMER_DELIVER_MS": str(NOW), "TIMER_DEL_UNIQKEY": "t+k"}, ResponseCode.MESSAGE_ILLEGAL),
+    ],
+)
+def test_slot_time(fields: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path)
+    if isinstance(expected, ResponseCode):
+        with pytest.raises(RequestRefused, match="timer message illegal") as refused:
+            slot_time(fields, config, NOW)
+        assert refused.value.code == expected
+    else:
+        assert slot_time(fields, config, NOW) == expected
