@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
+from gantrymq.client.consumer_base import GroupConsumer
 from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.client.queue_selector import QueueSelector
+from gantrymq.client.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
+from gantrymq.client.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed
+from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 T = TypeVar("T")
@@ -30,7 +34,7 @@ T = TypeVar("T")
 class _Sync:
     """An asynchronous client on a loop in a thread."""
 
-    def __init__(self, client: Producer | PushConsumer | LitePullConsumer) -> None:
+    def __init__(self, client: Producer | GroupConsumer) -> None:
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -108,18 +112,78 @@ class SyncProducer(_Sync):
     ) -> SendResult:
         return self._wait(self._producer.send_with(message, selector, arg, timeout_ms))
 
+    def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
+        return self._wait(self._producer.request(message, timeout_ms))
+
+    def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
+        return self._wait(self._producer.recall(topic, recall_handle, timeout_ms))
+
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return self._wait(self._producer.queues(topic))
 
 
-class SyncPushConsumer(_Sync):
+class SyncTransactionProducer(SyncProducer):
+    """A `TransactionProducer` to be called without `await`; its listener's methods should be plain functions."""
+
+    def __init__(self, producer: TransactionProducer) -> None:
+        super().__init__(producer)
+        self._transactions = producer
+
+    def send_in_transaction(
+        self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+    ) -> TransactionSendResult:
+        return self._wait(self._transactions.send_in_transaction(message, arg, timeout_ms))
+
+
+class _SyncConsumer(_Sync):
+    """Subscriptions, which may change while the consumer runs."""
+
+    def __init__(self, consumer: GroupConsumer) -> None:
+        super().__init__(consumer)
+        self._group_consumer = consumer
+
+    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
+        self._in_loop(lambda: self._group_consumer.subscribe(topic, expression, expression_type))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
+
+    def _in_loop(self, change: Callable[[], T]) -> T:
+        """Between `start` and `close` nothing but the loop's thread touches a consumer."""
+
+        async def work() -> T:
+            return change()
+
+        return change() if self._loop is None else self._wait(work())
+
+
+class SyncPushConsumer(_SyncConsumer):
     """A `PushConsumer` that works between `start` and `close`; its handler should be a plain function."""
 
     def __init__(self, consumer: PushConsumer) -> None:
         super().__init__(consumer)
 
 
-class SyncLitePullConsumer(_Sync):
+class SyncSimpleConsumer(_SyncConsumer):
+    """A `SimpleConsumer` to be called without `await`."""
+
+    def __init__(self, consumer: SimpleConsumer) -> None:
+        super().__init__(consumer)
+        self._consumer = consumer
+
+    def receive(
+        self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
+    ) -> list[MessageExt]:
+        return self._wait(self._consumer.receive(max_messages, invisible_ms, await_ms))
+
+    def ack(self, message: MessageExt) -> None:
+        self._wait(self._consumer.ack(message))
+
+    def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
+        self._wait(self._consumer.change_invisible_time(message, invisible_ms))
+
+
+class SyncLitePullConsumer(_SyncConsumer):
     """A `LitePullConsumer` to be called without `await`: `for message in consumer`."""
 
     def __init__(self, consumer: LitePullConsumer) -> None:
@@ -133,14 +197,22 @@ class SyncLitePullConsumer(_Sync):
         while self._loop is not None:
             yield from self.poll(max_messages=1)
 
-    def commit(self) -> None:
-        self._wait(self._consumer.commit())
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        self._wait(self._consumer.commit(offsets))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         return self._wait(self._consumer.queues(topic))
 
-    def assign(self, queues: Iterable[MessageQueue]) -> None:
-        self._wait(self._consumer.assign(queues))
+    def assign(
+        self, queues: Iterable[MessageQueue], expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
+    ) -> None:
+        self._wait(self._consumer.assign(queues, expression, expression_type))
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        self._in_loop(lambda: self._consumer.pause(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        self._in_loop(lambda: self._consumer.resume(queues))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         self._wait(self._consumer.seek(queue, offset))
@@ -150,6 +222,12 @@ class SyncLitePullConsumer(_Sync):
 
     def seek_to_end(self, queue: MessageQueue) -> None:
         self._wait(self._consumer.seek_to_end(queue))
+
+    def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        self._wait(self._consumer.seek_to_time(queue, timestamp_ms))
+
+    def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return self._wait(self._consumer.offset_for_time(queue, timestamp_ms))
 
     def committed(self, queue: MessageQueue) -> int | None:
         return self._wait(self._consumer.committed(queue))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import msgspec
 
@@ -28,6 +29,12 @@ from gantrymq.remoting.server import RemotingServer
 SILENT = None
 
 
+class Scripted(Protocol):
+    """What `serving` starts and stops."""
+
+    server: RemotingServer
+
+
 class ScriptedBroker:
     """Answers every send with `answer`, a ResponseCode or SILENT; `sends` counts them, per queue id."""
 
@@ -35,6 +42,7 @@ class ScriptedBroker:
         self.name = name
         self.answer = answer
         self.sends: list[int] = []
+        self.headers: list[SendMessageRequestHeaderV2] = []
         self.server = RemotingServer({RequestCode.SEND_MESSAGE_V2: self._send}, host="127.0.0.1")
 
     @property
@@ -44,6 +52,7 @@ class ScriptedBroker:
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.read_header(SendMessageRequestHeaderV2)
         self.sends.append(header.queue_id)
+        self.headers.append(header)
         if self.answer is SILENT:
             return None
         answer = SendMessageResponseHeader(msg_id="0" * 32, queue_id=header.queue_id, queue_offset=len(self.sends))
@@ -79,7 +88,7 @@ def route_over(addresses: dict[str, str], queue_nums: int = 2) -> TopicRouteData
 
 
 @asynccontextmanager
-async def serving(servers: Iterable[ScriptedBroker | ScriptedNameServer | ScriptedGroupBroker]) -> AsyncIterator[None]:
+async def serving(servers: Iterable[Scripted]) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for scripted in servers:
             await scripted.server.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
 from waiting import eventually
@@ -91,7 +93,9 @@ async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> Non
 
 async def test_iteration(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
     bodies: list[bytes] = []
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    # With automatic commits a pull under way may commit after `commit` does.
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    async with consumer:
         await consumer.assign([queue])
         async for message in consumer:
             bodies.append(message.body)
@@ -120,11 +124,122 @@ async def test_closing_ends_an_iteration(name_server: str, queue: MessageQueue, 
         await consumer.poll()
 
 
-async def test_subscribed_queues_can_not_be_assigned(name_server: str, queue: MessageQueue, unique: str) -> None:
+async def test_subscribed_and_assigned_do_not_mix(name_server: str, queue: MessageQueue, unique: str) -> None:
     consumer = LitePullConsumer(name_server, unique)
     consumer.subscribe(queue.topic)
     async with consumer:
         with pytest.raises(ClientError, match="assigned by hand"):
             await consumer.assign([queue])
+    async with LitePullConsumer(name_server, unique) as consumer:
+        await consumer.assign([queue])
         with pytest.raises(ClientError, match="before the start"):
             consumer.subscribe("another")
+
+
+async def test_paused_queues_hand_nothing_out(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    other = queue._replace(queue_id=2)
+    await producer.send(Message(queue.topic, b"other"), queue=other)
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue, other])
+        assert len(await poll_all(consumer, 11)) == 11
+        await consumer.seek(queue, 4)
+        consumer.pause([queue])
+        assert consumer.paused == {queue}
+        await producer.send(Message(queue.topic, b"other"), queue=other)
+        assert await poll_all(consumer, 1) == [b"other"]
+        await consumer.seek(queue, 6)
+        assert await consumer.poll(200) == []
+        consumer.resume([queue])
+        assert await poll_all(consumer, 4) == [b"6", b"7", b"8", b"9"]
+        with pytest.raises(ClientError, match="not assigned"):
+            consumer.pause([queue._replace(queue_id=0)])
+
+
+async def test_what_was_pulled_before_a_pause_stays(name_server: str, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue])
+        assert [message.body for message in await consumer.poll(5000, max_messages=1)] == [b"0"]
+        consumer.pause([queue])
+        assert await consumer.poll(50) == []
+        consumer.resume([queue])
+        assert await poll_all(consumer, 9) == [b"%d" % n for n in range(1, 10)]
+
+
+async def test_by_time(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
+    await asyncio.sleep(0.01)
+    between = time.time_ns() // 1_000_000
+    await producer.send(Message(queue.topic, b"late"), queue=queue)
+    async with LitePullConsumer(name_server, unique) as consumer:
+        await consumer.assign([queue])
+        assert await consumer.offset_for_time(queue, 0) == 0
+        await consumer.seek_to_time(queue, between)
+        assert await poll_all(consumer, 1) == [b"late"]
+
+
+async def test_commit_of_given_offsets(name_server: str, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, auto_commit=False) as consumer:
+        await consumer.assign([queue])
+        await consumer.commit({queue: 6})
+        assert await consumer.committed(queue) == 6
+
+
+async def test_expression_of_assigned_queues(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    await producer.send(Message(queue.topic, b"tagged", tags="wanted"), queue=queue)
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue], "wanted")
+        assert await poll_all(consumer, 1) == [b"tagged"]
+        await consumer.assign([queue], "*")
+        await consumer.seek_to_begin(queue)
+        assert len(await poll_all(consumer, 11)) == 11
+
+
+async def test_topics_may_change_while_it_runs(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    second = f"{unique}_2"
+    await producer.send(Message(second, b"second"))
+    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(queue.topic)
+    async with consumer:
+        assert len(await poll_all(consumer, 10)) == 10
+        consumer.subscribe(second)
+        assert await poll_all(consumer, 1) == [b"second"]
+        consumer.unsubscribe(queue.topic)
+        await eventually(lambda: {queue.topic for queue in consumer.assignment} == {second})
+
+
+async def test_offsets_on_this_machine(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str, tmp_path: Path
+) -> None:
+    """Two consumers read everything; each goes on where it was."""
+    for name in ("one", "two", "one"):
+        consumer = LitePullConsumer(
+            name_server,
+            unique,
+            broadcasting=True,
+            offset_directory=tmp_path,
+            instance_name=name,
+            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        )
+        consumer.subscribe(queue.topic)
+        async with consumer:
+            if (tmp_path / consumer_id(tmp_path, name) / unique).exists():
+                await eventually(lambda consumer=consumer: len(consumer.assignment) == 4)
+                assert await consumer.poll(200) == []
+            else:
+                assert len(await poll_all(consumer, 10)) == 10
+                await consumer.commit()
+
+
+def consumer_id(directory: Path, name: str) -> str:
+    return next((path.name for path in directory.glob(f"*@{name}")), name)
+
+
+@pytest.mark.parametrize("size", [0, 1025])
+def test_impossible_batch_sizes_are_refused(size: int) -> None:
+    with pytest.raises(ClientError, match="pull_batch_size"):
+        LitePullConsumer("127.0.0.1:9876", "group", pull_batch_size=size)

@@ -8,8 +8,10 @@ import time
 from collections import Counter
 
 import pytest
+from inbox import Inbox, queues_of, send_all
 from waiting import eventually
 
+from gantrymq.client.consume_hooks import ConsumeContext, ConsumeReturnType
 from gantrymq.client.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.process_queue import FlowLimits
 from gantrymq.client.producer import Producer
@@ -17,28 +19,6 @@ from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
-
-
-class Inbox:
-    """A handler that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.messages: list[MessageExt] = []
-
-    async def __call__(self, message: MessageExt) -> None:
-        self.messages.append(message)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return sorted(message.body for message in self.messages)
-
-
-def queues_of(consumer: PushConsumer, topic: str) -> int:
-    return sum(queue.topic == topic for queue in consumer.assignment)
-
-
-async def send_all(producer: Producer, topic: str, bodies: list[bytes], tags: str | None = None) -> None:
-    await asyncio.gather(*(producer.send(Message(topic, body, tags=tags)) for body in bodies))
 
 
 async def test_from_the_beginning(name_server: str, producer: Producer, topic: str, unique: str) -> None:
@@ -226,3 +206,130 @@ def test_wrong_use_is_refused() -> None:
         consumer.subscribe("no topic")
     with pytest.raises(ClientError, match="subscribe"):
         asyncio.run(consumer.start())
+    with pytest.raises(ClientError, match="concurrency"):
+        PushConsumer("127.0.0.1:9876", "group", Inbox(), concurrency=0)
+    with pytest.raises(ClientError, match="consume_timeout_s"):
+        PushConsumer("127.0.0.1:9876", "group", Inbox(), consume_timeout_s=0)
+    with pytest.raises(ClientError, match="neither orderly nor broadcasting"):
+        PushConsumer("127.0.0.1:9876", "group", Inbox(), client_rebalance=False, orderly=True)
+
+
+async def test_topics_may_change_while_it_runs(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    second = f"{unique}_2"
+    await send_all(producer, second, [b"second"])
+    inbox = Inbox()
+    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(topic, "first")
+    async with consumer:
+        await eventually(lambda: queues_of(consumer, topic) == 4)
+        consumer.subscribe(second)
+        await eventually(lambda: inbox.bodies == [b"second"])
+        consumer.subscribe(topic, "other")
+        consumer.unsubscribe(second)
+        await eventually(lambda: not queues_of(consumer, second) and queues_of(consumer, topic) == 4)
+        await send_all(producer, second, [b"not asked for"])
+        await send_all(producer, topic, [b"first"], "first")
+        await send_all(producer, topic, [b"other"] * 8, "other")
+        await eventually(lambda: len(inbox.messages) == 9)
+    assert inbox.bodies == [b"other"] * 8 + [b"second"]
+
+
+async def test_a_handler_that_takes_too_long_is_overtaken(
+    name_server: str, producer: Producer, topic: str, unique: str
+) -> None:
+    release = threading.Event()
+    tries: list[int] = []
+
+    def handle(message: MessageExt) -> None:
+        tries.append(message.reconsume_times)
+        if message.reconsume_times == 0:
+            release.wait(30)
+            raise ValueError("too late to matter")
+
+    consumer = PushConsumer(name_server, unique, handle, consume_timeout_s=0.3)
+    consumer.subscribe(topic)
+    async with consumer:
+        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await send_all(producer, topic, [b"slow"])
+        await eventually(lambda: tries == [0, 1])
+        release.set()
+    assert tries == [0, 1]
+
+
+async def test_namespaces_keep_groups_and_topics_apart(name_server: str, unique: str) -> None:
+    tries: list[tuple[str, int]] = []
+
+    async def handle(message: MessageExt) -> None:
+        tries.append((message.topic, message.reconsume_times))
+        if not message.reconsume_times:
+            raise ValueError("not yet")
+
+    async with Producer(name_server, "producers", namespace="ns") as producer:
+        await producer.send(Message(unique, b"inside"))
+    async with Producer(name_server, "producers") as producer:
+        await producer.send(Message(unique, b"outside"))
+        assert await producer.queues(f"ns%{unique}")
+    consumer = PushConsumer(name_server, unique, handle, namespace="ns", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(unique)
+    async with consumer:
+        await eventually(lambda: len(tries) == 2)
+        assert queues_of(consumer, unique)
+    assert tries == [(unique, 0), (unique, 1)]
+
+
+async def test_hooks_and_traces(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    class Hook:
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, ConsumeReturnType, str]] = []
+
+        def before(self, context: ConsumeContext) -> None:
+            context.attributes["begun"] = context.message.msg_id
+
+        def after(self, context: ConsumeContext) -> None:
+            self.seen.append((context.attributes["begun"], context.return_type, repr(context.error)))
+
+    traces = f"{unique}_traces"
+    await producer.send(Message(traces, b"makes the topic"))
+    hook = Hook()
+
+    def handle(message: MessageExt) -> None:
+        if not message.reconsume_times:
+            raise ValueError("not yet")
+
+    consumer = PushConsumer(name_server, unique, handle, consume_hooks=[hook], enable_trace=True, trace_topic=traces)
+    consumer.subscribe(topic)
+    async with consumer:
+        await eventually(lambda: queues_of(consumer, topic) == 4)
+        sent = await producer.send(Message(topic, b"traced", keys="a b"))
+        await eventually(lambda: len(hook.seen) == 2)
+    assert [(return_type, error) for _, return_type, error in hook.seen] == [
+        (ConsumeReturnType.EXCEPTION, "ValueError('not yet')"),
+        (ConsumeReturnType.SUCCESS, "None"),
+    ]
+    reader = LitePullConsumer(name_server, f"{unique}_reader", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    reader.subscribe(traces)
+    async with reader:
+        texts = ""
+        async with asyncio.timeout(20):
+            while texts.count("SubAfter") < 2:
+                texts += "".join(message.body.decode() for message in await reader.poll())
+    assert texts.count("SubBefore") == 2
+    assert sent.msg_id in texts
+
+
+async def test_a_handler_may_be_cancelled_from_within(
+    name_server: str, producer: Producer, topic: str, unique: str
+) -> None:
+    tries: list[int] = []
+
+    async def handle(message: MessageExt) -> None:
+        tries.append(message.reconsume_times)
+        if not message.reconsume_times:
+            raise asyncio.CancelledError
+
+    consumer = PushConsumer(name_server, unique, handle)
+    consumer.subscribe(topic)
+    async with consumer:
+        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await send_all(producer, topic, [b"cancelled"])
+        await eventually(lambda: tries == [0, 1])

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
+from scripted import ScriptedBroker, ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from waiting import eventually
 
-from gantrymq.client import push_consumer, queue_puller
+from gantrymq.client import concurrently, queue_puller
+from gantrymq.client.handler_pool import Handler as HandlerFunction
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.heartbeat import (
@@ -16,6 +18,7 @@ from gantrymq.protocol.heartbeat import (
     CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import encode_host, encode_record
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -28,7 +31,7 @@ def record(queue_offset: int, body: bytes = b"body") -> bytes:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
-    monkeypatch.setattr(push_consumer, "RETRY_LOCALLY_S", 0.01)
+    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
 
 
 class Handler:
@@ -46,7 +49,7 @@ class Handler:
 
 @asynccontextmanager
 async def consuming(
-    broker: ScriptedGroupBroker, handler: Handler, consume_from_where: str = CONSUME_FROM_FIRST_OFFSET
+    broker: ScriptedGroupBroker, handler: HandlerFunction, consume_from_where: str = CONSUME_FROM_FIRST_OFFSET
 ) -> AsyncIterator[PushConsumer]:
     """A consumer of one queue; the route of the retry topic is not known."""
     name_server = ScriptedNameServer({})
@@ -98,6 +101,32 @@ async def test_an_illegal_offset_is_corrected() -> None:
         await eventually(lambda: len(broker.pulls) == 2)
     assert broker.pulls[1].queue_offset == 42
     assert broker.committed == {("topic", 0): 42}
+
+
+async def test_what_was_pulled_before_the_correction_counts_no_more() -> None:
+    """Offsets that go back: what is handled late of the old ones must not be committed."""
+    broker = ScriptedGroupBroker(
+        [
+            (ResponseCode.SUCCESS, 8, record(7)),
+            (ResponseCode.PULL_OFFSET_MOVED, 2, b""),
+            (ResponseCode.SUCCESS, 3, record(2)),
+        ]
+    )
+    go_on = asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(message: MessageExt) -> None:
+        if message.queue_offset == 7:
+            await go_on.wait()
+        handled.append(message.queue_offset)
+
+    async with consuming(broker, handle):
+        await eventually(lambda: handled == [2])
+        await eventually(lambda: len(broker.pulls) == 4)
+        assert broker.committed == {("topic", 0): 2}
+        go_on.set()
+        await eventually(lambda: handled == [2, 7])
+    assert broker.committed == {("topic", 0): 3}
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST])
@@ -152,3 +181,24 @@ async def test_what_failed_and_could_not_be_sent_back_is_not_committed() -> None
     async with consuming(broker, handler):
         await eventually(lambda: len(handler.tries) > 4)
     assert broker.committed == {("topic", 0): 0}
+
+
+async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
+    broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 1, record(0))])
+    broker.send_back_code = ResponseCode.SYSTEM_ERROR
+    retries = ScriptedBroker("retries")
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, broker, retries]):
+        name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
+        name_server.routes["%RETRY%group"] = route_over({"retries": retries.address}, queue_nums=1)
+        consumer = PushConsumer(
+            name_server.address, "group", Handler(failures=1), consume_from_where=CONSUME_FROM_FIRST_OFFSET
+        )
+        consumer.subscribe("topic")
+        async with consumer:
+            await eventually(lambda: retries.headers)
+    (header,) = retries.headers
+    assert (header.topic, header.reconsume_times, header.max_reconsume_times) == ("%RETRY%group", 1, 16)
+    properties = decode_properties((header.properties or "").encode())
+    assert (properties["RETRY_TOPIC"], properties["DELAY"]) == ("topic", "3")
+    assert broker.committed == {("topic", 0): 1}

@@ -61,3 +61,12 @@ def test_hooks_may_add_fields() -> None:
     fields = received(command).ext_fields
     assert fields["AccessKey"] == "key"
     assert fields["b"] == "topic"
+
+
+def test_replies_and_retries() -> None:
+    reply = received(send_command("group", QUEUE, b"body", PROPERTIES, 1, reply=True))
+    assert reply.code == RequestCode.SEND_REPLY_MESSAGE_V2
+    retry = received(
+        send_command("group", QUEUE, b"body", PROPERTIES, 1, reconsume_times=3, max_reconsume_times=16)
+    ).read_header(SendMessageRequestHeaderV2)
+    assert (retry.reconsume_times, retry.max_reconsume_times) == (3, 16)

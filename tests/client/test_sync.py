@@ -12,10 +12,11 @@ from gantrymq.client.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.client.queue_selector import select_by_hash
-from gantrymq.errors import ClientClosed, IllegalMessage
+from gantrymq.client.simple_consumer import SimpleConsumer
+from gantrymq.errors import ClientClosed, ClientError, IllegalMessage
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
-from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer
+from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
 
 
 def test_send_and_receive(name_server: str, unique: str) -> None:
@@ -57,6 +58,20 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
         lite.seek_to_begin(queues[2])
         assert lite.poll()
     assert bodies == {b"%d" % n for n in range(1, 21)}
+
+
+def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> None:
+    with SyncProducer(Producer(name_server, "producers")) as producer:
+        producer.send(Message(unique, b"1"))
+    consumer = SyncSimpleConsumer(SimpleConsumer(name_server, unique))
+    with consumer:
+        consumer.subscribe(unique)
+        (message,) = consumer.receive()
+        consumer.change_invisible_time(message, 60_000)
+        consumer.ack(message)
+        consumer.unsubscribe(unique)
+        with pytest.raises(ClientError, match="subscribe"):
+            consumer.receive()
 
 
 def test_works_between_start_and_close(name_server: str) -> None:

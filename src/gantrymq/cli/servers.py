@@ -117,18 +117,21 @@ def _name_server(properties: dict[str, str], source: str) -> tuple[str, Server, 
 
 
 def _broker(properties: dict[str, str], source: str) -> tuple[str, Server, dict[str, str]]:
+    from gantrymq.auth.config import SECRET_KEYS, AuthConfig
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
     from gantrymq.store.config import StoreConfig
     from gantrymq.store.open_files import raise_open_files_limit
 
     raise_open_files_limit()
-    _warn_of_unknown([BrokerConfig, StoreConfig], properties, source)
+    _warn_of_unknown([BrokerConfig, StoreConfig, AuthConfig], properties, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
-    config = replace(from_properties(BrokerConfig, properties, source=source), store=store)
-    settings = to_properties(config) | to_properties(store)
-    # Java has one file for both.
-    del settings["store"]
+    auth = from_properties(AuthConfig, properties, source=source)
+    config = replace(from_properties(BrokerConfig, properties, source=source), store=store, auth=auth)
+    settings = to_properties(config) | to_properties(store) | to_properties(auth)
+    # Java has one file for all.
+    for key in ("store", "auth", *SECRET_KEYS):
+        del settings[key]
     return f"broker {config.broker_name}", Broker(config), settings
 
 

@@ -4,16 +4,17 @@
         await admin.create_topic(TopicConfig("greetings", 8, 8), cluster="DefaultCluster")
 
 Its parts are modules beside this one: `admin_base` (connections, clusters, routes), `admin_namesrv`, `admin_topics`,
-`admin_groups`, `admin_offsets`, `admin_messages`, `admin_brokers`. Source: tools/admin/DefaultMQAdminExt.
+`admin_groups`, `admin_offsets`, `admin_messages`, `admin_brokers`, `admin_auth`. Source: tools/admin/DefaultMQAdminExt.
 """
 
 from __future__ import annotations
 
+from gantrymq.client.admin_auth import AdminAuth
 from gantrymq.client.admin_brokers import AdminBrokers
 from gantrymq.client.admin_messages import AdminMessages
 
 
-class AdminClient(AdminMessages, AdminBrokers):
+class AdminClient(AdminMessages, AdminBrokers, AdminAuth):
     """Requests to NameServers and brokers. Needs no start; `close` it, or use it inside `async with`.
 
     `name_servers` is a list of HOST:PORT, or one string with `;` between them; what is asked of one broker by its

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gantrymq.client.admin_bodies import ConsumerRunningInfo
 from gantrymq.client.admin_topics import AdminTopics
 from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.connection_body import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
+from gantrymq.protocol.consumer_bodies import ConsumerRunningInfo
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers import (
     DeleteSubscriptionGroupRequestHeader,

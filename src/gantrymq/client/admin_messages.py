@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gantrymq.client.admin_bodies import ConsumeMessageDirectlyResult
 from gantrymq.client.admin_offsets import AdminOffsets
 from gantrymq.client.admin_trace import TraceView, decode_trace
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.errors import BodyError, BrokerError, ClientError, ProtocolError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.consumer_bodies import ConsumeMessageDirectlyResult
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers import (
     ConsumeMessageDirectlyResultRequestHeader,

@@ -6,6 +6,7 @@ result. Source: client/impl/MQClientAPIImpl.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,8 +32,14 @@ from gantrymq.protocol.headers import (
 )
 from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
+from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
+from gantrymq.protocol.queue_map import QueueObject
 from gantrymq.protocol.route import TopicRouteData
+from gantrymq.protocol.send_response import decode_send_response
 from gantrymq.protocol.sys_flag import PULL_LITE
+from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 from gantrymq.remoting.client import RemotingClient
@@ -51,7 +58,8 @@ class SendStatus(Enum):
 
 class SendResult(NamedTuple):
     """`msg_id` is the producer's unique key, `offset_msg_id` says where the message is; a batch has several, joined by
-    commas, and `queue_offset` is its first message's."""
+    commas, and `queue_offset` is its first message's. `recall_handle` takes a timer message back. `region_id` and
+    `trace_on` are the broker's word about message traces."""
 
     status: SendStatus
     msg_id: str
@@ -59,6 +67,9 @@ class SendResult(NamedTuple):
     queue_offset: int
     offset_msg_id: str
     transaction_id: str | None = None
+    recall_handle: str | None = None
+    region_id: str = ""
+    trace_on: bool = True
 
 
 class PullStatus(Enum):
@@ -118,14 +129,41 @@ class BrokerApi:
         status = _SEND_STATUS.get(response.code)
         if status is None:
             raise BrokerError(response.code, response.remark, address)
+        plain = decode_send_response(response)
+        if plain is not None and plain[1] == queue.queue_id:
+            return SendResult(status, msg_id, queue, plain[2], plain[0])
         answer = response.read_header(SendMessageResponseHeader)
         if answer.queue_id != queue.queue_id:
             queue = queue._replace(queue_id=answer.queue_id)
-        return SendResult(status, msg_id, queue, answer.queue_offset, answer.msg_id, answer.transaction_id)
+        return SendResult(
+            status,
+            msg_id,
+            queue,
+            answer.queue_offset,
+            answer.msg_id,
+            answer.transaction_id,
+            answer.recall_handle,
+            response.ext_fields.get(MSG_REGION, ""),
+            response.ext_fields.get(TRACE_SWITCH) != "false",
+        )
 
     async def send_oneway(self, address: str, command: RemotingCommand) -> None:
         """Sends what `send_command` made and doesn't learn what becomes of it."""
         await self.remoting.invoke_oneway(address, command)
+
+    async def end_transaction(
+        self, address: str, header: EndTransactionRequestHeader, remark: str | None = None
+    ) -> None:
+        """Tells a broker what becomes of a half message; one-way, the broker asks when it doesn't learn."""
+        request = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
+        request.remark = remark
+        await self.remoting.invoke_oneway(address, request)
+
+    async def recall(self, address: str, header: RecallMessageRequestHeader, timeout_ms: int = TIMEOUT_MS) -> str:
+        """Takes back a timer message that is not delivered yet; its unique key."""
+        request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, header)
+        response = await self.remoting.call(address, request, timeout_ms)
+        return response.read_header(RecallMessageResponseHeader).msg_id
 
     async def pull(self, address: str, header: PullMessageRequestHeader, timeout_ms: int) -> PullResult:
         """Records from `header.queue_offset` on; with PULL_SUSPEND the broker waits for some to come."""
@@ -219,6 +257,25 @@ class BrokerApi:
     ) -> int:
         response = await self.remoting.call(address, RemotingCommand.request(code, header), timeout_ms)
         return response.read_header(OffsetResponseHeader).offset
+
+    # -- locks of queues that are consumed in order ---------------------------------------------------------------
+
+    async def lock_queues(
+        self, address: str, group: str, client_id: str, queues: Iterable[MessageQueue], timeout_ms: int = 1000
+    ) -> set[MessageQueue]:
+        """Takes or renews a client's locks on a broker's queues; those that it has now."""
+        body = encode_json(QueueLockRequest(group, client_id, [QueueObject.of(queue) for queue in queues]))
+        response = await self.remoting.call(
+            address, RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=body), timeout_ms
+        )
+        return {locked.queue for locked in decode_json(response.body, QueueLockAnswer).lock_ok_mq_set}
+
+    async def unlock_queues(
+        self, address: str, group: str, client_id: str, queues: Iterable[MessageQueue], timeout_ms: int = 1000
+    ) -> None:
+        """Gives a client's locks on a broker's queues back."""
+        body = encode_json(QueueLockRequest(group, client_id, [QueueObject.of(queue) for queue in queues]))
+        await self.remoting.call(address, RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=body), timeout_ms)
 
     # -- clients and groups -------------------------------------------------------------------------------------
 

@@ -14,8 +14,15 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.name_server_discovery import (
+    POLL_INTERVAL_S,
+    fetch_name_servers,
+    is_discovery_url,
+    split_addresses,
+)
 from gantrymq.client.periodic import repeat
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
 from gantrymq.errors import ClientClosed, GantryError
@@ -42,10 +49,16 @@ def local_ip() -> str:
         return str(probe.getsockname()[0])
 
 
+def _new_instance_name() -> str:
+    return f"{os.getpid()}#{next(_instance_number)}#{time.time_ns():x}"
+
+
 class ClientInstance:
     """Connections, routes and heartbeats of one producer or consumer.
 
-    `producer_data` or `consumer_data` is what brokers are told of it; `handlers` answer what brokers ask.
+    `name_servers` are HOST:PORT, in one string with `;` between them; or the URL of a page that says them.
+    `producer_data` or `consumer_data` is what brokers are told of it; `handlers` answer what brokers ask. The client
+    id is IP@INSTANCE_NAME, a new one each time where no `instance_name` is given.
     """
 
     def __init__(
@@ -57,14 +70,20 @@ class ClientInstance:
         handlers: Mapping[int, Handler] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
+        instance_name: str | None = None,
     ) -> None:
+        discovery: str | None = None
         if isinstance(name_servers, str):
-            name_servers = [address.strip() for address in name_servers.split(";") if address.strip()]
+            if is_discovery_url(name_servers):
+                discovery, name_servers = name_servers, []
+            else:
+                name_servers = split_addresses(name_servers)
         self.ip = local_ip()
-        self.client_id = f"{self.ip}@{os.getpid()}#{next(_instance_number)}#{time.time_ns():x}"
+        self.client_id = f"{self.ip}@{instance_name or _new_instance_name()}"
         self.remoting = RemotingClient(handlers, ssl_context=ssl_context, hooks=hooks)
         self.api = BrokerApi(self.remoting)
-        self.routes = Routes(self.api, name_servers)
+        self.routes = Routes(self.api, name_servers, partial(fetch_name_servers, discovery) if discovery else None)
+        self._has_discovery = discovery is not None
         self._producer_data = producer_data
         self._consumer_data = consumer_data
         self._greeted: set[str] = set()
@@ -76,6 +95,8 @@ class ClientInstance:
             asyncio.create_task(repeat(REFRESH_INTERVAL_S, self.routes.refresh_all)),
             asyncio.create_task(repeat(HEARTBEAT_INTERVAL_S, self.heartbeat)),
         ]
+        if self._has_discovery:
+            self._tasks.append(asyncio.create_task(repeat(POLL_INTERVAL_S, self.routes.rediscover)))
 
     async def close(self) -> None:
         """Takes the group off the brokers that were told of it, closes the connections."""

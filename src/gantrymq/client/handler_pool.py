@@ -9,40 +9,84 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from queue import SimpleQueue
-from typing import Protocol, cast
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, cast
 
-from gantrymq.client.process_queue import ProcessQueue
-from gantrymq.protocol.message import MessageExt
+from gantrymq.client.consume_statistics import TopicCounters
+from gantrymq.protocol.message import MessageExt, MessageQueue
 
 log = logging.getLogger(__name__)
-
-#: A plain function or a coroutine function; what it returns doesn't matter, what it raises does.
-Handler = Callable[[MessageExt], object]
-Done = Callable[[ProcessQueue, MessageExt, Exception | None], None]
 
 #: Messages that one task handles before it lets the event loop go round, for handlers that never wait.
 _MESSAGES_PER_TURN = 64
 
 
+class Source(Protocol):
+    """Where messages come from: a ProcessQueue or a PopProcessQueue."""
+
+    queue: MessageQueue
+    dropped: bool
+    counters: TopicCounters
+    last_consume: float
+
+
+#: A plain function or a coroutine function; what it returns doesn't matter, what it raises does.
+Handler = Callable[[MessageExt], object]
+#: Called with the Source as it was submitted.
+Done = Callable[[Any, MessageExt, BaseException | None], None]
+
+
+class Running(NamedTuple):
+    """A message in its handler, since `started` (seconds since the epoch)."""
+
+    source: Source
+    message: MessageExt
+    started: float
+
+
 class HandlerPool(Protocol):
     """What the two pools have in common."""
 
-    def submit(self, process_queue: ProcessQueue, messages: Iterable[MessageExt]) -> None:
+    concurrency: int
+
+    def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         """Has the messages handled, in this order but at the same time."""
+
+    def running(self) -> list[Running]:
+        """What is in handlers now."""
+
+    def stacks(self) -> str:
+        """Where the handlers are, as text for an operator."""
 
     async def close(self, timeout_s: float) -> None:
         """Begins no further message; waits so long for those under way."""
 
 
+def is_coroutine_handler(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
 def handler_pool(handler: Handler, concurrency: int, done: Done) -> HandlerPool:
     """The pool that fits `handler`; at most `concurrency` messages are handled at a time."""
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+    if is_coroutine_handler(handler):
         return TaskPool(cast(Callable[[MessageExt], Awaitable[object]], handler), concurrency, done)
     return ThreadPool(handler, concurrency, done)
+
+
+def _count(source: Source, started: float, ended: float, error: BaseException | None) -> None:
+    source.last_consume = ended
+    counters = source.counters
+    counters.handled += 1
+    counters.handle_s += ended - started
+    if error is not None:
+        counters.failed += 1
 
 
 class TaskPool:
@@ -54,18 +98,29 @@ class TaskPool:
     """
 
     def __init__(self, handler: Callable[[MessageExt], Awaitable[object]], concurrency: int, done: Done) -> None:
+        self.concurrency = concurrency
         self._handler = handler
-        self._concurrency = concurrency
         self._done = done
-        self._line: deque[tuple[ProcessQueue, MessageExt]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._line: deque[tuple[Source, MessageExt]] = deque()
+        #: What each task has in hand, or had last: a tuple, not a Running, which takes longer to make.
+        self._tasks: dict[asyncio.Task[None], tuple[Source, MessageExt, float] | None] = {}
         self._has_spare = False
         self._closing = False
 
-    def submit(self, process_queue: ProcessQueue, messages: Iterable[MessageExt]) -> None:
+    def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         if not self._closing:
-            self._line.extend([(process_queue, message) for message in messages])
+            self._line.extend([(source, message) for message in messages])
             self._add_spare()
+
+    def running(self) -> list[Running]:
+        return [Running(*running) for running in self._tasks.values() if running is not None]
+
+    def stacks(self) -> str:
+        return "\n".join(
+            f"{task.get_name()} handles {running[1]!r}\n" + "".join(traceback.format_list(_waiting_at(task)))
+            for task, running in self._tasks.items()
+            if running is not None
+        )
 
     async def close(self, timeout_s: float) -> None:
         self._closing = True
@@ -77,41 +132,67 @@ class TaskPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _add_spare(self) -> None:
-        if not self._has_spare and len(self._tasks) < self._concurrency:
+        if not self._has_spare and len(self._tasks) < self.concurrency:
             self._has_spare = True
             task = asyncio.create_task(self._work())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
     async def _work(self) -> None:
-        line, handler, done = self._line, self._handler, self._done
+        line, handler, done, tasks, now = self._line, self._handler, self._done, self._tasks, time.time
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         self._has_spare = False
         handled = 0
         while line:
-            process_queue, message = line.popleft()
-            if process_queue.dropped:
+            source, message = line.popleft()
+            if source.dropped:
                 continue
             if line:
                 self._add_spare()
+            started = now()
+            tasks[task] = (source, message, started)
+            error: BaseException | None = None
             try:
                 await handler(message)
+            except asyncio.CancelledError as e:
+                if task.cancelling():
+                    raise
+                error = e  # The handler's own: something that it waited for was cancelled.
             except Exception as e:
-                done(process_queue, message, e)
-            else:
-                done(process_queue, message, None)
+                error = e
+            # As `_count`, without the call.
+            source.last_consume = ended = now()
+            counters = source.counters
+            counters.handled += 1
+            counters.handle_s += ended - started
+            if error is not None:
+                counters.failed += 1
+            done(source, message, error)
             handled += 1
             if handled % _MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+
+def _waiting_at(task: asyncio.Task[None]) -> list[traceback.FrameSummary]:
+    """Where a task waits, the innermost call last. `Task.get_stack` has the outermost only."""
+    frames: list[tuple[FrameType, int]] = []
+    waiting: Any = task.get_coro()
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        waiting = waiting.cr_await
+    return traceback.StackSummary.extract(frames)
 
 
 class ThreadPool:
     """Threads that take messages from one line."""
 
     def __init__(self, handler: Handler, concurrency: int, done: Done) -> None:
+        self.concurrency = concurrency
         self._handler = handler
         self._done = done
-        self._line: SimpleQueue[tuple[ProcessQueue, MessageExt] | None] = SimpleQueue()
-        self._results: deque[tuple[ProcessQueue, MessageExt, Exception | None]] = deque()
+        self._line: SimpleQueue[tuple[Source, MessageExt] | None] = SimpleQueue()
+        self._running: dict[int, Running] = {}
+        self._results: deque[tuple[Running, float, BaseException | None]] = deque()
         self._wake_is_due = False
         self._closing = False
         self._loop = asyncio.get_running_loop()
@@ -122,9 +203,22 @@ class ThreadPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, process_queue: ProcessQueue, messages: Iterable[MessageExt]) -> None:
+    def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         for message in messages:
-            self._line.put((process_queue, message))
+            self._line.put((source, message))
+
+    def running(self) -> list[Running]:
+        return list(self._running.values())
+
+    def stacks(self) -> str:
+        frames = sys._current_frames()
+        running = dict(self._running)
+        return "\n".join(
+            f"{thread.name} handles {running[thread.ident].message!r}\n"
+            + "".join(traceback.format_stack(frames[thread.ident]))
+            for thread in self._threads
+            if thread.ident in running and thread.ident in frames
+        )
 
     async def close(self, timeout_s: float) -> None:
         self._closing = True
@@ -141,19 +235,22 @@ class ThreadPool:
                 log.warning("a handler still runs in %s: its message will be delivered again", thread.name)
 
     def _work(self) -> None:
+        me = threading.get_ident()
         while (item := self._line.get()) is not None:
-            process_queue, message = item
-            if process_queue.dropped or self._closing:
+            source, message = item
+            if source.dropped or self._closing:
                 continue
-            error: Exception | None = None
+            running = self._running[me] = Running(source, message, time.time())
+            error: BaseException | None = None
             try:
                 result = self._handler(message)
                 if inspect.iscoroutine(result):
                     result.close()
                     raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
-            except Exception as e:
-                error = e
-            self._results.append((process_queue, message, error))
+            except BaseException as e:
+                error = e  # SystemExit too: this is no main thread.
+            del self._running[me]
+            self._results.append((running, time.time(), error))
             # While the pool closes nobody needs waking: `close` looks at the results itself.
             if not self._wake_is_due and not self._closing:
                 self._wake_is_due = True
@@ -164,4 +261,6 @@ class ThreadPool:
         self._wake_is_due = False
         results = self._results
         while results:
-            self._done(*results.popleft())
+            (source, message, started), ended, error = results.popleft()
+            _count(source, started, ended, error)
+            self._done(source, message, error)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from gantrymq.client.assigned_queues import AssignedQueues, PullOptions
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consumer_base import DEFAULT_INSTANCE, PullingConsumer
+from gantrymq.client.consumer_relay import Consumer, ConsumerRelay
+from gantrymq.client.offset_store import LOCAL_OFFSET_DIRECTORY
 from gantrymq.client.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.queue_puller import PULL_BATCH_SIZE
 from gantrymq.client.rebalance import AllocateStrategy, allocate_averagely
 from gantrymq.client.rebalancer import Rebalancer
-from gantrymq.errors import ClientClosed, ClientError, ConnectFailed, IllegalMessage
+from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.heartbeat import (
@@ -31,7 +34,6 @@ from gantrymq.protocol.heartbeat import (
     SubscriptionData,
 )
 from gantrymq.protocol.message import MessageExt, MessageQueue
-from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import Connection, RpcHook
 
 #: pollTimeoutMillis.
@@ -40,12 +42,12 @@ POLL_TIMEOUT_MS = 5000
 MAX_POLL_MESSAGES = 1000
 
 
-class LitePullConsumer:
+class LitePullConsumer(PullingConsumer):
     """Hands out messages by `poll` or `async for`.
 
     Either `subscribe` to topics, whose queues are shared out among the consumers of `group`, or `assign` queues by
     hand. With `auto_commit` the offsets of consumed messages are committed every 5 s and at the close; without it,
-    by `commit` alone.
+    by `commit` alone. With `broadcasting` every consumer reads all queues, with offsets as in `PushConsumer`.
 
         consumer = LitePullConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic")
@@ -65,132 +67,178 @@ class LitePullConsumer:
         pull_batch_size: int = PULL_BATCH_SIZE,
         flow_limits: FlowLimits | None = None,
         allocate: AllocateStrategy = allocate_averagely,
+        broadcasting: bool = False,
+        offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
+        instance_name: str = DEFAULT_INSTANCE,
+        namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
-        if problem := group_problem(group):
-            raise IllegalMessage(problem)
-        self.group = group
-        self._auto_commit = auto_commit
-        self._options = PullOptions(
-            consume_from_where, consume_timestamp_ms, pull_batch_size, flow_limits or FlowLimits()
+        super().__init__(
+            name_servers,
+            group,
+            PullOptions(consume_from_where, consume_timestamp_ms, pull_batch_size, flow_limits or FlowLimits()),
+            allocate,
+            broadcasting=broadcasting,
+            offset_directory=offset_directory,
+            instance_name=instance_name,
+            namespace=namespace,
+            ssl_context=ssl_context,
+            hooks=hooks,
         )
-        self._allocate = allocate
-        self._name_servers = name_servers
-        self._ssl_context = ssl_context
-        self._hooks = hooks
-        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._auto_commit = auto_commit
+        self._data: ConsumerData | None = None
         self._parts: _Parts | None = None
         self._ready: deque[tuple[ProcessQueue, MessageExt]] = deque()
         self._handed_out: list[tuple[ProcessQueue, MessageExt]] = []
         self._arrival: asyncio.Future[None] | None = None
 
     def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
-        """Adds a topic, before the start. `expression` is `*`, tags separated by `||`, or SQL92 as its type says."""
-        if self._parts is not None:
-            raise ClientError("subscribe before the start")
-        if problem := topic_problem(topic):
-            raise IllegalMessage(problem)
-        self._subscriptions[topic] = SubscriptionData.parse(topic, expression, expression_type)
+        if self._parts is not None and self._parts.rebalancer is None:
+            raise ClientError("this consumer's queues are assigned by hand: subscribe before the start to share them")
+        super().subscribe(topic, expression, expression_type)
 
     async def start(self) -> None:
         """Joins the group if there are subscriptions; returns before the first queue is assigned."""
         if self._parts is not None:
             raise ClientError("this consumer is already started")
         subscribed = bool(self._subscriptions)
-        consumer_data = ConsumerData(
-            self.group,
-            CONSUME_ACTIVELY,
-            consume_from_where=self._options.consume_from_where,
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-        client = ClientInstance(
-            self._name_servers,
-            # Who assigns queues by hand is not a member that the others share with.
-            consumer_data=consumer_data if subscribed else None,
-            handlers={RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed},
-            ssl_context=self._ssl_context,
-            hooks=self._hooks,
-        )
+        self._data = self._consumer_data(CONSUME_ACTIVELY)
+        relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_ACTIVELY)
+        handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
+        # Who assigns queues by hand is not a member that the others share with.
+        client = self._connect(self._data if subscribed else None, handlers, self._instance_name)
         queues = AssignedQueues(
-            client, self.group, self._subscriptions, self._pulled, self._options, commits=self._auto_commit, lite=True
+            client,
+            self._wire_group,
+            self._subscriptions,
+            self._pulled,
+            self._options,
+            self._offset_store(client),
+            commits=self._auto_commit,
+            commits_by_pull=self._auto_commit and not self._broadcasting,
+            lite=True,
         )
-        rebalancer = Rebalancer(client, self.group, self._subscriptions, self._allocate, queues.assign)
-        self._parts = _Parts(client, queues, rebalancer if subscribed else None)
-        client.start()
+        rebalancer = None
         if subscribed:
+            share = self._share(client, queues.assign)
+            rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
+        self._parts = _Parts(client, queues, rebalancer, relay)
+        relay.attach(Consumer(client, self._subscriptions, queues))
+        client.start()
+        if rebalancer is not None:
             rebalancer.start()
 
     async def close(self) -> None:
         """Leaves the group. Messages handed out last are delivered again unless `commit` was called after them."""
         if self._parts is None:
             return
-        client, queues, rebalancer = self._parts
+        client, queues, rebalancer, relay = self._parts
         self._parts = None
         if rebalancer is not None:
             await rebalancer.stop()
+        await relay.close()
         await queues.close()
         self._ready.clear()
         self._handed_out.clear()
         self._arrived()
         await client.close()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+    def _subscription_changed(self, wire_topic: str) -> None:
+        if self._parts is not None and self._parts.rebalancer is not None and self._data is not None:
+            self._data.subscription_data_set = list(self._subscriptions.values())
+            self._parts.rebalancer.changed(wire_topic)
 
     # -- queues -------------------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The topic's readable queues. Raises NoRouteInfo."""
-        return await self._started().client.routes.read_queues(topic)
+        queues = await self._started().client.routes.read_queues(self._wire_topic(topic))
+        return [self._user_queue(queue) for queue in queues]
 
     @property
     def assignment(self) -> set[MessageQueue]:
         """The queues that this consumer reads now."""
-        return self._parts.queues.queues if self._parts else set()
+        return {self._user_queue(queue) for queue in self._parts.queues.queues} if self._parts else set()
 
-    async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Reads exactly these queues, from the group's offsets on. Not together with `subscribe`."""
+    async def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        expression: str = SUBSCRIBE_ALL,
+        expression_type: str = EXPRESSION_TAG,
+    ) -> None:
+        """Reads exactly these queues, from the group's offsets on. Not together with `subscribe`.
+
+        Of their messages those that `expression` selects, as in `subscribe`.
+        """
         parts = self._started()
         if parts.rebalancer is not None:
             raise ClientError("queues are shared out in the group after `subscribe`: they can't be assigned by hand")
-        wanted = set(queues)
+        wanted = {self._wire_queue(queue) for queue in queues}
         topics = {queue.topic for queue in wanted}
         for topic in topics:
             await parts.client.routes.get(topic)
-            self._subscriptions.setdefault(topic, SubscriptionData.parse(topic))
+            subscription = SubscriptionData.parse(topic, expression, expression_type)
+            known = self._subscriptions.get(topic)
+            if known is None or (known.sub_string, known.expression_type) != (expression, expression_type):
+                await parts.queues.assign(topic, set())
+                self._subscriptions[topic] = subscription
         for topic in topics | {queue.topic for queue in parts.queues.queues}:
             await parts.queues.assign(topic, {queue for queue in wanted if queue.topic == topic})
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on at queue offset `offset` of an assigned queue."""
+        if offset < 0:
+            raise ClientError(f"offset {offset} of {queue}: offsets begin at 0")
+        queue = self._wire_queue(queue)
         queues = self._started().queues
-        if queue not in queues.queues:
-            raise ClientError(f"{queue} is not assigned to this consumer")
+        queues.process_queue(queue)
         self._handed_out = [(held, message) for held, message in self._handed_out if held.queue != queue]
         await queues.seek(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Goes on at the queue's oldest message."""
+        wire = self._wire_queue(queue)
         await self.seek(
-            queue, await self._started().client.api.min_offset(self._address(queue), queue.topic, queue.queue_id)
+            queue, await self._started().client.api.min_offset(self._address(wire), wire.topic, wire.queue_id)
         )
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Goes on at the message that comes next."""
+        wire = self._wire_queue(queue)
         await self.seek(
-            queue, await self._started().client.api.max_offset(self._address(queue), queue.topic, queue.queue_id)
+            queue, await self._started().client.api.max_offset(self._address(wire), wire.topic, wire.queue_id)
         )
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        """Goes on at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
+        await self.seek(queue, await self.offset_for_time(queue, timestamp_ms))
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first queue offset stored at or after `timestamp_ms`, in ms since the epoch."""
+        wire, api = self._wire_queue(queue), self._started().client.api
+        return await api.search_offset(self._address(wire), wire.topic, wire.queue_id, timestamp_ms)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither pulls nor hands out messages of these assigned queues, until `resume`."""
+        for process_queue in self._held(queues):
+            process_queue.paused = True
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Goes on with paused queues where they stand."""
+        for process_queue in self._held(queues):
+            process_queue.paused = False
+        self._arrived()
+
+    @property
+    def paused(self) -> set[MessageQueue]:
+        """The queues that `pause` stopped."""
+        held = self._parts.queues.process_queues if self._parts else []
+        return {self._user_queue(process_queue.queue) for process_queue in held if process_queue.paused}
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset of a queue; None when there is none."""
-        return await self._started().queues.offset_store.read(queue)
+        return await self._started().queues.offset_store.read(self._wire_queue(queue))
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -223,18 +271,27 @@ class LitePullConsumer:
             for message in messages:
                 yield message
 
-    async def commit(self) -> None:
-        """Commits all that was handed out and waits for the brokers. Raises a RemotingError or BrokerError."""
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commits all that was handed out, or the given offsets, and waits for the brokers.
+
+        Raises a RemotingError or BrokerError.
+        """
         queues = self._started().queues
+        if offsets is not None:
+            await queues.offset_store.commit({self._wire_queue(queue): offset for queue, offset in offsets.items()})
+            return
         self._consume_handed_out()
         await queues.commit_all()
 
     def _take(self, max_messages: int) -> list[MessageExt]:
         ready = self._ready
+        paused: list[tuple[ProcessQueue, MessageExt]] = []
         while ready and len(self._handed_out) < max_messages:
             entry = ready.popleft()
-            if not entry[0].dropped:
-                self._handed_out.append(entry)
+            if entry[0].dropped:
+                continue
+            (paused if entry[0].paused else self._handed_out).append(entry)
+        ready.extendleft(reversed(paused))
         return [message for _, message in self._handed_out]
 
     def _consume_handed_out(self) -> None:
@@ -243,6 +300,7 @@ class LitePullConsumer:
         self._handed_out = []
 
     def _pulled(self, process_queue: ProcessQueue, messages: list[MessageExt]) -> None:
+        self._strip_namespace(messages)
         self._ready.extend([(process_queue, message) for message in messages])
         self._arrived()
 
@@ -253,6 +311,10 @@ class LitePullConsumer:
     def _consumer_ids_changed(self, connection: Connection, request: RemotingCommand) -> None:
         if self._parts is not None and self._parts.rebalancer is not None:
             self._parts.rebalancer.wake()
+
+    def _held(self, queues: Iterable[MessageQueue]) -> list[ProcessQueue]:
+        assigned = self._started().queues
+        return [assigned.process_queue(self._wire_queue(queue)) for queue in queues]
 
     def _address(self, queue: MessageQueue) -> str:
         address = self._started().client.routes.broker_address(queue.broker_name)
@@ -272,3 +334,4 @@ class _Parts(NamedTuple):
     client: ClientInstance
     queues: AssignedQueues
     rebalancer: Rebalancer | None
+    relay: ConsumerRelay

@@ -1,88 +1,59 @@
 """Producer: sends messages.
 
-Source: client/impl/producer/DefaultMQProducerImpl, client/Validators. The path of one message: `send` encodes it,
-`_send_with_retries` picks a queue from the topic's route, `_send_to` makes the request. It makes no task; the body is
-copied once, into the frame.
+The path of one message: `send` has it encoded (`outgoing`), a `Sender` picks a queue from the topic's route and makes
+the request. It makes no task; the body is copied once, into the frame.
+Source: client/impl/producer/DefaultMQProducerImpl.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+from gantrymq.client.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAccumulator, BatchKey
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.publish_info import TopicPublishInfo
+from gantrymq.client.namespace import without_namespace, wrap_namespace
+from gantrymq.client.outgoing import COMPRESS_OVER, MAX_MESSAGE_SIZE, Encoder, Outgoing, may_be_batched
 from gantrymq.client.queue_selector import QueueSelector
-from gantrymq.client.routes import write_queues
-from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
-from gantrymq.errors import (
-    BrokerError,
-    ClientClosed,
-    ClientError,
-    ConnectFailed,
-    IllegalMessage,
-    RemotingError,
-    RequestTimeout,
-)
-from gantrymq.protocol.batch import encode_batch
-from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.compression import CompressionType, compress, compression_flag
+from gantrymq.client.request_reply import Requests
+from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.client.send_hook import SendContext, SendHook, run_hooks
+from gantrymq.client.sender import Sender, SendSettings
+from gantrymq.client.trace import TraceDispatcher
+from gantrymq.client.trace_hook import SendTraceHook
+from gantrymq.errors import BrokerError, ClientClosed, ClientError, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.heartbeat import ProducerData
-from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.message_id import UniqueKeys
-from gantrymq.protocol.properties import DELAY_TIME_LEVEL, MAX_PROPERTIES_LENGTH, UNIQUE_KEY, encode_properties
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, group_problem, topic_problem
-from gantrymq.remoting.connection import RpcHook
-
-log = logging.getLogger(__name__)
-
-#: maxMessageSize, in bytes.
-MAX_MESSAGE_SIZE = 4 * 1024 * 1024
-#: compressMsgBodyOverHowmuch, in bytes.
-COMPRESS_OVER = 4096
-#: Compressing a larger body would hold up the event loop for milliseconds, so a thread does it.
-COMPRESS_IN_THREAD_OVER = 128 * 1024
-#: Answers after which another broker may take the message (`DefaultMQProducer.retryResponseCodes`).
-RETRY_RESPONSE_CODES = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    }
-)
-
-
-class _Outgoing(NamedTuple):
-    """A message, or a batch, as it goes out."""
-
-    topic: str
-    body: bytes
-    properties: bytes
-    flag: int
-    sys_flag: int
-    batch: bool
-    msg_id: str
+from gantrymq.protocol.recall_handle import decode_recall_handle
+from gantrymq.protocol.timer_headers import RecallMessageRequestHeader
+from gantrymq.protocol.topic_name import TRACE_TOPIC, group_problem
+from gantrymq.remoting.connection import Handler, RpcHook
 
 
 class Producer:
     """Sends messages: `async with Producer("127.0.0.1:9876", "group") as producer: await producer.send(message)`.
 
-    `name_servers` is a list of HOST:PORT, or one string with `;` between them. A failed send is tried again
-    `retry_times` times, on another broker where there is one. Bodies of `compress_over` bytes and more are compressed.
+    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them.
+
+    A failed send is tried again `retry_times` times, on another broker where there is one; so is, with
+    `retry_when_not_stored_safely`, one that a broker stored without its flush or slave in time. All tries share the
+    send's timeout; `try_timeout_ms` bounds each but the last. With `send_latency_fault_enable` brokers that were slow
+    or failed are left out for a while; with `start_detector_enable` those that failed come back when they answer again.
+
+    With `linger_ms` messages wait so long for others of their topic (or queue) and go out in one request, of at most
+    `batch_size` bytes; senders wait while `buffer_bytes` are under way.
+
+    Bodies of `compress_over` bytes and more are compressed. `namespace` is put before topics and the group.
+    `enable_trace` has every send told to `trace_topic`; `send_hooks` are called around sends, `hooks` around requests.
     """
 
     def __init__(
@@ -90,46 +61,85 @@ class Producer:
         name_servers: Sequence[str] | str,
         group: str,
         *,
+        namespace: str = "",
         retry_times: int = 2,
+        retry_when_not_stored_safely: bool = False,
+        try_timeout_ms: int | None = None,
+        send_latency_fault_enable: bool = False,
+        start_detector_enable: bool = False,
+        linger_ms: float = 0,
+        batch_size: int = BATCH_SIZE,
+        buffer_bytes: int = BUFFER_BYTES,
         compress_over: int = COMPRESS_OVER,
         compression: CompressionType = CompressionType.ZLIB,
         max_message_size: int = MAX_MESSAGE_SIZE,
         default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
+        enable_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
+        send_hooks: Sequence[SendHook] = (),
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         if problem := group_problem(group):
             raise IllegalMessage(problem)
-        self.group = group
-        self._retry_times = retry_times
-        self._compress_over = compress_over
-        self._compression = compression
-        self._max_message_size = max_message_size
-        self._default_topic_queue_nums = default_topic_queue_nums
+        self.namespace = namespace
+        #: With its namespace.
+        self.group = wrap_namespace(namespace, group)
+        self.trace: TraceDispatcher | None = None
+        self._user_group = group
+        self._settings = SendSettings(
+            retry_times,
+            retry_when_not_stored_safely,
+            try_timeout_ms,
+            send_latency_fault_enable,
+            start_detector_enable,
+            default_topic_queue_nums,
+        )
+        self._batching = (linger_ms, batch_size, buffer_bytes) if linger_ms > 0 else None
+        self._batches: BatchAccumulator | None = None
+        self._encoding: dict[str, Any] = {
+            "compress_over": compress_over,
+            "compression": compression,
+            "max_message_size": max_message_size,
+        }
+        self._trace_topic = trace_topic if enable_trace else None
+        self._send_hooks = list(send_hooks)
         self._name_servers = name_servers
         self._ssl_context = ssl_context
         self._hooks = hooks
-        self._client: ClientInstance | None = None
-        self._unique_keys = UniqueKeys()
-        self._publish_infos: dict[str, tuple[TopicRouteData, TopicPublishInfo]] = {}
+        self._sender: Sender | None = None
+        self._requests = Requests()
+        self._set_encoder(UniqueKeys())
 
     async def start(self) -> None:
         """Makes the producer ready; connections are made when they are needed."""
         client = ClientInstance(
             self._name_servers,
             producer_data=ProducerData(self.group),
+            handlers=self.handlers(),
             ssl_context=self._ssl_context,
             hooks=self._hooks,
         )
         client.start()
-        self._unique_keys = UniqueKeys(socket.inet_aton(client.ip))
-        self._client = client
+        self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
+        if self._batching is not None:
+            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
+        if self._trace_topic is not None and self.trace is None:
+            self.trace = TraceDispatcher(self.send_alone, self._trace_topic)
+            self._send_hooks.append(SendTraceHook(self.trace))
+        self._sender = Sender(client, self.group, self._settings)
 
     async def close(self) -> None:
-        """Closes the connections; sends that are under way fail."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        """Sends what waits in batches and traces, then closes the connections; sends that are under way fail."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            await batches.flush()
+        if self.trace is not None:
+            await self.trace.close()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            await sender.close()
+            await sender.client.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -143,9 +153,18 @@ class Producer:
     @property
     def client(self) -> ClientInstance:
         """Connections and routes. Raises ClientClosed before the start and after the close."""
-        if self._client is None:
+        return self.sender.client
+
+    @property
+    def sender(self) -> Sender:
+        """What brings encoded messages to brokers. Raises ClientClosed before the start and after the close."""
+        if self._sender is None:
             raise ClientClosed("this producer is not started, or closed: use it inside `async with`")
-        return self._client
+        return self._sender
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """What answers the requests of brokers."""
+        return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -156,178 +175,195 @@ class Producer:
 
         Raises IllegalMessage, NoRouteInfo, BrokerError (refused) or a RemotingError (it may be stored nevertheless).
         """
-        outgoing = self._encode(message)
-        if len(outgoing.body) >= self._compress_over:
-            outgoing = await self._compress(outgoing)
-        if queue is not None:
-            return await self._send_to(queue, outgoing, timeout_ms)
-        return await self._send_with_retries(outgoing, timeout_ms)
+        if self._batches is not None and may_be_batched(message):
+            return await (await self.enqueue(message, timeout_ms, queue))
+        return await self.send_alone(message, timeout_ms, queue)
 
-    async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
-        """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
-        outgoing = self._encode(message)
-        if len(outgoing.body) >= self._compress_over:
-            outgoing = await self._compress(outgoing)
-        if queue is None:
-            queue = (await self._publish_info(message.topic)).select()
-        await self.client.api.send_oneway(await self._address(queue), self._command(queue, outgoing))
+    async def send_alone(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """As `send`, but never in a batch."""
+        topic = self._topic(message, queue)
+        if self._send_hooks and topic != self._trace_topic:
+            return await self._send_with_hooks(
+                [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
+            )
+        return await self._send_encoded(self._encoder.encode(topic, message, message.properties), timeout_ms, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         """Stores messages of one topic in one request, all in one queue; all or none. Raises as `send` does."""
-        outgoing = self._encode_batch(messages)
-        if queue is not None:
-            return await self._send_to(queue, outgoing, timeout_ms)
-        return await self._send_with_retries(outgoing, timeout_ms)
+        if not messages:
+            raise IllegalMessage("a batch needs at least one message")
+        topic = self._topic(messages[0], queue)
+        if self._send_hooks:
+            return await self._send_with_hooks(
+                messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
+            )
+        outgoing = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
+        return await self._send_encoded(outgoing, timeout_ms, queue)
+
+    async def enqueue(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Puts `message` into a batch and returns at once, or when there is room; the future is `send`'s result.
+
+        The whole batch is stored or none of it: an error is that of all its messages. For producers with `linger_ms`.
+        Raises IllegalMessage, also for delayed messages and those of transactions, which can't go in a batch.
+        """
+        batches = self._batches
+        if batches is None:
+            _ = self.client
+            raise ClientError("this producer makes no batches: give it linger_ms, or use send")
+        topic = self._topic(message, queue)
+        properties, context = message.properties, None
+        if properties and not may_be_batched(message):
+            raise IllegalMessage("delayed messages and those of transactions can't go in a batch: use send")
+        if self._send_hooks:
+            context = SendContext(self._user_group, [message], [dict(properties)])
+            run_hooks([hook.before_send for hook in self._send_hooks], context)
+            properties = context.properties[0]
+        key = topic, queue if queue is None else self._with_namespace(queue)
+        future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
+        if context is not None:
+            future.add_done_callback(lambda done: self._after_enqueued(context, done))
+        if batches.bytes >= batches.buffer_bytes:
+            await batches.room()
+        return future
+
+    async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
+        outgoing = self._encoder.encode(self._topic(message, queue), message, message.properties)
+        if self._encoder.wants_compression(outgoing):
+            outgoing = await self._encoder.compress(outgoing)
+        await self.sender.send_oneway(outgoing, self._with_namespace(queue))
 
     async def send_with(
         self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
     ) -> SendResult:
         """Stores `message` in the queue that `selector` picks. There is no second try: it would pick the same."""
-        info = await self._publish_info(message.topic)
-        return await self.send(message, timeout_ms, selector(info.queues, message, arg))
+        deadline = time.monotonic() + timeout_ms / 1000
+        queue = selector(await self._queues(message.topic, timeout_ms), message, arg)
+        return await self.send(message, max(1, int((deadline - time.monotonic()) * 1000)), queue)
+
+    async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
+        """Sends `message` to whoever consumes its topic and returns the reply, which `reply_message` makes there.
+
+        Raises as `send`, and RequestTimeout when no reply has come in `timeout_ms`.
+        """
+        client = self.client
+        deadline = time.monotonic() + timeout_ms / 1000
+        # The broker of the reply finds this client by its id: it must have heard of it.
+        await self.greet_brokers_of(message.topic, timeout_ms)
+        request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self.send_alone(request, timeout_ms)
+                return await reply
+        except TimeoutError:
+            text = f"no reply to the request to {message.topic} in {timeout_ms} ms: is a consumer there that replies?"
+            raise RequestTimeout(text, message.topic) from None
+        finally:
+            self._requests.end(correlation_id)
+
+    async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
+        """Takes back a timer message that is not yet delivered, by its send's `recall_handle`; its unique key.
+
+        Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerError or a RemotingError.
+        """
+        handle = decode_recall_handle(recall_handle)
+        topic = wrap_namespace(self.namespace, topic)
+        await self.sender.publish_info(topic, timeout_ms)
+        address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0))
+        header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
+        return await self.client.api.recall(address, header, timeout_ms)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that a message of `topic` can go to. Raises NoRouteInfo."""
-        return (await self._publish_info(topic)).queues
+        return await self._queues(topic, TIMEOUT_MS)
 
-    async def _send_with_retries(self, outgoing: _Outgoing, timeout_ms: int) -> SendResult:
-        now = time.monotonic
-        deadline = now() + timeout_ms / 1000
-        info = self._known_publish_info(outgoing.topic)
-        if info is None:
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    info = await self._find_publish_info(outgoing.topic)
-            except TimeoutError:
-                name_servers = ";".join(self.client.routes.name_servers)
-                message = f"no route of topic {outgoing.topic} from {name_servers} in {timeout_ms} ms"
-                raise RequestTimeout(message, name_servers) from None
-        tried: list[str] = []
-        error: BrokerError | RemotingError | None = None
-        for _ in range(1 + self._retry_times):
-            left_ms = int((deadline - now()) * 1000)
-            if left_ms <= 0:
-                break
-            queue = info.select(tried[-1] if tried else None)
-            tried.append(queue.broker_name)
-            try:
-                return await self._send_to(queue, outgoing, left_ms)
-            except RemotingError as e:
-                error = e
-            except BrokerError as e:
-                if e.code not in RETRY_RESPONSE_CODES:
-                    raise
-                error = e
-            log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
-        if error is None:
-            error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
-        error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
-        raise error
+    # -- what subclasses use ------------------------------------------------------------------------------------
 
-    async def _send_to(self, queue: MessageQueue, outgoing: _Outgoing, timeout_ms: int) -> SendResult:
-        address = self.client.routes.master_address(queue.broker_name) or await self._address(queue)
-        command = self._command(queue, outgoing)
-        return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
+    def next_unique_key(self) -> str:
+        return self._unique_keys.next()
 
-    def _command(self, queue: MessageQueue, outgoing: _Outgoing) -> RemotingCommand:
-        return send_command(
-            self.group,
-            queue,
-            outgoing.body,
-            outgoing.properties,
-            time.time_ns() // 1_000_000,
-            flag=outgoing.flag,
-            sys_flag=outgoing.sys_flag,
-            batch=outgoing.batch,
-            default_topic_queue_nums=self._default_topic_queue_nums,
-        )
+    def with_namespace(self, topic: str) -> str:
+        return wrap_namespace(self.namespace, topic)
+
+    async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Makes sure that the brokers of `topic` have been told of this client."""
+        await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
+        await self.client.greet_new_brokers()
+
+    # -- one send -----------------------------------------------------------------------------------------------
+
+    async def _send_encoded(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
+        if self._encoder.wants_compression(outgoing):
+            outgoing = await self._encoder.compress(outgoing)
+        result = await self.sender.send(outgoing, timeout_ms, self._with_namespace(queue))
+        if self.namespace:
+            topic = without_namespace(result.queue.topic, self.namespace)
+            result = result._replace(queue=result.queue._replace(topic=topic))
+        return result
+
+    async def _send_with_hooks(
+        self,
+        messages: Sequence[Message],
+        encode: Callable[[list[dict[str, str]]], Outgoing],
+        timeout_ms: int,
+        queue: MessageQueue | None,
+    ) -> SendResult:
+        context = SendContext(self._user_group, messages, [dict(message.properties) for message in messages])
+        run_hooks([hook.before_send for hook in self._send_hooks], context)
+        try:
+            context.result = await self._send_encoded(encode(context.properties), timeout_ms, queue)
+            return context.result
+        except BaseException as e:
+            context.error = e
+            raise
+        finally:
+            self._after_send(context)
+
+    def _after_send(self, context: SendContext) -> None:
+        if context.result is not None and self._sender is not None:
+            context.address = self._sender.client.routes.master_address(context.result.queue.broker_name) or ""
+        elif isinstance(context.error, RemotingError | BrokerError):
+            context.address = context.error.address
+        run_hooks([hook.after_send for hook in self._send_hooks], context)
+
+    def _after_enqueued(self, context: SendContext, done: asyncio.Future[SendResult]) -> None:
+        if done.cancelled():
+            context.error = asyncio.CancelledError()
+        elif (error := done.exception()) is not None:
+            context.error = error
+        else:
+            context.result = done.result()
+        self._after_send(context)
+
+    async def _send_gathered(self, key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        topic, queue = key
+        outgoing = parts[0] if len(parts) == 1 else self._encoder.join(topic, parts)
+        return await self._send_encoded(outgoing, timeout_ms, queue)
 
     # -- where to -----------------------------------------------------------------------------------------------
 
-    async def _publish_info(self, topic: str) -> TopicPublishInfo:
-        return self._known_publish_info(topic) or await self._find_publish_info(topic)
+    def _topic(self, message: Message, queue: MessageQueue | None) -> str:
+        """The message's topic as brokers know it."""
+        topic = message.topic
+        if queue is not None and queue.topic != topic:
+            raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
+        return wrap_namespace(self.namespace, topic) if self.namespace else topic
 
-    def _known_publish_info(self, topic: str) -> TopicPublishInfo | None:
-        known = self._publish_infos.get(topic)
-        # A changed route is another object.
-        if known is not None and known[0] is self.client.routes.cached(topic):
-            return known[1]
-        return None
+    def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
+        if queue is None or not self.namespace:
+            return queue
+        return queue._replace(topic=wrap_namespace(self.namespace, queue.topic))
 
-    async def _find_publish_info(self, topic: str) -> TopicPublishInfo:
-        if problem := topic_problem(topic):
-            raise IllegalMessage(problem)
-        if topic in SEND_FORBIDDEN_TOPICS:
-            raise IllegalMessage(f"clients may not send to the system topic {topic}")
-        routes = self.client.routes
-        route = await routes.get_or_default(topic, self._default_topic_queue_nums)
-        queues = write_queues(topic, route)
-        if not queues:
-            route = await routes.refresh(topic)
-            queues = write_queues(topic, route)
-            if not queues:
-                raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
-        info = TopicPublishInfo(queues)
-        self._publish_infos[topic] = route, info
-        return info
+    async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
+        queues = (await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)).queues
+        return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
 
-    async def _address(self, queue: MessageQueue) -> str:
-        routes = self.client.routes
-        address = routes.master_address(queue.broker_name)
-        if address is None:
-            await routes.refresh(queue.topic)
-            address = routes.master_address(queue.broker_name)
-            if address is None:
-                raise ConnectFailed(f"no route names a master of broker {queue.broker_name}", queue.broker_name)
-        return address
-
-    # -- encoding -----------------------------------------------------------------------------------------------
-
-    def _encode(self, message: Message) -> _Outgoing:
-        body = message.body
-        if not body:
-            raise IllegalMessage("the message body is empty")
-        if len(body) > self._max_message_size:
-            raise IllegalMessage(f"message body of {len(body)} bytes: at most {self._max_message_size} are allowed")
-        properties = message.properties
-        msg_id = properties.get(UNIQUE_KEY)
-        if msg_id is None:
-            # The user's message is not changed: it may be on its way twice.
-            msg_id = self._unique_keys.next()
-            properties = {**properties, UNIQUE_KEY: msg_id}
-        encoded = encode_properties(properties)
-        if len(encoded) > MAX_PROPERTIES_LENGTH:
-            raise IllegalMessage(f"properties of {len(encoded)} bytes: at most {MAX_PROPERTIES_LENGTH} are allowed")
-        if encoded.count(b"\x01") != len(properties) or encoded.count(b"\x02") != len(properties):
-            raise IllegalMessage("a property's name or value holds \\x01 or \\x02, which separate properties")
-        return _Outgoing(message.topic, body, encoded, message.flag, 0, False, msg_id)
-
-    def _encode_batch(self, messages: Sequence[Message]) -> _Outgoing:
-        if not messages:
-            raise IllegalMessage("a batch needs at least one message")
-        topic = messages[0].topic
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            raise IllegalMessage("messages to a retry topic can't go in a batch")
-        parts: list[_Outgoing] = []
-        for message in messages:
-            if message.topic != topic:
-                raise IllegalMessage(f"a batch has one topic, not both {topic} and {message.topic}")
-            if message.properties.get(DELAY_TIME_LEVEL, "0") != "0":
-                raise IllegalMessage("delayed messages can't go in a batch")
-            parts.append(self._encode(message))
-        body = encode_batch((part.flag, part.body, part.properties) for part in parts)
-        if len(body) > self._max_message_size:
-            raise IllegalMessage(f"batch of {len(body)} bytes: at most {self._max_message_size} are allowed")
-        return _Outgoing(topic, body, b"", 0, 0, True, ",".join(part.msg_id for part in parts))
-
-    async def _compress(self, outgoing: _Outgoing) -> _Outgoing:
-        body = outgoing.body
-        if len(body) > COMPRESS_IN_THREAD_OVER:
-            compressed = await asyncio.to_thread(compress, body, self._compression)
-        else:
-            compressed = compress(body, self._compression)
-        if len(compressed) >= len(body):
-            return outgoing
-        return outgoing._replace(body=compressed, sys_flag=compression_flag(self._compression))
+    def _set_encoder(self, unique_keys: UniqueKeys) -> None:
+        self._unique_keys = unique_keys
+        self._encoder = Encoder(unique_keys, namespace=self.namespace, **self._encoding)

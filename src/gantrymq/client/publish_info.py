@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gantrymq.protocol.message import MessageQueue
 
@@ -20,13 +20,23 @@ class TopicPublishInfo:
 
         There must be queues.
         """
-        queue = self._take()
         if last_broker is not None:
-            for _ in self.queues:
-                if queue.broker_name != last_broker:
-                    break
-                queue = self._take()
-        return queue
+            queue = self.next_where(lambda broker: broker != last_broker)
+            if queue is not None:
+                return queue
+        return self._take()
+
+    def next_where(self, usable: Callable[[str], bool]) -> MessageQueue | None:
+        """The next queue on a broker whose name is `usable`; None when there is none."""
+        for _ in self.queues:
+            queue = self._take()
+            if usable(queue.broker_name):
+                return queue
+        return None
+
+    def reset(self) -> None:
+        """Goes on at any queue, so that producers that lost one broker don't all go on to the same."""
+        self._next = random.randrange(len(self.queues))
 
     def _take(self) -> MessageQueue:
         self._next = (self._next + 1) % len(self.queues)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from gantrymq.client.broker_api import PullResult, PullStatus
@@ -34,6 +35,8 @@ FLOW_CONTROL_DELAY_S = 0.02
 
 #: Takes the pulled messages of a queue, which its ProcessQueue already holds.
 Sink = Callable[[ProcessQueue, list[MessageExt]], None]
+#: Told that a queue goes on at another offset: the puller pulls no more and waits to be stopped.
+Moved = Callable[[ProcessQueue, int], None]
 
 
 class QueuePuller:
@@ -50,6 +53,7 @@ class QueuePuller:
         process_queue: ProcessQueue,
         subscription: SubscriptionData,
         sink: Sink,
+        moved: Moved,
         *,
         batch_size: int,
         commits: bool,
@@ -60,6 +64,7 @@ class QueuePuller:
         self._process_queue = process_queue
         self._subscription = subscription
         self._sink = sink
+        self._moved = moved
         self._batch_size = batch_size
         self._commits = commits
         self._lite = lite
@@ -92,6 +97,7 @@ class QueuePuller:
     async def _pull(self) -> None:
         process_queue = self._process_queue
         address, header = self._request()
+        process_queue.last_pull = started = time.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._broker_id = result.suggest_which_broker_id
         match result.status:
@@ -99,6 +105,10 @@ class QueuePuller:
                 messages = self._decode(result)
                 process_queue.next_offset = result.next_begin_offset
                 process_queue.put(messages)
+                counters = process_queue.counters
+                counters.pulls += 1
+                counters.pull_s += time.time() - started
+                counters.pulled += len(messages)
                 if messages:
                     self._sink(process_queue, messages)
             case PullStatus.OFFSET_ILLEGAL:
@@ -112,7 +122,10 @@ class QueuePuller:
                 )
                 if result.next_begin_offset == process_queue.next_offset:
                     await asyncio.sleep(RETRY_DELAY_S)
-                process_queue.next_offset = result.next_begin_offset
+                else:
+                    # Not in this process queue, whose messages are in the order of their offsets.
+                    self._moved(process_queue, result.next_begin_offset)
+                    await asyncio.Event().wait()
             case _:
                 process_queue.next_offset = result.next_begin_offset
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from gantrymq.errors import ClientError
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import Message, MessageQueue
 
@@ -26,6 +27,18 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -
 def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
     """Any queue."""
     return random.choice(queues)
+
+
+def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
+    """Any queue of the brokers in `rooms`, whose names are ROOM@NAME. Java's class of that name picks none at all."""
+
+    def select(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        near = [queue for queue in queues if queue.broker_name.partition("@")[0] in rooms]
+        if not near:
+            raise ClientError(f"topic {message.topic} has no queue on a broker in {', '.join(rooms)} (ROOM@NAME)")
+        return random.choice(near)
+
+    return select
 
 
 def _int_hash_code(n: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS
@@ -23,10 +23,18 @@ log = logging.getLogger(__name__)
 
 #: pollNameServerInterval.
 REFRESH_INTERVAL_S = 30.0
+#: An order configuration with more queues on one broker is taken for a mistake.
+MAX_QUEUES_OF_BROKER = 65_536
 
 
 def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """The queues that take messages: those of writable brokers that have a master, broker by broker."""
+    """The queues that take messages: those of writable brokers that have a master, broker by broker.
+
+    An order topic has those of its configuration, "BROKER:QUEUES;...", whether or not the brokers are there: a message
+    goes to the same queue as long as the configuration is the same. Raises ClientError for one that can't be read.
+    """
+    if route.order_topic_conf:
+        return _ordered_queues(topic, route.order_topic_conf)
     with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
     return [
         MessageQueue(topic, queues.broker_name, queue_id)
@@ -34,6 +42,16 @@ def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
         if queues.perm & PERM_WRITE and queues.broker_name in with_master
         for queue_id in range(queues.write_queue_nums)
     ]
+
+
+def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
+    queues = []
+    for item in filter(None, order_topic_conf.split(";")):
+        broker, _, count = item.partition(":")
+        if not broker or not count.isdigit() or int(count) > MAX_QUEUES_OF_BROKER:
+            raise ClientError(f"topic {topic}: its order configuration {order_topic_conf!r} is not BROKER:QUEUES;...")
+        queues += [MessageQueue(topic, broker, queue_id) for queue_id in range(int(count))]
+    return queues
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
@@ -50,17 +68,37 @@ class Routes:
     """What a client knows of topics and brokers. `get` asks a NameServer once per topic, `refresh_all` asks again.
 
     One NameServer (host:port) is used as long as it answers, then the next; the first is picked at random.
+    With `discover` the NameServers are those that it returns, asked when the first is needed and by `rediscover`.
     """
 
-    def __init__(self, api: BrokerApi, name_servers: Sequence[str]) -> None:
-        if not name_servers:
+    def __init__(
+        self,
+        api: BrokerApi,
+        name_servers: Sequence[str],
+        discover: Callable[[], Awaitable[list[str]]] | None = None,
+    ) -> None:
+        if not name_servers and discover is None:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
         self._api = api
-        self.name_servers = list(name_servers)
-        self._current = random.randrange(len(self.name_servers))
+        self._discover = discover
+        self.name_servers: list[str] = []
+        self._current = 0
+        self._use(name_servers)
         self._routes: dict[str, TopicRouteData] = {}
         self._brokers: dict[str, dict[int, str]] = {}
         self._finding: dict[tuple[str, int | None], asyncio.Task[TopicRouteData]] = {}
+
+    def _use(self, name_servers: Sequence[str]) -> None:
+        self.name_servers = list(name_servers)
+        self._current = random.randrange(len(self.name_servers)) if name_servers else 0
+
+    async def rediscover(self) -> None:
+        """Asks where the NameServers are. Raises what `discover` does; the known ones stay then."""
+        assert self._discover is not None
+        found = await self._discover()
+        if sorted(found) != sorted(self.name_servers):
+            log.info("the NameServers are now %s", ";".join(found))
+            self._use(found)
 
     @property
     def topics(self) -> list[str]:
@@ -142,7 +180,11 @@ class Routes:
 
     async def _ask(self, topic: str) -> TopicRouteData:
         error: RemotingError | None = None
+        if not self.name_servers:
+            await self.rediscover()
         for _ in self.name_servers:
+            # The list may have been replaced while a NameServer was asked.
+            self._current %= len(self.name_servers)
             name_server = self.name_servers[self._current]
             try:
                 return await self._api.route(name_server, topic, TIMEOUT_MS)
@@ -151,7 +193,7 @@ class Routes:
             except RemotingError as e:
                 log.warning("NameServer %s: %s", name_server, e)
                 error = e
-                self._current = (self._current + 1) % len(self.name_servers)
+                self._current += 1
         assert error is not None
         raise error
 

@@ -21,6 +21,7 @@ _PYTHON = int(LanguageCode.PYTHON)
 _BINARY = SerializeType.ROCKETMQ
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _pack_length = Struct(">i").pack
 
 #: defaultTopicQueueNums: how many queues a topic gets that is made by the first message to it.
@@ -31,7 +32,13 @@ _CACHE_SIZE = 4096
 
 @lru_cache(_CACHE_SIZE)
 def _constant_fields(
-    group: str, queue: MessageQueue, default_topic_queue_nums: int, sys_flag: int, batch: bool
+    group: str,
+    queue: MessageQueue,
+    default_topic_queue_nums: int,
+    sys_flag: int,
+    batch: bool,
+    reconsume_times: int,
+    max_reconsume_times: int | None,
 ) -> tuple[bytes, bytes]:
     """The ext fields before g and after i."""
     before = {
@@ -42,7 +49,10 @@ def _constant_fields(
         "e": str(queue.queue_id),
         "f": str(sys_flag),
     }
-    after = {"j": "0", "k": "false", "m": "true" if batch else "false", "n": queue.broker_name}
+    after = {"j": str(reconsume_times), "k": "false"}
+    if max_reconsume_times is not None:
+        after["l"] = str(max_reconsume_times)
+    after |= {"m": "true" if batch else "false", "n": queue.broker_name}
     return binary_header.encode_fields(before), binary_header.encode_fields(after)
 
 
@@ -56,13 +66,19 @@ def send_command(
     flag: int = 0,
     sys_flag: int = 0,
     batch: bool = False,
+    reply: bool = False,
+    reconsume_times: int = 0,
+    max_reconsume_times: int | None = None,
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
 ) -> RemotingCommand:
     """The request that stores `body` in `queue` for producer `group`; `born_timestamp` in ms since the epoch.
 
-    `properties` are as `encode_properties` makes them. With `batch` the body is `encode_batch`'s.
+    `properties` are as `encode_properties` makes them. With `batch` the body is `encode_batch`'s; a `reply` is not
+    stored but pushed to who asked. The reconsume times are for messages to a retry topic.
     """
-    before, after = _constant_fields(group, queue, default_topic_queue_nums, sys_flag, batch)
+    before, after = _constant_fields(
+        group, queue, default_topic_queue_nums, sys_flag, batch, reconsume_times, max_reconsume_times
+    )
     born = b"%d" % born_timestamp
     flag_text = b"%d" % flag
     ext = b"%b\x00\x01g%b%b\x00\x01h%b%b\x00\x01i%b%b%b" % (
@@ -75,4 +91,5 @@ def send_command(
         properties,
         after,
     )
-    return RemotingCommand(_SEND_BATCH if batch else _SEND, _PYTHON, PROTOCOL_VERSION, 0, 0, None, ext, body, _BINARY)
+    code = _SEND_BATCH if batch else _SEND_REPLY if reply else _SEND
+    return RemotingCommand(code, _PYTHON, PROTOCOL_VERSION, 0, 0, None, ext, body, _BINARY)

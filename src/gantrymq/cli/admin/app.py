@@ -24,6 +24,7 @@ class MqadminGroup(TyperGroup):
         if self.commands:
             return
         from gantrymq.cli.admin import (
+            auth,
             brokers,
             consumers,
             groups,
@@ -36,7 +37,7 @@ class MqadminGroup(TyperGroup):
             unsupported,
         )
 
-        for part in (topics, brokers, groups, consumers, offsets, messages, sending, namesrv, stats, unsupported):
+        for part in (topics, brokers, groups, consumers, offsets, messages, sending, namesrv, stats, auth, unsupported):
             self.commands.update(typer.main.get_group(part.app).commands)
 
 

@@ -16,7 +16,7 @@ import typer
 import uvloop
 
 from gantrymq.cli.admin.output import Output, write
-from gantrymq.cli.options import TlsConfigFile, tls_context
+from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, tls_context
 from gantrymq.client.admin_client import AdminClient
 from gantrymq.errors import ClientError, GantryError
 
@@ -50,17 +50,22 @@ def command(app: typer.Typer, name: str, *, without_name_server: bool = False) -
         signature = inspect.signature(function, eval_str=True)
         _, *options = signature.parameters.values()
 
-        def run(name_servers: str | None, json: bool, tls_config: Path | None, **values: Any) -> None:
+        def run(
+            name_servers: str | None, json: bool, tls_config: Path | None, acl_config: Path | None, **values: Any
+        ) -> None:
             if not name_servers and not (without_name_server and values["broker"]):
                 raise typer.BadParameter("give it, or set NAMESRV_ADDR", param_hint="'-n' / '--namesrvAddr'")
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                admin = AdminClient(name_servers or "", ssl_context=tls_context(tls_config))
+                admin = AdminClient(
+                    name_servers or "", ssl_context=tls_context(tls_config), hooks=acl_hooks(acl_config)
+                )
                 runner.run(_run(function, admin, json, values))
 
         common = [
             inspect.Parameter("name_servers", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_NAME_SERVERS),
             inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON),
             inspect.Parameter("tls_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TlsConfigFile),
+            inspect.Parameter("acl_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AclConfigFile),
         ]
         parameters = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options] + common
         # What typer reads the options from.

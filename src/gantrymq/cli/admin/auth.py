@@ -1,0 +1,244 @@
+"""mqadmin's commands about users and what they may do (tools/command/auth)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gantrymq.cli.admin.command import Broker, Cluster, command
+from gantrymq.cli.admin.output import Output, Table
+from gantrymq.cli.admin.values import one_target
+from gantrymq.client.admin_auth import acl_of
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.protocol.auth_body import AclInfo, UserInfo
+
+app = typer.Typer(add_completion=False)
+
+Username = Annotated[str, typer.Option("-u", "--username", help="The user's name, which is its access key.")]
+Subject = Annotated[str, typer.Option("-s", "--subject", help="User:NAME.")]
+Resources = Annotated[str, typer.Option("-r", "--resources", help="Topic:NAME, Group:NAME*, Cluster:*, with commas.")]
+Actions = Annotated[str, typer.Option("-a", "--actions", help="Pub, Sub, Create, Update, Delete, Get, List, All.")]
+SourceIps = Annotated[str, typer.Option("-i", "--sourceIp", help="Addresses or networks, with commas; else any.")]
+AclDecision = Annotated[str, typer.Option("-d", "--decision", help="Allow or Deny.")]
+Source = Annotated[str, typer.Option("-f", "--fromBroker", help="HOST:PORT.")]
+Target = Annotated[str, typer.Option("-t", "--toBroker", help="HOST:PORT.")]
+
+
+@command(app, "createUser", without_name_server=True)
+async def create_user(
+    admin: AdminClient,
+    username: Username,
+    password: Annotated[str, typer.Option("-p", "--password", help="The password, which is its secret key.")],
+    cluster: Cluster = None,
+    broker: Broker = None,
+    user_type: Annotated[str | None, typer.Option("-t", "--userType", help="Super or Normal.")] = None,
+) -> Output:
+    """Create user to cluster."""
+    addresses = await _targets(admin, cluster, broker)
+    await admin.create_user(addresses, UserInfo(username, password, user_type))
+    return _done("create user", addresses)
+
+
+@command(app, "updateUser", without_name_server=True)
+async def update_user(
+    admin: AdminClient,
+    username: Username,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    password: Annotated[str | None, typer.Option("-p", "--password", help="The new password.")] = None,
+    user_type: Annotated[str | None, typer.Option("-t", "--userType", help="Super or Normal.")] = None,
+    user_status: Annotated[str | None, typer.Option("-s", "--userStatus", help="enable or disable.")] = None,
+) -> Output:
+    """Update user to cluster."""
+    if not (password or user_type or user_status):
+        raise typer.BadParameter("one of them is needed", param_hint="'-p' / '-t' / '-s'")
+    addresses = await _targets(admin, cluster, broker)
+    await admin.update_user(addresses, UserInfo(username, password, user_type, user_status))
+    return _done("update user", addresses)
+
+
+@command(app, "deleteUser", without_name_server=True)
+async def delete_user(admin: AdminClient, username: Username, cluster: Cluster = None, broker: Broker = None) -> Output:
+    """Delete user from cluster."""
+    addresses = await _targets(admin, cluster, broker)
+    await admin.delete_user(addresses, username)
+    return _done("delete user", addresses)
+
+
+@command(app, "getUser", without_name_server=True)
+async def get_user(admin: AdminClient, username: Username, cluster: Cluster = None, broker: Broker = None) -> Output:
+    """Get user from cluster."""
+    for address in await _masters(admin, cluster, broker):
+        user = await admin.user(address, username)
+        if user is not None:
+            return _users([user])
+    return Output([], [f"no broker that was asked has user {username}"])
+
+
+@command(app, "listUser", without_name_server=True)
+async def list_user(
+    admin: AdminClient,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    name_filter: Annotated[str, typer.Option("-f", "--filter", help="Only names that contain this.")] = "",
+) -> Output:
+    """List user from cluster."""
+    for address in await _masters(admin, cluster, broker):
+        users = await admin.users(address, name_filter)
+        if users:
+            return _users(users)
+    return Output([], ["no user"])
+
+
+@command(app, "copyUser", without_name_server=True)
+async def copy_user(
+    admin: AdminClient,
+    broker: Source,
+    target: Target,
+    usernames: Annotated[str, typer.Option("-u", "--usernames", help="With commas; else all.")] = "",
+) -> Output:
+    """Copy user to cluster."""
+    if usernames:
+        found = [await admin.user(broker, username) for username in _split(usernames)]
+        users = [user for user in found if user is not None]
+    else:
+        users = await admin.users(broker)
+    for user in users:
+        there = await admin.user(target, user.username or "")
+        await (admin.create_user if there is None else admin.update_user)([target], user)
+    names = [user.username for user in users]
+    return Output(names, [f"copy user of {name} from {broker} to {target} success." for name in names])
+
+
+@command(app, "createAcl", without_name_server=True)
+async def create_acl(
+    admin: AdminClient,
+    subject: Subject,
+    resources: Resources,
+    actions: Actions,
+    decision: AclDecision,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    source_ips: SourceIps = "",
+) -> Output:
+    """Create acl to cluster."""
+    addresses = await _targets(admin, cluster, broker)
+    acl = acl_of(subject, _split(resources), _split(actions), _split(source_ips), decision)
+    await admin.create_acl(addresses, acl)
+    return _done("create acl", addresses)
+
+
+@command(app, "updateAcl", without_name_server=True)
+async def update_acl(
+    admin: AdminClient,
+    subject: Subject,
+    resources: Resources,
+    actions: Actions,
+    decision: AclDecision,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    source_ips: SourceIps = "",
+) -> Output:
+    """Update acl to cluster."""
+    addresses = await _targets(admin, cluster, broker)
+    acl = acl_of(subject, _split(resources), _split(actions), _split(source_ips), decision)
+    await admin.update_acl(addresses, acl)
+    return _done("update acl", addresses)
+
+
+@command(app, "deleteAcl", without_name_server=True)
+async def delete_acl(
+    admin: AdminClient,
+    subject: Subject,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    resource: Annotated[str | None, typer.Option("-r", "--resources", help="One resource; else all.")] = None,
+) -> Output:
+    """Delete acl from cluster."""
+    addresses = await _targets(admin, cluster, broker)
+    await admin.delete_acl(addresses, subject, resource)
+    return _done("delete acl", addresses)
+
+
+@command(app, "getAcl", without_name_server=True)
+async def get_acl(admin: AdminClient, subject: Subject, cluster: Cluster = None, broker: Broker = None) -> Output:
+    """Get acl from cluster."""
+    found = [await admin.acl(address, subject) for address in await _masters(admin, cluster, broker)]
+    return _acls([acl for acl in found if acl is not None])
+
+
+@command(app, "listAcl", without_name_server=True)
+async def list_acl(
+    admin: AdminClient,
+    cluster: Cluster = None,
+    broker: Broker = None,
+    subject: Annotated[str, typer.Option("-s", "--subject", help="Only subjects that contain this.")] = "",
+    resource: Annotated[str, typer.Option("-r", "--resource", help="Only resources that contain this.")] = "",
+) -> Output:
+    """List acl from cluster."""
+    acls: list[AclInfo] = []
+    for address in await _masters(admin, cluster, broker):
+        acls += await admin.acls(address, subject, resource)
+    return _acls(acls)
+
+
+@command(app, "copyAcl", without_name_server=True)
+async def copy_acl(
+    admin: AdminClient,
+    broker: Source,
+    target: Target,
+    subjects: Annotated[str, typer.Option("-s", "--subjects", help="With commas; else all.")] = "",
+) -> Output:
+    """Copy acl to cluster."""
+    if subjects:
+        found = [await admin.acl(broker, subject) for subject in _split(subjects)]
+        acls = [acl for acl in found if acl is not None]
+    else:
+        acls = await admin.acls(broker)
+    for acl in acls:
+        await admin.create_acl([target], acl)
+    names = [acl.subject for acl in acls]
+    return Output(names, [f"copy acl of {name} from {broker} to {target} success." for name in names])
+
+
+async def _targets(admin: AdminClient, cluster: str | None, broker: str | None) -> list[str]:
+    """Who is told of a change: slaves, too, since each broker asks its own table."""
+    one_target(cluster, broker)
+    return [broker] if broker is not None else await admin.all_brokers_of(cluster or "")
+
+
+async def _masters(admin: AdminClient, cluster: str | None, broker: str | None) -> list[str]:
+    one_target(cluster, broker)
+    return [broker] if broker is not None else await admin.masters_of(cluster or "")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _done(what: str, addresses: list[str]) -> Output:
+    return Output({"brokers": addresses}, [f"{what} to {address} success." for address in addresses])
+
+
+def _users(users: list[UserInfo]) -> Output:
+    rows = [[user.username, user.password, user.user_type, user.user_status] for user in users]
+    return Output(users, [Table(["UserName", "Password", "UserType", "UserStatus"], rows)])
+
+
+def _acls(acls: list[AclInfo]) -> Output:
+    rows: list[list[Any]] = [
+        [
+            acl.subject,
+            policy.policy_type,
+            entry.resource,
+            ",".join(entry.actions),
+            ",".join(entry.source_ips),
+            entry.decision,
+        ]
+        for acl in acls
+        for policy in acl.policies
+        for entry in policy.entries
+    ]
+    headings = ["Subject", "PolicyType", "Resource", "Actions", "SourceIp", "Decision"]
+    return Output(acls, [Table(headings, rows)] if rows else ["no acl"])

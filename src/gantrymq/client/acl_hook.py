@@ -1,0 +1,55 @@
+"""AclHook: signs every request of a client (`AclClientRPCHook`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.acl_signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
+from gantrymq.protocol.command import RemotingCommand
+
+
+class AclHook:
+    """Give it to a producer, a consumer or an AdminClient: `hooks=[AclHook(access_key, secret_key)]`.
+
+    Raises ConfigError for a blank key.
+    """
+
+    def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
+        if not access_key.strip() or not secret_key.strip():
+            raise ConfigError("an access key and a secret key are needed; one of them is blank")
+        self.access_key = access_key
+        self._signer = Signer(secret_key)
+        self._security_token = security_token
+
+    @classmethod
+    def from_file(cls, path: Path) -> AclHook:
+        """With the `accessKey` and `secretKey` of mqadmin's tools.yml. Raises ConfigError."""
+        try:
+            # All values as they are written: a key of digits is no number.
+            document = yaml.load(path.read_bytes(), Loader=yaml.BaseLoader)
+        except OSError as e:
+            raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
+        except (yaml.YAMLError, ValueError):
+            # What the parser says quotes the file, which holds a secret.
+            raise ConfigError(f"{path} is no YAML") from None
+        keys = document if isinstance(document, dict) else {}
+        access_key, secret_key = keys.get("accessKey"), keys.get("secretKey")
+        if not isinstance(access_key, str) or not isinstance(secret_key, str):
+            raise ConfigError(f"{path} needs accessKey and secretKey")
+        return cls(access_key.strip(), secret_key.strip())
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        fields = request.ext_fields
+        fields[ACCESS_KEY] = self.access_key
+        if self._security_token is not None:
+            fields[SECURITY_TOKEN] = self._security_token
+        fields[SIGNATURE] = self._signer.sign(fields, request.body, request.version)
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        """Nothing to do."""
+
+    def __repr__(self) -> str:
+        return f"AclHook({self.access_key!r})"

@@ -1,0 +1,141 @@
+"""Automatic batches: messages sent one by one gather for some ms and go out together (client ProduceAccumulator)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.outgoing import Outgoing
+from gantrymq.protocol.message import MessageQueue
+
+#: Bytes of a batch (batchMaxBytes).
+BATCH_SIZE = 32 * 1024
+#: Bytes that wait or are under way before senders wait (totalBatchMaxBytes).
+BUFFER_BYTES = 32 * 1024 * 1024
+#: What `encode_batch` adds to a message's body and properties.
+_OVERHEAD = 22
+
+
+#: What the messages of a batch have in common: the topic, and the queue if they are for one.
+BatchKey = tuple[str, MessageQueue | None]
+
+
+class _Batch:
+    __slots__ = ("futures", "key", "parts", "size", "timeout_ms", "timer")
+
+    def __init__(self, key: BatchKey, timer: asyncio.TimerHandle) -> None:
+        self.key = key
+        self.timer = timer
+        self.parts: list[Outgoing] = []
+        self.futures: list[asyncio.Future[SendResult]] = []
+        self.size = 0
+        self.timeout_ms = 0
+
+
+Send = Callable[[BatchKey, Sequence[Outgoing], int], Awaitable[SendResult]]
+
+
+class BatchAccumulator:
+    """Gathers messages until there are `batch_size` bytes of a key, or `linger_ms` have passed since its first.
+
+    `send` sends a batch. While more than `buffer_bytes` are held, `room` waits.
+    """
+
+    def __init__(
+        self, send: Send, linger_ms: float, batch_size: int = BATCH_SIZE, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
+        self._send = send
+        self._linger_s = linger_ms / 1000
+        self._batch_size = batch_size
+        self.buffer_bytes = buffer_bytes
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[BatchKey, _Batch] = {}
+        #: Held now.
+        self.bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def add(self, key: BatchKey, part: Outgoing, timeout_ms: int) -> asyncio.Future[SendResult]:
+        """Puts a message into a batch; the future is its own result, or the error of the whole batch.
+
+        A batch's time is the longest of its messages', from when it is sent.
+        """
+        size = len(part[1]) + len(part[2]) + _OVERHEAD
+        batch = self._open.get(key)
+        if batch is not None and batch.size + size > self._batch_size:
+            self._start(batch)
+            batch = None
+        if batch is None:
+            timer = self._loop.call_later(self._linger_s, self._linger_over, key)
+            batch = self._open[key] = _Batch(key, timer)
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        batch.parts.append(part)
+        batch.futures.append(future)
+        batch.size += size
+        self.bytes += size
+        if timeout_ms > batch.timeout_ms:
+            batch.timeout_ms = timeout_ms
+        if batch.size >= self._batch_size:
+            self._start(batch)
+        return future
+
+    async def room(self) -> None:
+        """Returns when less than `buffer_bytes` are held; in the order of the calls."""
+        while self.bytes >= self.buffer_bytes:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def flush(self) -> None:
+        """Sends what has gathered; returns when everything is answered, or has failed."""
+        for batch in list(self._open.values()):
+            self._start(batch)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _linger_over(self, key: BatchKey) -> None:
+        self._start(self._open[key])
+
+    def _start(self, batch: _Batch) -> None:
+        del self._open[batch.key]
+        batch.timer.cancel()
+        task = self._loop.create_task(self._run(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch: _Batch) -> None:
+        try:
+            result = await self._send(batch.key, batch.parts, batch.timeout_ms)
+        except Exception as e:
+            for future in batch.futures:
+                if not future.done():
+                    future.set_exception(e)
+        else:
+            for future, own in zip(batch.futures, split_result(result, batch.parts), strict=True):
+                if not future.done():
+                    future.set_result(own)
+        finally:
+            self.bytes -= batch.size
+            while self._waiters and self.bytes < self.buffer_bytes:
+                waiter = self._waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+def split_result(result: SendResult, parts: Sequence[Outgoing]) -> list[SendResult]:
+    """Each message's own result out of its batch's.
+
+    A queue that keeps batches whole (BatchCQ) has one offset message id for all.
+    """
+    if len(parts) == 1:
+        return [result]
+    status, _, queue, first, ids, transaction_id, recall_handle, region_id, trace_on = result
+    offset_ids = ids.split(",")
+    if len(offset_ids) != len(parts):
+        offset_ids = [ids] * len(parts)
+    return [
+        SendResult(status, part.msg_id, queue, first + i, offset_id, transaction_id, recall_handle, region_id, trace_on)
+        for i, (part, offset_id) in enumerate(zip(parts, offset_ids, strict=True))
+    ]

@@ -1,0 +1,167 @@
+"""Messages on their way out: checked, encoded, compressed (client/Validators, DefaultMQProducerImpl.sendKernelImpl)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gantrymq.errors import IllegalMessage
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.compression import CompressionType, compress, compression_flag
+from gantrymq.protocol.message import Message
+from gantrymq.protocol.message_id import UniqueKeys
+from gantrymq.protocol.properties import (
+    DELAY_TIME_LEVEL,
+    INSTANCE_ID,
+    MAX_PROPERTIES_LENGTH,
+    MAX_RECONSUME_TIMES,
+    MESSAGE_TYPE,
+    RECONSUME_TIME,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    UNIQUE_KEY,
+    encode_properties,
+)
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED as PREPARED_FLAG
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+
+#: maxMessageSize, in bytes.
+MAX_MESSAGE_SIZE = 4 * 1024 * 1024
+#: compressMsgBodyOverHowmuch, in bytes.
+COMPRESS_OVER = 4096
+#: Compressing a larger body would hold up the event loop for milliseconds, so a thread does it.
+COMPRESS_IN_THREAD_OVER = 128 * 1024
+#: MSG_TYPE of an answer to a request (`MixAll.REPLY_MESSAGE_FLAG`).
+REPLY_TYPE = "reply"
+#: What delays a message.
+DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+
+
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
+
+
+class Outgoing(NamedTuple):
+    """A message, or a batch, as it goes out; `topic` with its namespace, a batch's ids joined by commas."""
+
+    topic: str
+    body: bytes
+    properties: bytes
+    flag: int
+    sys_flag: int
+    batch: bool
+    msg_id: str
+    reply: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+
+
+class Encoder:
+    """Makes one producer's messages ready. `unique_keys` makes their ids; `namespace` is that of topics, or empty."""
+
+    def __init__(
+        self,
+        unique_keys: UniqueKeys,
+        *,
+        namespace: str = "",
+        compress_over: int = COMPRESS_OVER,
+        compression: CompressionType = CompressionType.ZLIB,
+        max_message_size: int = MAX_MESSAGE_SIZE,
+    ) -> None:
+        self._unique_keys = unique_keys
+        self._namespace = namespace
+        self._compress_over = compress_over
+        self._compression = compression
+        self._max_message_size = max_message_size
+
+    def encode(self, topic: str, message: Message, properties: dict[str, str]) -> Outgoing:
+        """`message` for `topic`, with `properties` in place of its own. Raises IllegalMessage."""
+        body = message.body
+        if type(body) is not bytes:
+            raise IllegalMessage(f"the message body is of type {type(body).__name__}: give bytes, text as str.encode()")
+        if not body:
+            raise IllegalMessage("the message body is empty")
+        if len(body) > self._max_message_size:
+            raise IllegalMessage(f"message body of {len(body)} bytes: at most {self._max_message_size} are allowed")
+        if not properties and not self._namespace:
+            msg_id = self._unique_keys.next()
+            own = b"UNIQ_KEY\x01%b\x02" % msg_id.encode()
+            return _new(Outgoing, (topic, body, own, message.flag, 0, False, msg_id, False, 0, None))
+        # A copy: the user's message may be on its way twice.
+        properties = dict(properties)
+        msg_id = properties.setdefault(UNIQUE_KEY, "") or self._unique_keys.next()
+        properties[UNIQUE_KEY] = msg_id
+        if self._namespace:
+            properties[INSTANCE_ID] = self._namespace
+        reconsume_times, max_reconsume_times = 0, None
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            reconsume_times = _number(properties, RECONSUME_TIME) or 0
+            max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
+        encoded = encode_properties(properties)
+        if len(encoded) > MAX_PROPERTIES_LENGTH:
+            raise IllegalMessage(f"properties of {len(encoded)} bytes: at most {MAX_PROPERTIES_LENGTH} are allowed")
+        if encoded.count(b"\x01") != len(properties):
+            raise IllegalMessage("a property's value holds \\x01, which separates properties: replace it")
+        sys_flag = PREPARED_FLAG if properties.get(TRANSACTION_PREPARED) == "true" else 0
+        reply = properties.get(MESSAGE_TYPE) == REPLY_TYPE
+        return Outgoing(
+            topic, body, encoded, message.flag, sys_flag, False, msg_id, reply, reconsume_times, max_reconsume_times
+        )
+
+    def encode_batch(self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]) -> Outgoing:
+        """`messages` for `topic` as one, with `properties` in place of their own. Raises IllegalMessage."""
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            raise IllegalMessage("messages to a retry topic can't go in a batch")
+        parts: list[Outgoing] = []
+        for message, message_properties in zip(messages, properties, strict=True):
+            if message.topic != messages[0].topic:
+                raise IllegalMessage(f"a batch has one topic, not both {messages[0].topic} and {message.topic}")
+            if not may_be_batched(message):
+                raise IllegalMessage("delayed messages and those of transactions can't go in a batch: send them alone")
+            parts.append(self.encode(topic, message, message_properties))
+        return self.join(topic, parts)
+
+    def join(self, topic: str, parts: Sequence[Outgoing]) -> Outgoing:
+        """Encoded messages as one batch. Raises IllegalMessage."""
+        body = encode_batch([(part.flag, part.body, part.properties) for part in parts])
+        if len(body) > self._max_message_size:
+            raise IllegalMessage(f"batch of {len(body)} bytes: at most {self._max_message_size} are allowed")
+        return Outgoing(topic, body, b"", 0, 0, True, ",".join([part.msg_id for part in parts]))
+
+    def wants_compression(self, outgoing: Outgoing) -> bool:
+        return len(outgoing.body) >= self._compress_over and not outgoing.batch
+
+    async def compress(self, outgoing: Outgoing) -> Outgoing:
+        """`outgoing` with a smaller body, or as it is when compression doesn't help."""
+        body = outgoing.body
+        if len(body) > COMPRESS_IN_THREAD_OVER:
+            compressed = await asyncio.to_thread(compress, body, self._compression)
+        else:
+            compressed = compress(body, self._compression)
+        if len(compressed) >= len(body):
+            return outgoing
+        return outgoing._replace(body=compressed, sys_flag=outgoing.sys_flag | compression_flag(self._compression))
+
+
+def may_be_batched(message: Message) -> bool:
+    """Whether brokers take `message` in a batch (`ProduceAccumulator`): not if it is delayed or of a transaction."""
+    properties = message.properties
+    if not properties:
+        return True
+    if TRANSACTION_PREPARED in properties:
+        return False
+    return all(properties.get(name, "0") == "0" for name in DELAYS)
+
+
+def _number(properties: dict[str, str], name: str) -> int | None:
+    """Takes a number out of `properties`; it goes into the header instead."""
+    value = properties.pop(name, None)
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise IllegalMessage(f"property {name} is {value!r}: a number is wanted") from None

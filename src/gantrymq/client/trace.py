@@ -1,0 +1,239 @@
+"""Message traces: what producers and consumers tell of their messages, in messages of a topic of its own.
+
+    dispatcher = TraceDispatcher(producer.send)
+    dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
+
+The text of a trace is what Java's tools read (client/trace/TraceDataEncoder); `client.admin_trace` decodes it.
+Source of the dispatcher: client/trace/AsyncTraceDispatcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from gantrymq.errors import GantryError
+from gantrymq.protocol.message import Message
+from gantrymq.protocol.message_id import UniqueKeys
+from gantrymq.protocol.properties import KEY_SEPARATOR
+from gantrymq.protocol.topic_name import TRACE_TOPIC
+
+log = logging.getLogger(__name__)
+
+#: Where brokers are that name no region (`MixAll.DEFAULT_TRACE_REGION_ID`).
+DEFAULT_REGION = "DefaultRegion"
+#: Contexts that wait to be sent; more are dropped, for tracing must not stop the messages.
+MAX_WAITING = 2048
+#: So many contexts go at once (traceMsgBatchNum) ...
+BATCH = 10
+#: ... or those there are after so many seconds.
+FLUSH_INTERVAL_S = 5.0
+#: A trace message is closed when its text has so many characters.
+MAX_TEXT = 128_000
+#: The group of the producer that sends a consumer's traces begins so (`TraceConstants`).
+TRACE_GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
+
+_FIELD_END = "\x01"
+_LINE_END = "\x02"
+
+_request_ids = UniqueKeys()
+
+
+class TraceType(Enum):
+    """What a trace tells of (`TraceType`)."""
+
+    PUB = "Pub"
+    RECALL = "Recall"
+    SUB_BEFORE = "SubBefore"
+    SUB_AFTER = "SubAfter"
+    END_TRANSACTION = "EndTransaction"
+
+
+class MessageType(IntEnum):
+    """A message's kind (`MessageType`, by ordinal)."""
+
+    NORMAL = 0
+    TRANSACTION_HALF = 1
+    TRANSACTION_COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+@dataclass(slots=True)
+class TraceBean:
+    """One message in a trace. `store_host` is its broker's host:port; `transaction_state` Java's name of the state."""
+
+    topic: str
+    msg_id: str
+    offset_msg_id: str = ""
+    tags: str = ""
+    keys: str = ""
+    store_host: str = ""
+    body_length: int = 0
+    retry_times: int = 0
+    message_type: MessageType = MessageType.NORMAL
+    transaction_id: str = ""
+    transaction_state: str = ""
+    from_transaction_check: bool = False
+
+
+@dataclass(slots=True)
+class TraceContext:
+    """Something that happened to `beans` in a group; times in ms.
+
+    `request_id` pairs a SUB_BEFORE with its SUB_AFTER. `context_code` is how a consumption ended
+    (`ConsumeReturnType`: 0 success, 1 timeout, 2 exception, 3 null, 4 failed).
+    """
+
+    trace_type: TraceType
+    group: str
+    beans: Sequence[TraceBean]
+    timestamp: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    region_id: str = DEFAULT_REGION
+    cost_time_ms: int = 0
+    success: bool = True
+    request_id: str = field(default_factory=_request_ids.next)
+    context_code: int = 0
+
+
+def encode_trace(context: TraceContext) -> str:
+    """The lines of a context: one per message of a consumption, one in all of anything else."""
+    lines = {
+        TraceType.PUB: _pub,
+        TraceType.RECALL: _recall,
+        TraceType.SUB_BEFORE: _sub_before,
+        TraceType.SUB_AFTER: _sub_after,
+        TraceType.END_TRANSACTION: _end_transaction,
+    }[context.trace_type](context)
+    kind = context.trace_type.value
+    return "".join(f"{kind}{_FIELD_END}{_FIELD_END.join(map(_text, line))}{_LINE_END}" for line in lines)
+
+
+def trace_keys(context: TraceContext) -> set[str]:
+    """What a trace message is found by: the messages' ids (a batch has several) and keys."""
+    keys: set[str] = set()
+    for bean in context.beans:
+        keys.update(bean.msg_id.split(","), bean.keys.split(KEY_SEPARATOR))
+    keys.discard("")
+    return keys
+
+
+def _text(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+_Lines = Iterable[tuple[object, ...]]
+
+
+def _head(context: TraceContext) -> tuple[object, ...]:
+    return context.timestamp, context.region_id, context.group
+
+
+def _pub(context: TraceContext) -> _Lines:
+    bean = context.beans[0]
+    yield (
+        *_head(context),
+        *(bean.topic, bean.msg_id, bean.tags, bean.keys, bean.store_host, bean.body_length),
+        *(context.cost_time_ms, int(bean.message_type), bean.offset_msg_id, context.success),
+    )
+
+
+def _recall(context: TraceContext) -> _Lines:
+    bean = context.beans[0]
+    yield (*_head(context), bean.topic, bean.msg_id, context.success)
+
+
+def _sub_before(context: TraceContext) -> _Lines:
+    for bean in context.beans:
+        yield (*_head(context), context.request_id, bean.msg_id, bean.retry_times, bean.keys)
+
+
+def _sub_after(context: TraceContext) -> _Lines:
+    for bean in context.beans:
+        yield (
+            *(context.request_id, bean.msg_id, context.cost_time_ms, context.success, bean.keys),
+            *(context.context_code, context.timestamp, context.group),
+        )
+
+
+def _end_transaction(context: TraceContext) -> _Lines:
+    bean = context.beans[0]
+    yield (
+        *_head(context),
+        *(bean.topic, bean.msg_id, bean.tags, bean.keys, bean.store_host, int(bean.message_type)),
+        *(bean.transaction_id, bean.transaction_state, bean.from_transaction_check),
+    )
+
+
+class TraceDispatcher:
+    """Sends contexts as messages to the trace topic, several at once; what fails is logged and lost.
+
+    `send` is a producer's; its own messages to `topic` must not be traced.
+    """
+
+    def __init__(self, send: Callable[[Message], Awaitable[object]], topic: str = TRACE_TOPIC) -> None:
+        self.topic = topic
+        self._send = send
+        self._waiting: deque[TraceContext] = deque()
+        self._dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def append(self, context: TraceContext) -> bool:
+        """Takes a context, to be called in the event loop; False when too many wait already, and it is dropped."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:
+                log.warning("%d traces were dropped: more come than %s takes", self._dropped, self.topic)
+            return False
+        self._waiting.append(context)
+        if len(self._waiting) >= BATCH and not self._tasks:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self._flush)
+        return True
+
+    async def close(self) -> None:
+        """Sends what waits; returns when that is done, or has failed."""
+        self._flush()
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and not self._tasks:
+            task = asyncio.get_running_loop().create_task(self._send_waiting())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            contexts = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            by_topic: dict[str, list[TraceContext]] = {}
+            for context in contexts:
+                by_topic.setdefault(context.beans[0].topic, []).append(context)
+            for message in (message for same in by_topic.values() for message in trace_messages(same, self.topic)):
+                try:
+                    await self._send(message)
+                except GantryError as e:
+                    log.warning("a trace was not sent: %s", e)
+
+
+def trace_messages(contexts: Iterable[TraceContext], topic: str) -> Iterable[Message]:
+    """The messages that tell of `contexts`: one, or more where the text is long."""
+    text, keys = "", set[str]()
+    for context in contexts:
+        text += encode_trace(context)
+        keys |= trace_keys(context)
+        if len(text) >= MAX_TEXT:
+            yield Message(topic, text.encode(), keys=sorted(keys))
+            text, keys = "", set()
+    if text:
+        yield Message(topic, text.encode(), keys=sorted(keys))

@@ -1,0 +1,57 @@
+"""The send hook that traces a producer's messages (client/trace/hook/SendMessageTraceHookImpl)."""
+
+from __future__ import annotations
+
+import time
+
+from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.outgoing import DELAYS
+from gantrymq.client.send_hook import SendContext
+from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
+from gantrymq.protocol import properties as names
+
+
+class SendTraceHook:
+    """Tells `dispatcher` of every message that a broker took; of those that failed there is no trace, as in Java."""
+
+    def __init__(self, dispatcher: TraceDispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def before_send(self, context: SendContext) -> None:
+        pass
+
+    def after_send(self, context: SendContext) -> None:
+        result = context.result
+        if result is None or not result.trace_on or context.messages[0].topic == self._dispatcher.topic:
+            return
+        first = context.messages[0]
+        bean = TraceBean(
+            topic=first.topic,
+            msg_id=result.msg_id,
+            offset_msg_id=result.offset_msg_id,
+            tags=first.tags or "",
+            keys=first.properties.get(names.KEYS, ""),
+            store_host=context.address,
+            body_length=sum(len(message.body) for message in context.messages),
+            message_type=message_type(context.properties[0]),
+        )
+        self._dispatcher.append(
+            TraceContext(
+                TraceType.PUB,
+                context.group,
+                [bean],
+                timestamp=context.began_ms,
+                region_id=result.region_id or DEFAULT_REGION,
+                cost_time_ms=max(0, time.time_ns() // 1_000_000 - context.began_ms),
+                success=result.status is SendStatus.SEND_OK,
+            )
+        )
+
+
+def message_type(properties: dict[str, str]) -> MessageType:
+    """The kind that a message's properties make it."""
+    if any(name in properties for name in DELAYS):
+        return MessageType.DELAY
+    if properties.get(names.TRANSACTION_PREPARED) == "true":
+        return MessageType.TRANSACTION_HALF
+    return MessageType.NORMAL

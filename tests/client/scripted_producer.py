@@ -1,0 +1,117 @@
+"""A broker for one producer: keeps what it is sent, answers as told, and asks what brokers ask producers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from scripted import ScriptedNameServer, route_over, serving
+
+from gantrymq.client.producer import Producer
+from gantrymq.protocol.batch import decode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.record import encode_host
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
+
+HOST = encode_host("127.0.0.1", 10911)
+
+
+class Sent:
+    """One send request."""
+
+    def __init__(self, request: RemotingCommand) -> None:
+        self.code = request.code
+        self.header = request.read_header(SendMessageRequestHeaderV2)
+        self.body = request.body
+        self.properties = decode_properties((self.header.properties or "").encode())
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of a batch."""
+        return [body for _, body, _ in decode_batch(self.body)]
+
+
+class ProducerBroker:
+    """Answers sends with `answer` and the ext fields in `more`; keeps them in `sent`, and END_TRANSACTION in `ends`.
+
+    `connection` is the producer's. Heartbeats are answered; `heartbeats` counts them.
+    """
+
+    def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS) -> None:
+        self.name = name
+        self.answer = answer
+        self.more: dict[str, str] = {}
+        self.sent: list[Sent] = []
+        self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
+        self.heartbeats = 0
+        self.connection: Connection | None = None
+        sends = (
+            RequestCode.SEND_MESSAGE_V2,
+            RequestCode.SEND_BATCH_MESSAGE,
+            RequestCode.SEND_REPLY_MESSAGE_V2,
+        )
+        self.server = RemotingServer(
+            {
+                **dict.fromkeys(sends, self._send),
+                RequestCode.END_TRANSACTION: self._end,
+                RequestCode.HEART_BEAT: self._heartbeat,
+                RequestCode.UNREGISTER_CLIENT: lambda connection, request: RemotingCommand.response(),
+                RequestCode.GET_MAX_OFFSET: self._max_offset,
+            },
+            host="127.0.0.1",
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        sent = Sent(request)
+        self.sent.append(sent)
+        if self.answer is None:
+            return None
+        count = len(sent.bodies) if request.code == RequestCode.SEND_BATCH_MESSAGE else 1
+        ids = ",".join(encode_offset_message_id(HOST, 1000 * len(self.sent) + n) for n in range(count))
+        header = SendMessageResponseHeader(msg_id=ids, queue_id=sent.header.queue_id, queue_offset=len(self.sent))
+        return RemotingCommand.response(self.answer, "as scripted", header, fields=self.more)
+
+    def _end(self, connection: Connection, request: RemotingCommand) -> None:
+        self.ends.append((request.read_header(EndTransactionRequestHeader), request.remark))
+
+    def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.connection = connection
+        self.heartbeats += 1
+        return RemotingCommand.response()
+
+    def _max_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        if self.answer is ResponseCode.SUCCESS:
+            return RemotingCommand.response(fields={"offset": "0"})
+        return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "as scripted")
+
+
+@asynccontextmanager
+async def scripted_cluster(*brokers: ProducerBroker, topics: tuple[str, ...] = ("topic",)) -> AsyncIterator[str]:
+    """host:port of a NameServer that knows `topics` on all the brokers."""
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, *brokers]):
+        for topic in topics:
+            name_server.routes[topic] = route_over({broker.name: broker.address for broker in brokers})
+        yield name_server.address
+
+
+@asynccontextmanager
+async def producer_over(
+    *brokers: ProducerBroker, topics: tuple[str, ...] = ("topic",), **options: Any
+) -> AsyncIterator[Producer]:
+    async with (
+        scripted_cluster(*brokers, topics=topics) as address,
+        Producer(address, "producers", **options) as producer,
+    ):
+        yield producer
