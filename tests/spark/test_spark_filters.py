@@ -17,6 +17,8 @@ from pyspark.sql.datasource import (
 
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.reader import with_tags
 
 QUEUES = [MessageQueue("t", broker, n) for broker in ("a", "b") for n in range(3)]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -65,7 +67,6 @@ def test_times_are_left_to_spark_as_well() -> None:
 @pytest.mark.parametrize(
     "condition",
     [
-        EqualTo(("tags",), "a"),
         IsNotNull(("tags",)),
         Not(EqualTo(("queueId",), 1)),
         EqualTo(("queueId",), None),
@@ -79,3 +80,31 @@ def test_other_conditions_stay_with_spark(condition: Filter) -> None:
     assert all(map(filters.keep, QUEUES))
     assert filters.clip(0, 100) == (0, 100)
     assert filters.from_ms is None
+
+
+@pytest.mark.parametrize(
+    ("conditions", "option", "asked_for"),
+    [
+        ([EqualTo(("tags",), "A")], None, "A"),
+        ([In(("tags",), ("B", "A"))], None, "A || B"),
+        ([In(("tags",), ("B", "A")), EqualTo(("tags",), "B")], None, "B"),
+        ([In(("tags",), ("B", "A"))], "B || C", "B"),
+        # What can't be asked of a broker: no tag at all, lists, wildcards, blanks, null.
+        ([EqualTo(("tags",), "A")], "B", "B"),
+        ([EqualTo(("tags",), "A || B")], None, None),
+        ([EqualTo(("tags",), "*")], None, None),
+        ([EqualTo(("tags",), " A")], None, None),
+        ([In(("tags",), ("A", None))], None, None),
+    ],
+)
+def test_tags_go_to_the_broker(conditions: list[Filter], option: str | None, asked_for: str | None) -> None:
+    filters = PushedFilters()
+    # Spark looks at them too.
+    assert [filters.push(condition) for condition in conditions] == [False] * len(conditions)
+    options = ReadOptions(["a:1"], ["t"], tags=option)
+    assert with_tags(options, filters.tags).tags == asked_for
+
+
+def test_a_broker_has_one_filter_only() -> None:
+    options = ReadOptions(["a:1"], ["t"], sql92="a > 1")
+    assert with_tags(options, {"A"}) == options

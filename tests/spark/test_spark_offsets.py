@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from gantrymq.spark.offsets import (
     EARLIEST_NUMBER,
     LATEST_NUMBER,
     OffsetRange,
+    bundle,
     from_json,
     limit_rows,
     parse_boundary,
@@ -94,3 +96,17 @@ def test_a_limit_is_kept_and_used_up(ranges: dict[MessageQueue, tuple[int, int]]
 
 def test_a_nearly_empty_queue_is_not_passed_over() -> None:
     assert limit_rows({A0: 0, A1: 0}, {A0: 1_000_000, A1: 1}, 100) == {A0: 99, A1: 1}
+
+
+@given(RANGES, st.integers(1, 600))
+def test_bundles_hold_every_range_once_and_are_full(ranges: dict[MessageQueue, tuple[int, int]], max_rows: int) -> None:
+    start = {queue: first for queue, (first, _) in ranges.items()}
+    end = {queue: first + count for queue, (first, count) in ranges.items()}
+    planned = plan_ranges(start, end)
+    bundles = bundle(planned, max_rows)
+    assert [part for parts in bundles for part in parts] == planned
+    sizes = [sum(part.end - part.start for part in parts) for parts in bundles]
+    assert all(size <= max_rows or len(parts) == 1 for size, parts in zip(sizes, bundles, strict=True))
+    # No range would have found room in the bundle before it.
+    for (size, _), (_, following) in pairwise(zip(sizes, bundles, strict=True)):
+        assert size + following[0].end - following[0].start > max_rows

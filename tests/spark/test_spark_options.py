@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from gantrymq.errors import ConfigError
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.options import ReadOptions, WriteOptions
 
 GIVEN = {"nameserver": "ns1:9876; ns2:9876", "subscribe": "orders, returns"}
@@ -32,7 +35,7 @@ def test_defaults_follow_the_kind_of_read() -> None:
     [
         ("subscirbe", "did you mean 'subscribe'"),
         ("startingoffset", "did you mean 'startingOffsets'"),
-        ("kafka.bootstrap.servers", "there are checkCrc, consumerGroup"),
+        ("kafka.bootstrap.servers", "there are accessKey, assign, checkCrc"),
         ("topic", "no meaning in a read"),
     ],
 )
@@ -64,7 +67,7 @@ def test_wrong_values_name_their_option(name: str, value: str) -> None:
 
 def test_required_options() -> None:
     for name in GIVEN:
-        with pytest.raises(ConfigError, match="is required"):
+        with pytest.raises(ConfigError, match=f"{name}.* is required".replace("nameserver", "nameServer")):
             ReadOptions.parse({key: value for key, value in GIVEN.items() if key != name})
     with pytest.raises(ConfigError, match="is required"):
         WriteOptions.parse({"topic": "t"})
@@ -83,3 +86,83 @@ def test_options_of_the_other_kind() -> None:
 
 def test_what_spark_adds_is_no_mistake() -> None:
     WriteOptions.parse({"nameserver": "a:1", "topic": "t", "checkpointlocation": "/tmp/x", "queryname": "q"})
+
+
+def without_subscribe(**more: str) -> ReadOptions:
+    return ReadOptions.parse({"nameserver": "a:1"} | more)
+
+
+def test_three_ways_to_name_topics() -> None:
+    assert without_subscribe(subscribepattern="orders-.*").pattern == "orders-.*"
+    assigned = without_subscribe(assign='{"orders": ["broker-a:0", "b:x:3"], "returns": ["broker-a:1"]}')
+    assert assigned.topics == ["orders", "returns"]
+    assert assigned.assigned == [
+        MessageQueue("orders", "broker-a", 0),
+        MessageQueue("orders", "b:x", 3),
+        MessageQueue("returns", "broker-a", 1),
+    ]
+    with pytest.raises(ConfigError, match="subscribe and subscribePattern exclude each other"):
+        parse(subscribepattern="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("subscribepattern", "("),
+        ("assign", "orders"),
+        ("assign", '{"orders": 3}'),
+        ("assign", '{"orders": ["broker-a"]}'),
+        ("assign", '{"orders": [1]}'),
+        ("assign", '{"or ders": ["broker-a:1"]}'),
+        ("assign", "{}"),
+    ],
+)
+def test_wrong_ways_to_name_topics(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        without_subscribe(**{name: value})
+    assert name in str(caught.value).lower()
+
+
+def test_one_filter_for_the_broker() -> None:
+    assert parse().filter_expression == ("*", "TAG")
+    assert parse(tags="A || B").filter_expression == ("A || B", "TAG")
+    assert parse(sql92="a > 1").filter_expression == ("a > 1", "SQL92")
+    assert [o.is_filtered for o in (parse(), parse(tags="*"), parse(tags="A"), parse(sql92="a > 1"))] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="tags and sql92 exclude each other"):
+        parse(tags="A", sql92="a > 1")
+
+
+def test_times_of_topics_and_queues() -> None:
+    starting = parse(startingoffsetsbytimestamp='{"orders": {"a:0": 5}, "returns": 7}').starting
+    assert starting is not None
+    queues = [MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("returns", "a", 1)]
+    assert [starting.time_of(queue) for queue in queues] == [5, None, 7]
+    assert starting.named() == {queues[0]}
+    with pytest.raises(ConfigError, match="exclude each other"):
+        parse(endingtimestamp="5", endingoffsetsbytimestamp='{"orders": 5}')
+    for bad in ("5", "[]", '{"orders": "5"}', '{"orders": -1}', '{"orders": {"a": 5}}', '{"orders": {"a:0": null}}'):
+        with pytest.raises(ConfigError, match="startingOffsetsByTimestamp"):
+            parse(startingoffsetsbytimestamp=bad)
+
+
+def test_keys_stay_secret() -> None:
+    options = parse(accesskey="me", secretkey="hush", securitytoken="psst")
+    assert options.security.secret_key == "hush"
+    assert "hush" not in repr(options)
+    assert "psst" not in repr(options)
+    for half in ({"accesskey": "me"}, {"secretkey": "hush"}, {"securitytoken": "psst"}):
+        with pytest.raises(ConfigError, match="accessKey and secretKey go together"):
+            parse(**half)
+
+
+def test_tls_files_are_looked_for_in_the_task() -> None:
+    options = parse(**{"tls.enable": "true", "tls.client.authserver": "true", "tls.client.trustcertpath": "/no/ca.pem"})
+    with pytest.raises(ConfigError, match=r"tls\.client\.trustCertPath=/no/ca\.pem"):
+        options.security.remoting_client()
+
+
+def test_options_travel_to_the_tasks() -> None:
+    options = parse(accesskey="me", secretkey="hush", startingoffsets='{"orders": {"a:0": 5}}')
+    assert pickle.loads(pickle.dumps(options)) == options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,7 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import create_topic, send_numbers
 
-from gantrymq.spark.datasource import COLUMNS
+from gantrymq.client.producer import Producer
+from gantrymq.protocol.message import Message
+from gantrymq.spark.columns import COLUMNS
+from gantrymq.spark.writer import GANTRY_ID
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pytestmark = pytest.mark.spark
@@ -102,7 +106,7 @@ def test_conditions_spare_reading(
 ) -> None:
     topic = new_topic(2)
     send_numbers(cluster, topic, range(3000))
-    everything = read(topic).select("brokerName", "queueId", "queueOffset", "body", "storeTimestamp").collect()
+    everything = read(topic).select("brokerName", "queueId", "queueOffset", "tags", "body", "storeTimestamp").collect()
 
     middle = sorted(row.storeTimestamp for row in everything)[1500]
     for condition, wanted in (
@@ -111,12 +115,14 @@ def test_conditions_spare_reading(
             "queueId IN (0) AND queueOffset >= 10 AND queueOffset < 15",
             lambda r: not r.queueId and 10 <= r.queueOffset < 15,
         ),
+        ("tags = 'Odd'", lambda r: r.tags == "Odd"),
+        ("tags IN ('Odd', 'Neither') AND queueId = 0", lambda r: r.tags == "Odd" and not r.queueId),
         (f"storeTimestamp >= '{middle}'", lambda r: r.storeTimestamp >= middle),
         (f"storeTimestamp < '{middle}'", lambda r: r.storeTimestamp < middle),
     ):
         assert numbers(read(topic).where(condition)) == sorted(int(row.body) for row in everything if wanted(row))
-    # One queue of four is one partition.
-    assert read(topic).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions() == 1
+    assert read(topic, minPartitions=1).rdd.getNumPartitions() == 4
+    assert read(topic, minPartitions=1).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions() == 1
 
 
 def test_offsets_and_times_bound_a_read(
@@ -156,6 +162,26 @@ def test_mistakes_are_explained(read: Callable[..., DataFrame], spark: SparkSess
     assert "option nameServer is required" in error_of(
         lambda: spark.read.format("rocketmq").option("subscribe", "t").load()
     )
+
+
+def test_rows_that_a_task_wrote_twice(
+    read: Callable[..., DataFrame], spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    rows = spark.range(1000).select(F.col("id").cast("string").alias("body"))
+    writer = rows.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic)
+    writer.mode("append").save()
+    # What the first task sent once more, as when its answer gets lost.
+    first = read(topic, includeProperties=True).limit(200).collect()
+    copies = [Message(topic, bytes(row.body), properties={GANTRY_ID: row.properties[GANTRY_ID]}) for row in first]
+
+    async def send() -> None:
+        async with Producer(cluster.name_server, "numbers") as producer:
+            await producer.send_batch(copies)
+
+    asyncio.run(send())
+    assert read(topic).count() == 1200
+    assert numbers(read(topic, deduplicate=True)) == list(range(1000))
 
 
 def test_an_empty_topic_and_sql(read: Callable[..., DataFrame], spark: SparkSession, new_topic: NewTopic) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from spark_support import create_topic, send_numbers
+from spark_support import committed_offsets, create_topic, send_numbers
 
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.options import ReadOptions
@@ -89,3 +89,17 @@ def test_a_broker_that_is_away_holds_up_its_own_queues_only(cluster: EmbeddedClu
     end = stream.latestOffset(start, ALL)
     assert end[topic]["broker-z:0"] == 7
     assert numbers(stream, start, end) == list(range(200))
+
+
+def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(400))
+    stream = reader(cluster, topic, startingoffsets="earliest", consumergroup="resumed")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    stream.stop()
+    # For a group that has committed nothing the broker says 0 while a queue has its first message.
+    assert committed_offsets(cluster, "resumed", topic, 2) == [0] * 4
+    restarted = reader(cluster, topic, consumergroup="resumed")
+    assert restarted.latestOffset(from_checkpoint(end), ALL) == from_checkpoint(end)
+    restarted.stop()
+    assert sum(committed_offsets(cluster, "resumed", topic, 2)) == 400

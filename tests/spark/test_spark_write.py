@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from spark_support import send_numbers
 
 from gantrymq.errors import IllegalMessage
-from gantrymq.spark.writer import RowEncoder
+from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]

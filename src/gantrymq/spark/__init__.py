@@ -6,9 +6,9 @@
     register(spark)
     spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "orders").load()
 
-Open `datasource.py` first; every option is in `options.py`. `offsets.py` plans which offsets which task reads,
-`reader.py` and `writer.py` are Spark's interfaces over `gantrymq.client`, `arrow_records.py` turns pulled bytes into
-Arrow columns without a Python object per record.
+Open `datasource.py` first; every option is in `options.py`. `reader.py` and `writer.py` are Spark's interfaces over
+`gantrymq.client`. The driver's part of a read is `planning.py`, with `offsets.py`; a task's is `rows.py`, which has
+`pull.py` fetch bytes and `arrow_records.py` turn them into Arrow columns without a Python object per record.
 """
 
 from gantrymq.spark.datasource import RocketMQDataSource, register

@@ -91,6 +91,16 @@ class PulledRecords:
         return self._head["queue_offset"].astype(np.int64)
 
     @property
+    def physical_offsets(self) -> Ints:
+        """What each record says."""
+        return self._head["physical_offset"].astype(np.int64)
+
+    @property
+    def starts(self) -> Ints:
+        """Where each record begins in the buffer."""
+        return self._starts
+
+    @property
     def store_timestamps(self) -> Ints:
         """In ms."""
         return self._store_timestamp.astype(np.int64)
@@ -107,9 +117,17 @@ class PulledRecords:
                 arrays.append(_COLUMNS[name](self))
         return arrays
 
+    def topics(self) -> pa.Array:
+        """Strings, as the records themselves say."""
+        return to_string(gather_binary(self._buffer, self._topic_start, self._properties_start - 2))
+
     def tags(self) -> pa.Array:
         """Strings, null where a record has none."""
-        return to_string(self._properties.find(names.TAGS))
+        return self.property(names.TAGS)
+
+    def property(self, name: str) -> pa.Array:
+        """One property's values: strings, null where a record has none."""
+        return to_string(self._properties.find(name))
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -134,10 +152,11 @@ class PulledRecords:
             topic_length = np.where(
                 version_2, _gather(buffer, self._body_end, _I16), _gather(buffer, self._body_end, _U8)
             ).astype(np.int64)
-            topic_end = self._body_end + 1 + version_2 + topic_length
+            self._topic_start = self._body_end + 1 + version_2
         else:
             topic_length = _gather(buffer, self._body_end, _U8).astype(np.int64)
-            topic_end = self._body_end + 1 + topic_length
+            self._topic_start = self._body_end + 1
+        topic_end = self._topic_start + topic_length
         self._refuse_where((topic_length < 0) | (topic_end > record_end - 2))
         self._properties_start = topic_end + 2
         self._properties_end = self._properties_start + _gather(buffer, topic_end, _I16)
@@ -182,7 +201,7 @@ class PulledRecords:
         )
 
     def _msg_ids(self) -> pa.Array:
-        unique_keys = to_string(self._properties.find(names.UNIQUE_KEY))
+        unique_keys = self.property(names.UNIQUE_KEY)
         if not unique_keys.null_count:
             return unique_keys
         return pa.array(
@@ -198,7 +217,7 @@ class PulledRecords:
 _COLUMNS: dict[str, Callable[[PulledRecords], pa.Array]] = {
     "queueId": lambda r: pa.array(r._head["queue_id"].astype(np.int32)),
     "queueOffset": lambda r: pa.array(r.queue_offsets),
-    "keys": lambda r: to_string(r._properties.find(names.KEYS)),
+    "keys": lambda r: r.property(names.KEYS),
     "tags": PulledRecords.tags,
     "body": PulledRecords._bodies,
     "bornTimestamp": lambda r: _timestamps(r._head["born_timestamp"].astype(np.int64)),

@@ -18,13 +18,15 @@ import uvloop
 from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers import PullMessageRequestHeader
-from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
-from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.security import Security
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +93,9 @@ class Cluster:
     one request is tried again; when it is over the last error is raised.
     """
 
-    def __init__(self, name_servers: Sequence[str], retry_timeout_ms: int) -> None:
+    def __init__(self, name_servers: Sequence[str], retry_timeout_ms: int, security: Security | None = None) -> None:
         self._retry_timeout_s = retry_timeout_ms / 1000
-        self._remoting = RemotingClient()
+        self._remoting = (security or Security()).remoting_client()
         self._api = BrokerApi(self._remoting)
         self._routes = Routes(self._api, name_servers)
 
@@ -106,6 +108,23 @@ class Cluster:
         await self._remoting.close()
 
     # -- queues -------------------------------------------------------------------------------------------------
+
+    async def topics(self) -> list[str]:
+        """Every topic that a NameServer knows, sorted."""
+        return await self._retry(self._topics_once)
+
+    async def _topics_once(self) -> list[str]:
+        name_servers = self._routes.name_servers
+        for name_server in name_servers:
+            try:
+                request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+                response = await self._remoting.call(name_server, request)
+            except RemotingError:
+                if name_server == name_servers[-1]:
+                    raise
+            else:
+                return sorted(decode_json(response.body, TopicList).topic_list)
+        return []
 
     async def read_queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """The readable queues of all topics. Raises NoRouteInfo, or ClientError for a topic without any."""
@@ -137,20 +156,32 @@ class Cluster:
         """Without a second try."""
         return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
 
+    def has_master(self, queue: MessageQueue) -> bool:
+        """Whether the master answers for the queue, who knows its last offset, and not a slave."""
+        return self._routes.master_address(queue.broker_name) is not None
+
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         return await self.ask(queue, lambda to: self._api.search_offset(to, queue.topic, queue.queue_id, timestamp_ms))
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Commits `offset` for `group`, on the master and without a second try."""
+        await self._routes.get(queue.topic)
         address = self._routes.master_address(queue.broker_name) or self._address(queue)
         await self._api.update_offset(address, group, queue.topic, queue.queue_id, offset)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def pull(
-        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, group: str, tags: str | None
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        group: str,
+        filter_expression: tuple[str, str],
     ) -> PullResult:
-        """What is there from `offset` on, at once."""
+        """What is there from `offset` on, at once; `filter_expression` is an expression and its type."""
+        subscription, expression_type = filter_expression
         header = PullMessageRequestHeader(
             consumer_group=group,
             topic=queue.topic,
@@ -162,7 +193,8 @@ class Cluster:
             commit_offset=0,
             suspend_timeout_millis=0,
             sub_version=0,
-            subscription=tags or SUBSCRIBE_ALL,
+            subscription=subscription,
+            expression_type=expression_type,
         )
         return await self.ask(queue, lambda to: self._api.pull(to, header, PULL_TIMEOUT_MS))
 
@@ -181,6 +213,18 @@ class Cluster:
             return await self._api.send(address, command(queue), queue, timeout_ms=SEND_TIMEOUT_MS)
 
         return await self._retry(attempt, queues[0].topic)
+
+    async def end_transaction(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
+        """Commits or rolls back a half message of `queue`, and waits for the broker's answer.
+
+        A commit may store the message more than once, when an answer gets lost.
+        """
+
+        async def attempt() -> None:
+            request = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
+            await self._remoting.call(self._address(queue, master=True), request, SEND_TIMEOUT_MS)
+
+        await self._retry(attempt, queue.topic)
 
     # -- retries ------------------------------------------------------------------------------------------------
 

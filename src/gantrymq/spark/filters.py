@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 
 _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {
@@ -33,6 +34,8 @@ class PushedFilters:
     def __init__(self) -> None:
         self.from_ms: int | None = None
         self.before_ms: int | None = None
+        #: What the tag is one of; brokers look for it.
+        self.tags: set[str] | None = None
         self._wanted: dict[str, set[Any]] = {}
         self._first_offset = 0
         self._end_offset: int | None = None
@@ -48,6 +51,12 @@ class PushedFilters:
             case In((name,), values) if name in _QUEUE_COLUMNS and None not in values:
                 self._keep_only(name, set(values))
                 return True
+            case EqualTo(("tags",), str() as tag) if is_one_tag(tag):
+                self._keep_tags({tag})
+                return False
+            case In(("tags",), values) if all(isinstance(tag, str) and is_one_tag(tag) for tag in values):
+                self._keep_tags(set(values))
+                return False
             case EqualTo(("queueOffset",), int() as offset):
                 self._offsets(offset, offset + 1)
             case GreaterThan(("queueOffset",), int() as offset):
@@ -84,10 +93,18 @@ class PushedFilters:
     def _keep_only(self, name: str, values: set[Any]) -> None:
         self._wanted[name] = self._wanted[name] & values if name in self._wanted else values
 
+    def _keep_tags(self, tags: set[str]) -> None:
+        self.tags = tags if self.tags is None else self.tags & tags
+
     def _offsets(self, first: int, end: int | None) -> None:
         self._first_offset = max(self._first_offset, first)
         if end is not None:
             self._end_offset = end if self._end_offset is None else min(end, self._end_offset)
+
+
+def is_one_tag(tag: str) -> bool:
+    """Whether a subscription to `tag` is one to just that: it is no wildcard and no list."""
+    return tag == tag.strip() and tag not in ("", SUBSCRIBE_ALL) and "||" not in tag
 
 
 def _milliseconds(time: datetime) -> int:

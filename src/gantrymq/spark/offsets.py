@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,18 +25,27 @@ EARLIEST_NUMBER = -2
 
 @dataclass(slots=True, frozen=True)
 class Boundary:
-    """Where reading starts or ends: a number for all queues, one for some of them, or a time in ms.
+    """Where reading starts or ends: a number for all queues, one for some of them, or times in ms.
 
-    With `by_queue`, queues that it doesn't name get `number`.
+    Queues that neither `by_queue` nor `times` names get `number`; `times` may name a whole topic.
     """
 
     number: int = EARLIEST_NUMBER
-    by_queue: Offsets | None = None
+    by_queue: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
+    times: dict[MessageQueue | str, int] = field(default_factory=dict)
 
     def number_of(self, queue: MessageQueue) -> int:
         """The queue's offset, or one of the two stand-ins."""
-        return self.number if self.by_queue is None else self.by_queue.get(queue, self.number)
+        return self.by_queue.get(queue, self.number)
+
+    def time_of(self, queue: MessageQueue) -> int | None:
+        """The time in ms that stands for the queue's offset, if one does."""
+        return self.times.get(queue, self.times.get(queue.topic, self.timestamp_ms))
+
+    def named(self) -> set[MessageQueue]:
+        """The queues that it names."""
+        return {*self.by_queue, *(name for name in self.times if not isinstance(name, str))}
 
 
 EARLIEST = Boundary(EARLIEST_NUMBER)
@@ -76,13 +85,21 @@ def from_json(value: Any) -> Offsets:
         if not isinstance(queues, dict):
             raise ConfigError(f'offsets of topic {topic}: {{"broker:queueId": offset}} was expected, not {queues!r}')
         for key, offset in queues.items():
-            broker_name, separator, queue_id = key.rpartition(":")
-            if not separator or not broker_name or not queue_id.isdecimal():
-                raise ConfigError(f"offsets of topic {topic}: {key!r} is not BROKER:QUEUEID")
-            if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST_NUMBER:
-                raise ConfigError(f"offsets of topic {topic}: {key} has {offset!r}, which is no offset")
-            offsets[MessageQueue(topic, broker_name, int(queue_id))] = offset
+            offsets[_queue(topic, key)] = _number(f"offsets of topic {topic}: {key}", offset, EARLIEST_NUMBER)
     return offsets
+
+
+def _queue(topic: str, key: Any) -> MessageQueue:
+    broker_name, _, queue_id = key.rpartition(":") if isinstance(key, str) else ("", "", "")
+    if not broker_name or not queue_id.isdecimal():
+        raise ConfigError(f"topic {topic}: {key!r} is not BROKER:QUEUEID")
+    return MessageQueue(topic, broker_name, int(queue_id))
+
+
+def _number(what: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{what} has {value!r}, not a whole number of at least {least}")
+    return value
 
 
 def parse_boundary(option: str, text: str) -> Boundary:
@@ -96,8 +113,46 @@ def parse_boundary(option: str, text: str) -> Boundary:
         by_queue = from_json(json.loads(text))
     except (ValueError, ConfigError) as e:
         raise ConfigError(f"option {option} is neither earliest nor latest nor JSON of offsets: {e}") from e
-    # A queue that isn't named is read as a whole.
-    return Boundary(EARLIEST_NUMBER if option == "startingOffsets" else LATEST_NUMBER, by_queue)
+    return Boundary(_whole(option), by_queue)
+
+
+def parse_times(option: str, text: str) -> Boundary:
+    """The value of startingOffsetsByTimestamp or endingOffsetsByTimestamp: {topic: ms} or {topic: {queue: ms}}.
+
+    Raises ConfigError, which names the option.
+    """
+    times: dict[MessageQueue | str, int] = {}
+    try:
+        by_topic = json.loads(text)
+        if not isinstance(by_topic, dict):
+            raise ConfigError(
+                f'{{"topic": ms}} or {{"topic": {{"broker:queueId": ms}}}} was expected, not {by_topic!r}'
+            )
+        for topic, of_topic in by_topic.items():
+            if isinstance(of_topic, dict):
+                for key, time in of_topic.items():
+                    times[_queue(topic, key)] = _number(f"topic {topic}: {key}", time, 0)
+            else:
+                times[topic] = _number(f"topic {topic}", of_topic, 0)
+    except (ValueError, ConfigError) as e:
+        raise ConfigError(f"option {option} is no JSON of times: {e}") from e
+    return Boundary(_whole(option), times=times)
+
+
+def _whole(option: str) -> int:
+    """What a queue that isn't named gets: it is read as a whole."""
+    return EARLIEST_NUMBER if option.startswith("starting") else LATEST_NUMBER
+
+
+def parse_queues(option: str, text: str) -> list[MessageQueue]:
+    """The value of assign, {topic: ["broker:queueId", ...]}. Raises ConfigError, which names the option."""
+    try:
+        by_topic = json.loads(text)
+        if not isinstance(by_topic, dict) or not all(isinstance(keys, list) for keys in by_topic.values()):
+            raise ConfigError(f'{{"topic": ["broker:queueId", ...]}} was expected, not {by_topic!r}')
+        return [_queue(topic, key) for topic, keys in by_topic.items() for key in keys]
+    except (ValueError, ConfigError) as e:
+        raise ConfigError(f"option {option}: {e}") from e
 
 
 def limit_rows(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], max_rows: int) -> Offsets:
@@ -133,6 +188,23 @@ def plan_ranges(
         return ranges
     total = sum(r.end - r.start for r in ranges)
     return [part for r in ranges for part in _split(r, -(-min_partitions * (r.end - r.start) // total))]
+
+
+def bundle(ranges: Iterable[OffsetRange], max_rows: int) -> list[list[OffsetRange]]:
+    """Neighbours put together, as long as a bundle has no more than `max_rows` offsets.
+
+    A task costs some milliseconds whatever it reads, and a stream's queues often have a few messages each.
+    """
+    bundles: list[list[OffsetRange]] = []
+    room = 0
+    for part in ranges:
+        size = part.end - part.start
+        if size > room:
+            bundles.append([])
+            room = max_rows
+        bundles[-1].append(part)
+        room -= size
+    return bundles
 
 
 def _split(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:

@@ -7,41 +7,67 @@ as strings. Offsets are written as in the connector, with broker and queue id wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 
 from gantrymq.errors import ConfigError
+from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import parse_address
-from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary
+from gantrymq.remoting.tls import TlsConfig
+from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.security import Security
 
 #: Pulls go under this group when no consumerGroup is given; RocketMQ's own tools use it, so brokers know it.
 TOOLS_GROUP = "TOOLS_CONSUMER"
 #: Sends go under this group; a broker keeps nothing about it.
 PRODUCER_GROUP = "gantry-spark"
 DEFAULT_RETRY_TIMEOUT_MS = 60_000
+DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
 _BOTH = ("nameServer", "retryTimeoutMs")
 #: Spark itself puts these in with the others.
 _SPARKS_OWN = ("checkpointLocation", "queryName")
+#: The names of TLS are those of Apache's clients.
+_SECURITY = (
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls.enable",
+    "tls.client.authServer",
+    "tls.client.trustCertPath",
+    "tls.client.certPath",
+    "tls.client.keyPath",
+)
 READ_OPTIONS = (
     *_BOTH,
     "subscribe",
+    "subscribePattern",
+    "assign",
     "startingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
     "endingOffsets",
     "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "tags",
+    "sql92",
     "consumerGroup",
     "maxOffsetsPerTrigger",
     "minPartitions",
     "failOnDataLoss",
+    "deduplicate",
     "includeProperties",
     "checkCrc",
+    *_SECURITY,
 )
-WRITE_OPTIONS = (*_BOTH, "topic")
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp")
+WRITE_OPTIONS = (*_BOTH, "topic", "transactional", "transactionTimeoutMs", *_SECURITY)
+_SELECTIONS = ("subscribe", "subscribePattern", "assign")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger",)
 
 
@@ -50,34 +76,55 @@ class ReadOptions:
     """What a read was asked for.
 
     nameServer              host:port, several separated by `;` or `,`. Required
-    subscribe               topics, separated by commas. Required
+    subscribe               topics, separated by commas. This or one of the next two is required
+    subscribePattern        a regular expression that the whole name of a topic matches; a stream takes in topics that
+                            are made while it runs. The system's topics, retry and dead letter topics are never meant
+    assign                  JSON of single queues: `{"orders": ["broker-a:0", "broker-b:3"]}`
     startingOffsets         earliest, latest or JSON; default earliest in batch, latest in streaming
-    startingTimestamp       instead of startingOffsets: ms since the epoch, the first message stored then or later
+    startingTimestamp       instead: ms since the epoch, the first message stored then or later
+    startingOffsetsByTimestamp  instead: JSON of such times, `{"orders": 1767268800000}` or one for each queue
     endingOffsets           batch only: latest (default), earliest or JSON; the end is excluded
-    endingTimestamp         batch only, instead of endingOffsets
+    endingTimestamp, endingOffsetsByTimestamp   batch only, instead of endingOffsets
     tags                    `TagA || TagB`: only messages with one of these tags; filtered by the broker
+    sql92                   instead of tags: `a > 5 AND b = 'x'` over the properties; filtered by the broker, which must
+                            allow it (enablePropertyFilter=true)
     consumerGroup           streaming: where the query has got to is committed for this group after each batch, so that
                             brokers show its lag. Where a query starts is never taken from it but from the checkpoint
     maxOffsetsPerTrigger    streaming: at most so many messages a batch, shared out by what each queue has
-    minPartitions           split large queues until there are at least so many partitions; default one a queue
+    minPartitions           at least so many partitions, by splitting large queues, and no fewer than one a queue;
+                            without it queues with few messages share partitions
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
+    deduplicate             true: of the messages that a Spark write stored twice (a task or request that was repeated)
+                            only the first is kept, within one batch read or one micro-batch, which a single task reads
+                            then. Copies in different micro-batches remain: dropDuplicatesWithinWatermark on
+                            properties['GANTRY_ID'] finds those
     includeProperties       true: the default schema has the column `properties`; default false
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
+    accessKey, secretKey, securityToken     of the cluster's access control
+    tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.trustCertPath,
+                            tls.client.certPath and tls.client.keyPath as for Apache's clients; the files must be there
+                            on driver and executors
     """
 
     name_servers: list[str]
+    #: Of subscribe or assign.
     topics: list[str]
+    pattern: str | None = None
+    assigned: list[MessageQueue] | None = None
     starting: Boundary | None = None
     ending: Boundary | None = None
     tags: str | None = None
+    sql92: str | None = None
     consumer_group: str | None = None
     max_offsets_per_trigger: int | None = None
-    min_partitions: int = 1
+    min_partitions: int | None = None
     fail_on_data_loss: bool = True
+    deduplicate: bool = False
     include_properties: bool = False
     check_crc: bool = True
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
+    security: Security = field(default_factory=Security)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -85,35 +132,49 @@ class ReadOptions:
 
         Raises ConfigError.
         """
-        values = _Values(options, READ_OPTIONS, "read")
+        values = Values(options, READ_OPTIONS, "read")
         if streaming is not None:
             wrong_kind, kind = (_BATCH_ONLY, "streaming") if streaming else (_STREAM_ONLY, "batch")
             for name in wrong_kind:
                 if name in values:
                     raise ConfigError(f"option {name} has no meaning in a {kind} read: leave it out")
-        topics = _comma_list(values.required("subscribe"))
-        for topic in topics:
-            if problem := topic_problem(topic):
-                raise ConfigError(f"option subscribe: {problem}")
-        if not topics:
-            raise ConfigError("option subscribe names no topic")
+        values.exclude("tags", "sql92")
+        values.exclude("minPartitions", "deduplicate")
+        topics, assigned = values.topics()
         group = values.get("consumerGroup")
         if group is not None and (problem := group_problem(group)):
             raise ConfigError(f"option consumerGroup: {problem}")
         return cls(
             values.name_servers(),
             topics,
-            values.boundary("startingOffsets", "startingTimestamp"),
-            values.boundary("endingOffsets", "endingTimestamp"),
+            values.pattern("subscribePattern"),
+            assigned,
+            values.boundary("starting"),
+            values.boundary("ending"),
             _tags(values.get("tags")),
+            values.get("sql92"),
             group,
             values.number("maxOffsetsPerTrigger", None, 1),
-            values.number("minPartitions", 1, 1) or 1,
+            values.number("minPartitions", None, 1),
             values.flag("failOnDataLoss", True),
+            values.flag("deduplicate", False),
             values.flag("includeProperties", False),
             values.flag("checkCrc", True),
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
+            values.security(),
         )
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker leaves messages out."""
+        return self.tags is not None or self.sql92 is not None
+
+    @property
+    def filter_expression(self) -> tuple[str, str]:
+        """What brokers are told to filter by, and its type."""
+        if self.sql92 is not None:
+            return self.sql92, EXPRESSION_SQL92
+        return self.tags or SUBSCRIBE_ALL, EXPRESSION_TAG
 
     @property
     def pull_group(self) -> str:
@@ -130,16 +191,23 @@ class WriteOptions:
     nameServer              host:port, several separated by `;` or `,`. Required
     topic                   the topic of every row; without it each row has a column `topic`
     retryTimeoutMs          how long to try again when brokers don't take messages; default 60000
+    transactional           true: the messages of a batch, or of a micro-batch, are visible only when all are stored;
+                            default false. They are sent one by one
+    transactionTimeoutMs    so long a transaction may take, in whole seconds; default 900000
+    accessKey, secretKey, securityToken, tls.*   as for a read
     """
 
     name_servers: list[str]
     topic: str | None = None
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
+    transactional: bool = False
+    transaction_timeout_s: int = DEFAULT_TRANSACTION_TIMEOUT_MS // 1000
+    security: Security = field(default_factory=Security)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """Raises ConfigError."""
-        values = _Values(options, WRITE_OPTIONS, "write")
+        values = Values(options, WRITE_OPTIONS, "write")
         topic = values.get("topic")
         if topic is not None and (problem := topic_problem(topic)):
             raise ConfigError(f"option topic: {problem}")
@@ -147,10 +215,13 @@ class WriteOptions:
             values.name_servers(),
             topic,
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
+            values.flag("transactional", False),
+            (values.number("transactionTimeoutMs", DEFAULT_TRANSACTION_TIMEOUT_MS, 1000) or 0) // 1000,
+            values.security(),
         )
 
 
-class _Values:
+class Values:
     """Options by their proper names; raises ConfigError for those that aren't in `known`."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], action: str) -> None:
@@ -175,7 +246,7 @@ class _Values:
         return value
 
     def name_servers(self) -> list[str]:
-        addresses = _comma_list(self.required("nameServer").replace(";", ","))
+        addresses = comma_list(self.required("nameServer").replace(";", ","))
         for address in addresses:
             try:
                 parse_address(address)
@@ -183,14 +254,66 @@ class _Values:
                 raise ConfigError(f"option nameServer: {e}") from None
         return addresses
 
-    def boundary(self, offsets_name: str, timestamp_name: str) -> Boundary | None:
-        if offsets_name in self and timestamp_name in self:
-            raise ConfigError(f"options {offsets_name} and {timestamp_name} exclude each other")
-        timestamp = self.number(timestamp_name, None, 0)
+    def exclude(self, *names: str) -> None:
+        """Raises ConfigError when more than one of them is given."""
+        given = [name for name in names if name in self]
+        if len(given) > 1:
+            raise ConfigError(f"options {' and '.join(given)} exclude each other")
+
+    def topics(self) -> tuple[list[str], list[MessageQueue] | None]:
+        """The topics of subscribe or assign, and the queues of assign."""
+        self.exclude(*_SELECTIONS)
+        if not any(self.get(name) for name in _SELECTIONS):
+            raise ConfigError(f"one of the options {', '.join(_SELECTIONS)} is required")
+        assigned = None
+        name, topics = "subscribe", comma_list(self.get("subscribe") or "")
+        if (text := self.get("assign")) is not None:
+            assigned = parse_queues("assign", text)
+            name, topics = "assign", list(dict.fromkeys(queue.topic for queue in assigned))
+        for topic in topics:
+            if problem := topic_problem(topic):
+                raise ConfigError(f"option {name}: {problem}")
+        if not topics and "subscribePattern" not in self:
+            raise ConfigError(f"option {name} names no topic")
+        return topics, assigned
+
+    def pattern(self, name: str) -> str | None:
+        text = self.get(name)
+        try:
+            re.compile(text or "")
+        except re.error as e:
+            raise ConfigError(f"option {name}: {text!r} is no regular expression: {e}") from None
+        return text
+
+    def boundary(self, kind: str) -> Boundary | None:
+        """What the three options that begin with `kind` say."""
+        by_offset, by_time, by_times = names = (f"{kind}Offsets", f"{kind}Timestamp", f"{kind}OffsetsByTimestamp")
+        self.exclude(*names)
+        timestamp = self.number(by_time, None, 0)
         if timestamp is not None:
             return Boundary(timestamp_ms=timestamp)
-        text = self.get(offsets_name)
-        return None if text is None else parse_boundary(offsets_name, text)
+        if (text := self.get(by_times)) is not None:
+            return parse_times(by_times, text)
+        text = self.get(by_offset)
+        return None if text is None else parse_boundary(by_offset, text)
+
+    def security(self) -> Security:
+        access_key, secret_key, token = (self.get(name) for name in ("accessKey", "secretKey", "securityToken"))
+        if (access_key is None) != (secret_key is None) or (token is not None and access_key is None):
+            raise ConfigError("options accessKey and secretKey go together, and securityToken only with them")
+
+        def path(name: str) -> Path | None:
+            text = self.get(name)
+            return None if text is None else Path(text)
+
+        tls = TlsConfig(
+            tls_enable=self.flag("tls.enable", False),
+            tls_client_auth_server=self.flag("tls.client.authServer", False),
+            tls_client_trust_cert_path=path("tls.client.trustCertPath"),
+            tls_client_cert_path=path("tls.client.certPath"),
+            tls_client_key_path=path("tls.client.keyPath"),
+        )
+        return Security(access_key, secret_key, token, tls)
 
     def number(self, name: str, default: int | None, least: int) -> int | None:
         text = self.get(name)
@@ -222,7 +345,7 @@ def _unknown(given: str, proper: Mapping[str, str], action: str) -> str:
     return f"no option {given!r} in a {action}; there are {known}"
 
 
-def _comma_list(text: str) -> list[str]:
+def comma_list(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 

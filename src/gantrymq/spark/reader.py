@@ -5,37 +5,45 @@ A reader plans on the driver and is pickled to the tasks, whose `read` uses noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from gantrymq.errors import ClientError, ProtocolError
+from gantrymq.errors import ClientError
 from gantrymq.protocol.heartbeat import SubscriptionData
-from gantrymq.spark.arrow_records import PulledRecords
-from gantrymq.spark.cluster import run
+from gantrymq.spark.cluster import Cluster, LoopThread, run
 from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange, Offsets, from_json, limit_rows, plan_ranges, to_json
+from gantrymq.spark.offsets import OffsetRange, Offsets, from_json, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import advance, commit_offsets, initial_offsets, latest_offsets, plan_batch
-from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
+from gantrymq.spark.planning import (
+    advance,
+    commit_offsets,
+    initial_offsets,
+    latest_offsets,
+    plan_batch,
+    plan_partitions,
+)
+from gantrymq.spark.rows import read_ranges
 
 #: In the offset of a micro-batch: where queues start that the offset before it doesn't have, or has by chance only.
 #: `latest` is another place when a first batch that failed is planned again after a restart, and what lies between
 #: would be lost. No topic has this name.
 STARTS = "$start"
 
+T = TypeVar("T")
 
-class RangePartition(InputPartition):
-    """The part of a queue that one task reads."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+class RangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: list[OffsetRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
 
 
 class RocketMQBatchReader(DataSourceReader):
@@ -47,7 +55,12 @@ class RocketMQBatchReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [RangePartition(wanted) for wanted in run(plan_batch(self._options, self._filters))]
+        return [RangesPartition(ranges) for ranges in run(self._plan())]
+
+    async def _plan(self) -> list[list[OffsetRange]]:
+        options = self._options
+        async with Cluster(options.name_servers, options.retry_timeout_ms, options.security) as cluster:
+            return await plan_batch(cluster, options, self._filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._columns)
@@ -60,11 +73,26 @@ class RocketMQPushdownReader(RocketMQBatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return [condition for condition in filters if not self._filters.push(condition)]
+        left = [condition for condition in filters if not self._filters.push(condition)]
+        self._options = with_tags(self._options, self._filters.tags)
+        return left
+
+
+def with_tags(options: ReadOptions, tags: set[str] | None) -> ReadOptions:
+    """`options` with the tags of the query's conditions for the broker to filter by, where that says the same."""
+    if options.tags is not None and tags is not None:
+        tags = tags & set(SubscriptionData.parse("", options.tags).tags_set)
+    # A broker filters by one expression; no tag at all can't be asked for, and Spark looks at each row anyway.
+    if not tags or options.sql92 is not None:
+        return options
+    return replace(options, tags=" || ".join(sorted(tags)))
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream: Spark keeps its place in the checkpoint, as JSON of `offsets.to_json`."""
+    """A stream: Spark keeps its place in the checkpoint, as JSON of `offsets.to_json`.
+
+    The driver's connections are kept from one micro-batch to the next, until `stop`.
+    """
 
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self._options = options
@@ -74,9 +102,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._committed: Offsets = {}
+        #: Made by the first question: Spark pickles readers that were asked nothing.
+        self._connections: _Connections | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        self._initial = to_json(run(initial_offsets(self._options)))
+        self._initial = to_json(self._ask(lambda cluster: initial_offsets(cluster, self._options)))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -84,19 +114,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = run(latest_offsets(self._options))
+        self._target = self._ask(lambda cluster: latest_offsets(cluster, self._options))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = _offsets(start)
         if start != self._initial:
             # Spark plans a batch after the one before it is done; its call of `commit` comes one batch late.
             self._commit(known)
-        new, ends = run(advance(self._options, known))
+        new, ends = self._ask(lambda cluster: advance(cluster, self._options, known))
+        self._latest = ends
         if self._target is not None:
             new = {queue: offset for queue, offset in new.items() if queue in self._target}
-            ends = {queue: min(end, self._target.get(queue, 0)) for queue, end in ends.items()}
+            starts = known | new
+            ends = {
+                queue: min(end, max(self._target.get(queue, 0), starts[queue]))
+                for queue, end in ends.items()
+                if queue in starts
+            }
         starts = known | new
-        self._latest = ends = {queue: max(end, starts[queue]) for queue, end in ends.items() if queue in starts}
         if isinstance(limit, ReadMaxRows):
             ends = limit_rows(starts, ends, limit.max_rows)
         if ends == known:
@@ -116,7 +151,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _offsets(end)
         if unknown := ends.keys() - starts.keys():
             raise ClientError(f"the checkpoint doesn't say where to start in {sorted(unknown)}")
-        return [RangePartition(wanted) for wanted in plan_ranges(starts, ends, self._options.min_partitions)]
+        return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._columns)
@@ -124,10 +159,41 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         self._commit(_offsets(end))
 
+    def stop(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
+
     def _commit(self, offsets: Offsets) -> None:
+        group = self._options.consumer_group
         changed = {queue: offset for queue, offset in offsets.items() if self._committed.get(queue) != offset}
-        run(commit_offsets(self._options, changed))
-        self._committed |= changed
+        if group is not None and changed:
+            self._committed |= self._ask(lambda cluster: commit_offsets(cluster, group, changed))
+
+    def _ask(self, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        if self._connections is None:
+            self._connections = _Connections(self._options)
+        return self._connections.ask(question)
+
+
+class _Connections:
+    """A Cluster on a loop of its own."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._stack = ExitStack()
+        self._loop = self._stack.enter_context(LoopThread("plan"))
+
+        async def connect() -> Cluster:
+            return Cluster(options.name_servers, options.retry_timeout_ms, options.security)
+
+        self._cluster = self._loop.submit(connect()).result()
+        self._stack.callback(lambda: self.ask(lambda cluster: cluster.__aexit__(None, None, None)))
+
+    def ask(self, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        return self._loop.submit(question(self._cluster)).result()
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 def _offsets(offset: dict[str, Any]) -> Offsets:
@@ -135,38 +201,7 @@ def _offsets(offset: dict[str, Any]) -> Offsets:
 
 
 def read_partition(partition: InputPartition, options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition. Raises DataLost, ProtocolError for what can't be decoded."""
+    """The rows of a partition."""
     # Spark makes a partition of its own when there is none.
-    if not isinstance(partition, RangePartition):
-        return
-    wanted = partition.wanted
-    tags = pa.array(SubscriptionData.parse(wanted.queue.topic, options.tags).tags_set) if options.tags else None
-    for pulled in pull_batches(wanted, options):
-        try:
-            batch = _decode(pulled, wanted, options, columns, tags)
-        except ProtocolError as e:
-            e.add_note(f"in {wanted._replace(start=pulled.start, end=pulled.end)}")
-            raise
-        if batch.num_rows:
-            yield batch
-
-
-def _decode(
-    pulled: PulledBatch, wanted: OffsetRange, options: ReadOptions, columns: pa.Schema, tags: pa.Array | None
-) -> pa.RecordBatch:
-    records = PulledRecords(pulled.buffer, check_crc=options.check_crc)
-    offsets = records.queue_offsets
-    expected = pulled.end - pulled.start
-    complete = len(records) == expected and offsets[0] == pulled.start and bool((np.diff(offsets) == 1).all())
-    if not complete and tags is None:
-        part = wanted._replace(start=pulled.start, end=pulled.end)
-        data_lost(options, f"{part}: the broker sent {len(records)} messages")
-    arrays = records.columns(columns.names, wanted.queue.topic, wanted.queue.broker_name)
-    batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
-    if complete and tags is None:
-        return batch
-    # Brokers compare hash codes of tags, and a pull that filters may go on behind the end.
-    keep = pa.array((offsets >= pulled.start) & (offsets < pulled.end))
-    if tags is not None:
-        keep = pc.and_(keep, pc.is_in(records.tags(), tags))
-    return batch.filter(keep)
+    if isinstance(partition, RangesPartition):
+        yield from read_ranges(partition.ranges, options, columns)

@@ -1,0 +1,76 @@
+"""What a task does: pull its ranges, decode them, and leave out the rows that aren't wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gantrymq.errors import ProtocolError
+from gantrymq.protocol.heartbeat import SubscriptionData
+from gantrymq.spark.arrow_records import PulledRecords
+from gantrymq.spark.offsets import OffsetRange
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
+from gantrymq.spark.row_messages import GANTRY_ID
+
+
+def read_ranges(ranges: Sequence[OffsetRange], options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of `ranges`, in order. Raises DataLost, ProtocolError for what can't be decoded."""
+    rows = _Rows(options, columns)
+    for pulled in pull_batches(ranges, options):
+        try:
+            batch = rows.decode(pulled)
+        except ProtocolError as e:
+            e.add_note(f"in {OffsetRange(*pulled[:3])}")
+            raise
+        if batch.num_rows:
+            yield batch
+
+
+class _Rows:
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        self._options = options
+        self._columns = columns
+        self._tags = None if options.tags is None else pa.array(SubscriptionData.parse("", options.tags).tags_set)
+        self._seen: set[str] = set()
+
+    def decode(self, pulled: PulledBatch) -> pa.RecordBatch:
+        """The wanted rows of a batch. Raises as `read_ranges` does."""
+        options = self._options
+        records = PulledRecords(pulled.buffer, check_crc=options.check_crc)
+        offsets = records.queue_offsets
+        is_complete = (
+            len(records) == pulled.end - pulled.start
+            and offsets[0] == pulled.start
+            and bool((np.diff(offsets) == 1).all())
+        )
+        if not is_complete and not options.is_filtered:
+            data_lost(options, f"{OffsetRange(*pulled[:3])}: the broker sent {len(records)} messages")
+        arrays = records.columns(self._columns.names, pulled.queue.topic, pulled.queue.broker_name)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
+        if not is_complete:
+            # Whatever a broker sends besides belongs to no row of this task.
+            keep = pa.array((offsets >= pulled.start) & (offsets < pulled.end))
+        elif self._tags is not None or options.deduplicate:
+            keep = pa.repeat(pa.scalar(True), len(records))
+        else:
+            return batch
+        if self._tags is not None:
+            # Brokers compare hash codes of tags.
+            keep = pc.and_(keep, pc.is_in(records.tags(), self._tags))
+        if options.deduplicate:
+            keep = pc.and_(keep, self._first_seen(records.property(GANTRY_ID), keep))
+        return batch.filter(keep)
+
+    def _first_seen(self, row_ids: pa.Array, wanted: pa.Array) -> pa.Array:
+        """Which of the `wanted` rows have an id that none had before; those without one have never been seen."""
+        seen = self._seen
+        is_first = []
+        for row_id, is_wanted in zip(row_ids.to_pylist(), wanted.to_pylist(), strict=True):
+            is_first.append(is_wanted and (row_id is None or row_id not in seen))
+            if is_wanted and row_id is not None:
+                seen.add(row_id)
+        return pa.array(is_first, pa.bool_())

@@ -1,0 +1,29 @@
+"""How a reader makes its connections: signed with an access key, over TLS, or neither.
+
+A plain value: it travels to the tasks, which load the named files on their own machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.tls import TlsConfig, client_context
+
+
+@dataclass(slots=True, frozen=True)
+class Security:
+    """Keys of the cluster's access control, and the client's part of a TlsConfig."""
+
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+
+    def remoting_client(self) -> RemotingClient:
+        """Raises ConfigError for certificates that can't be read."""
+        hooks = []
+        if self.access_key is not None and self.secret_key is not None:
+            hooks.append(AclHook(self.access_key, self.secret_key, self.security_token))
+        return RemotingClient(ssl_context=client_context(self.tls), hooks=hooks)

@@ -1,0 +1,116 @@
+"""A million numbered messages, and drivers that read them as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.producer import Producer
+from gantrymq.protocol.message import Message
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.client import RemotingClient
+
+COUNT = 1_000_000
+TOPIC = "million"
+#: On each of two brokers.
+QUEUES = 4
+SEND_AT_ONCE = 2000
+KILLS = 5
+#: Micro-batches of the whole.
+BATCHES = 24
+#: A Spark that starts on a busy machine takes a minute.
+WAIT_S = 240.0
+
+
+async def fill(name_server: str, brokers: Sequence[str]) -> None:
+    """Sends the numbers to TOPIC, which is made on all `brokers` (host:port)."""
+    remoting = RemotingClient()
+    api = BrokerApi(remoting)
+    for address in brokers:
+        await api.create_topic(address, TopicConfig(TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES))
+    async with asyncio.timeout(30):
+        while len((await api.route(name_server, TOPIC)).queue_datas) < len(brokers):
+            await asyncio.sleep(0.01)
+    await remoting.close()
+    async with Producer(name_server, "million") as producer:
+        for first in range(0, COUNT, SEND_AT_ONCE):
+            messages = [Message(TOPIC, b"%d" % n) for n in range(first, first + SEND_AT_ONCE)]
+            await producer.send_batch(messages, 10_000)
+
+
+def assert_each_number_once(numbers: DataFrame) -> None:
+    found = numbers.select(
+        F.count("number").alias("rows"),
+        F.count_distinct("number").alias("distinct"),
+        F.min("number").alias("least"),
+        F.max("number").alias("most"),
+    ).first()
+    assert found is not None
+    assert tuple(found) == (COUNT, COUNT, 0, COUNT - 1)
+
+
+def read_in_batch(spark: SparkSession, name_server: str) -> DataFrame:
+    """The column number."""
+    messages = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", TOPIC)
+    return messages.schema("body binary").load().select(F.col("body").cast("string").cast("long").alias("number"))
+
+
+def stream_with_killed_drivers(name_server: str, directory: Path) -> None:
+    """Reads the stream into parquet files of `directory`/out; all drivers but the last are killed on the way."""
+    for _ in range(KILLS):
+        before = batches_begun(directory)
+        with driver("local[2]", name_server, directory) as process:
+            _wait_until(process, lambda before=before: batches_begun(directory) >= before + 2)
+            os.killpg(process.pid, signal.SIGKILL)
+    assert KILLS < batches_begun(directory) < BATCHES, "the kills were not midway"
+    with driver("local[2]", name_server, directory) as process:
+        assert process.wait(WAIT_S) == 0
+    assert batches_begun(directory) >= BATCHES
+
+
+@contextmanager
+def driver(master: str, name_server: str, directory: Path, batches: int = BATCHES) -> Iterator[subprocess.Popen[bytes]]:
+    """`stream_driver.py`, killed at the end with its JVM when it still runs."""
+    program = Path(__file__).parent / "stream_driver.py"
+    arguments = [master, name_server, TOPIC, str(COUNT // batches), str(directory)]
+    # A local cluster's executors are started by the scripts of SPARK_HOME.
+    home = {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with (directory / "driver.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, program, *arguments],
+            env=os.environ | home,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def batches_begun(directory: Path) -> int:
+    offsets = directory / "checkpoint" / "offsets"
+    return sum(path.name.isdecimal() for path in offsets.iterdir()) if offsets.is_dir() else 0
+
+
+def _wait_until(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert process.poll() is None, "the driver has ended: see driver.log"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

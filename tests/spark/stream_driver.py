@@ -1,0 +1,49 @@
+"""A Spark driver as a process of its own: reads a topic as a stream until its end, numbers into parquet files.
+
+    python stream_driver.py MASTER NAME_SERVER TOPIC MAX_OFFSETS_PER_TRIGGER DIRECTORY
+
+DIRECTORY gets the checkpoint and the rows (out); started again with the same one it goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import functions as F
+
+from gantrymq.spark import register, session_builder
+
+
+def main(master: str, name_server: str, topic: str, most: str, directory: str) -> None:
+    spark = (
+        session_builder("stream-driver")
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    messages = (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", most)
+        .schema("body binary")
+        .load()
+    )
+    query = (
+        messages.select(F.col("body").cast("string").cast("long").alias("number"))
+        .writeStream.format("parquet")
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .start(f"{directory}/out")
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,185 @@
+"""Which queues and offsets a read gets, without Spark: patterns, assigned queues, topics that vanish, repeated rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from spark_support import create_topic, send_numbers
+
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.producer import Producer
+from gantrymq.errors import ConfigError, DataLost, NoRouteInfo
+from gantrymq.protocol.message import Message
+from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.planning import find_queues, initial_offsets, plan_batch
+from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.spark.rows import read_ranges
+from gantrymq.spark.writer import GANTRY_ID
+from gantrymq.testing.embedded import EmbeddedCluster
+
+BODY = pa.schema([("body", ARROW_TYPES["body"])])
+ALL = ReadAllAvailable()
+T = TypeVar("T")
+
+
+def options_for(cluster: EmbeddedCluster, **more: str) -> ReadOptions:
+    return ReadOptions.parse({"nameserver": cluster.name_server, "retrytimeoutms": "3000"} | more)
+
+
+def ask(options: ReadOptions, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+    async def answer() -> T:
+        async with Cluster(options.name_servers, options.retry_timeout_ms) as brokers:
+            return await question(brokers)
+
+    return run(answer())
+
+
+def numbers(options: ReadOptions) -> list[int]:
+    partitions = ask(options, lambda brokers: plan_batch(brokers, options, PushedFilters()))
+    return sorted(
+        int(n)
+        for ranges in partitions
+        for batch in read_ranges(ranges, options, BODY)
+        for n in batch.column("body").to_pylist()
+    )
+
+
+def test_a_pattern_means_whole_names_and_no_system_topics(cluster: EmbeddedCluster) -> None:
+    for topic in ("plan-1", "plan-2", "a-plan-1", "%RETRY%plan-1"):
+        create_topic(cluster, topic, 1, brokers=[0])
+    options = options_for(cluster, subscribepattern=r"(plan|%RETRY%plan|TBW|SELF).*")
+    assert {queue.topic for queue in ask(options, lambda c: find_queues(c, options))} == {"plan-1", "plan-2"}
+    nothing = options_for(cluster, subscribepattern="none-.*")
+    assert numbers(nothing) == []
+
+
+def test_a_stream_takes_in_topics_that_come_later(cluster: EmbeddedCluster) -> None:
+    options = options_for(cluster, subscribepattern="later-.*", startingoffsets="earliest")
+    stream = RocketMQStreamReader(options, BODY)
+    start = stream.initialOffset()
+    assert start == {}
+    assert stream.latestOffset(start, ALL) == start
+    create_topic(cluster, "later-1", 2)
+    send_numbers(cluster, "later-1", range(300))
+    end = stream.latestOffset(start, ALL)
+    found = [b for p in stream.partitions(start, end) for batch in stream.read(p) for b in batch.column("body")]
+    assert sorted(int(b.as_py()) for b in found) == list(range(300))
+    stream.stop()
+
+
+def test_assigned_queues(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(400))
+    options = options_for(cluster, assign=json.dumps({topic: ["broker-a:1", "broker-b:0"]}))
+    others = options_for(cluster, assign=json.dumps({topic: ["broker-a:0", "broker-b:1"]}))
+    first, second = numbers(options), numbers(others)
+    assert sorted(first + second) == list(range(400))
+    assert len(first) == 200
+    unknown = options_for(cluster, assign=json.dumps({topic: ["broker-a:7"]}))
+    with pytest.raises(ConfigError, match=r"assign names .*broker-a:7; there are"):
+        numbers(unknown)
+
+
+def test_times_of_single_queues(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    far = 4_102_444_800_000
+    assert numbers(options_for(cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({topic: far}))) == []
+    one = options_for(
+        cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({topic: {"broker-a:0": far, "broker-b:0": 0}})
+    )
+    assert len(numbers(one)) == 100
+    starts = ask(one, lambda brokers: initial_offsets(brokers, one))
+    assert sorted((queue.broker_name, offset) for queue, offset in starts.items()) == [
+        ("broker-a", 100),
+        ("broker-b", 0),
+    ]
+
+
+def test_a_missing_topic_is_an_error_for_a_new_query_only(
+    cluster: EmbeddedCluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(100))
+    options = options_for(cluster, subscribe=f"{topic},gone", startingoffsets="earliest")
+    with pytest.raises(NoRouteInfo, match="gone"):
+        numbers(options)
+    # A topic that a checkpoint knows may be away for a while, with its only broker.
+    stream = RocketMQStreamReader(options, BODY)
+    start = {topic: {"broker-a:0": 0, "broker-b:0": 0}, "gone": {"broker-z:0": 7}}
+    end = stream.latestOffset(start, ALL)
+    assert end["gone"] == {"broker-z:0": 7}
+    assert sum(end[topic].values()) == 100
+    stream.stop()
+
+
+def test_a_topic_made_anew_is_lost_data(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    options = options_for(cluster, subscribe=topic, startingoffsets="earliest")
+    stream = RocketMQStreamReader(options, BODY)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    asyncio.run(_delete(cluster, topic))
+    create_topic(cluster, topic, 1)
+    send_numbers(cluster, topic, range(10))
+    with pytest.raises(DataLost, match="was read up to offset 100, but its broker has only"):
+        stream.latestOffset(end, ALL)
+    stream.stop()
+    lenient = RocketMQStreamReader(
+        options_for(cluster, subscribe=topic, startingoffsets="earliest", failondataloss="false"), BODY
+    )
+    lower = lenient.latestOffset(end, ALL)
+    assert sum(lower[topic].values()) == 10
+    assert lenient.partitions(end, lower) == []
+    send_numbers(cluster, topic, range(10, 30))
+    following = lenient.latestOffset(lower, ALL)
+    found = [b for p in lenient.partitions(lower, following) for batch in lenient.read(p) for b in batch.column("body")]
+    assert sorted(int(b.as_py()) for b in found) == list(range(10, 30))
+    lenient.stop()
+
+
+async def _delete(cluster: EmbeddedCluster, topic: str) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.delete_topic(topic, "DefaultCluster")
+
+
+def test_rows_that_were_written_twice(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(2)
+    rows = [Message(topic, b"%d" % n, properties={GANTRY_ID: f"write-0-{n}"}) for n in range(100)]
+    plain = [Message(topic, b"%d" % n) for n in range(100, 110)]
+
+    async def send() -> None:
+        # A task that was run again after it had sent 60 rows; each batch goes to another queue.
+        async with Producer(cluster.name_server, "numbers") as producer:
+            for batch in (rows[:60], plain, rows[:50], plain, rows[50:]):
+                await producer.send_batch(batch)
+
+    asyncio.run(send())
+    assert len(numbers(options_for(cluster, subscribe=topic))) == 180
+    once = options_for(cluster, subscribe=topic, deduplicate="true")
+    # Messages without an id are no copies of each other.
+    assert numbers(once) == sorted([*range(100), *range(100, 110), *range(100, 110)])
+
+
+def test_small_ranges_share_a_partition(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(8)
+    send_numbers(cluster, topic, range(3200))
+
+    def plan(**more: str) -> list[int]:
+        options = options_for(cluster, subscribe=topic, **more)
+        return [len(ranges) for ranges in ask(options, lambda c: plan_batch(c, options, PushedFilters()))]
+
+    assert plan() == [16]
+    assert plan(minpartitions="1") == [1] * 16
+    assert plan(minpartitions="20") == [1] * len(plan(minpartitions="20"))
+    assert len(plan(minpartitions="20")) >= 20

@@ -1,0 +1,125 @@
+"""Reading from brokers that ask for keys, or for TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from gantrymq.auth.config import AuthConfig
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.producer import Producer
+from gantrymq.errors import BrokerError, ConnectFailed
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.message import Message
+from gantrymq.remoting.tls import TlsMode
+from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.datasource import RocketMQDataSource
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.reader import RocketMQBatchReader
+from gantrymq.store.config import StoreConfig
+from gantrymq.testing.embedded import EmbeddedCluster
+
+BODY = pa.schema([("body", ARROW_TYPES["body"])])
+KEYS = {"accesskey": "reader-key", "secretkey": "reader-secret"}
+ACCOUNTS = """
+accounts:
+  - accessKey: reader-key
+    secretKey: reader-secret
+    admin: true
+"""
+
+
+def bodies(name_server: str, **more: str) -> list[bytes]:
+    options = {"nameserver": name_server, "subscribe": "kept", "retrytimeoutms": "0"} | more
+    assert RocketMQDataSource(options).schema().names
+    reader = RocketMQBatchReader(ReadOptions.parse(options), BODY)
+    partitions = reader.partitions()
+    return [b for p in partitions for batch in reader.read(p) for b in batch.column("body").to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    accounts = tmp_path_factory.mktemp("acl") / "plain_acl.yml"
+    accounts.write_text(ACCOUNTS)
+
+    async def send(name_server: str) -> None:
+        hook = AclHook(KEYS["accesskey"], KEYS["secretkey"])
+        async with Producer(name_server, "senders", default_topic_queue_nums=1, hooks=[hook]) as producer:
+            await producer.send(Message("kept", b"secret"))
+
+    with EmbeddedCluster(auth=AuthConfig(acl_enable=True, plain_acl_file=accounts)) as cluster:
+        asyncio.run(send(cluster.name_server))
+        yield cluster
+
+
+def test_requests_are_signed(guarded: EmbeddedCluster) -> None:
+    assert bodies(guarded.name_server, **KEYS) == [b"secret"]
+
+
+@pytest.mark.parametrize("keys", [{}, KEYS | {"secretkey": "guessed"}, KEYS | {"accesskey": "somebody"}])
+def test_others_are_refused(guarded: EmbeddedCluster, keys: dict[str, str]) -> None:
+    with pytest.raises(BrokerError):
+        bodies(guarded.name_server, **keys)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command makes the certificate")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    return cert, key
+
+
+async def test_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    name_server = NameServer(
+        NamesrvConfig(
+            bind_address="127.0.0.1",
+            listen_port=0,
+            kv_config_path=tmp_path / "kv.json",
+            config_store_path=tmp_path / "namesrv.properties",
+            tls_server_cert_path=cert,
+            tls_server_key_path=key,
+        )
+    )
+    await name_server.start()
+    broker = Broker(
+        BrokerConfig(
+            bind_address="127.0.0.1",
+            broker_ip1="127.0.0.1",
+            listen_port=0,
+            namesrv_addr=[name_server.address],
+            tls_server_mode=TlsMode.PERMISSIVE,
+            tls_server_cert_path=cert,
+            tls_server_key_path=key,
+            store=StoreConfig(store_path_root_dir=tmp_path / "store", mapped_file_size_commit_log=16 * 1024 * 1024),
+        )
+    )
+    await broker.start()
+    try:
+        async with Producer(name_server.address, "senders", default_topic_queue_nums=1) as producer:
+            await producer.send(Message("kept", b"secret"))
+        tls = {"tls.enable": "true", "tls.client.authserver": "true", "tls.client.trustcertpath": str(cert)}
+        assert await asyncio.to_thread(bodies, name_server.address, **tls) == [b"secret"]
+        # Only the certificate is missing: what is checked is who signed the server's.
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await asyncio.to_thread(bodies, name_server.address, **(tls | {"tls.client.trustcertpath": ""}))
+    finally:
+        await broker.stop()
+        await name_server.stop()
