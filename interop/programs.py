@@ -6,7 +6,8 @@ import base64
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,24 +74,31 @@ def sample(count: int, *, first: int = 0) -> list[Sent]:
 
 
 def command_line(
-    main_class: str, *args: str, home: Path, serialize_type: str = "JSON", options: Sequence[str] = ()
+    main_class: str,
+    *args: str,
+    home: Path,
+    serialize_type: str = "JSON",
+    options: Sequence[str] = (),
+    version: str = "5.5",
 ) -> list[str]:
-    """The command that runs one of our programs, quiet but for problems."""
+    """The command that runs one of our programs, quiet but for problems, with the clients of a version."""
     properties = [
         f"-Drmq.logback.configurationFile={HERE / 'quiet.xml'}",
         f"-Drocketmq.serialize.type={serialize_type}",
         "-Drocketmq.client.rebalance.waitInterval=2000",
     ]
-    return java_command(main_class, *args, home=home, options=[*properties, *options])
+    return java_command(main_class, *args, home=home, options=[*properties, *options], version=version)
 
 
 def _run(
-    main_class: str, *args: str, stdin: str = "", serialize_type: str = "JSON"
+    main_class: str, *args: str, stdin: str = "", serialize_type: str = "JSON", version: str = "5.5"
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as home:
         # The quick compiler alone: these programs live for a second.
         options = ["-XX:TieredStopAtLevel=1", "-Xmx256m"]
-        command = command_line(main_class, *args, home=Path(home), serialize_type=serialize_type, options=options)
+        command = command_line(
+            main_class, *args, home=Path(home), serialize_type=serialize_type, options=options, version=version
+        )
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
 
 
@@ -106,6 +114,7 @@ def produce(
     mode: str = "sync",
     group: str = "interop_producer",
     serialize_type: str = "JSON",
+    version: str = "5.5",
 ) -> list[dict[str, Any]]:
     """Sends by Apache's Java producer; the results, none for one-way sends. Raises AssertionError when a send fails."""
     result = _run(
@@ -116,6 +125,7 @@ def produce(
         mode,
         stdin="\n".join(lines),
         serialize_type=serialize_type,
+        version=version,
     )
     assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
     return _lines(result)
@@ -131,16 +141,39 @@ def consume(
     group: str = "interop_consumer",
     serialize_type: str = "JSON",
     timeout_s: int = 75,
+    version: str = "5.5",
 ) -> list[dict[str, Any]]:
     """Receives `count` messages by Apache's Java consumer. Raises AssertionError when they don't come in time."""
     result = _run(
         "org.gantrymq.interop.Consume",
         *(namesrv, group, topic, expression, mode, str(count), str(timeout_s)),
         serialize_type=serialize_type,
+        version=version,
     )
     lines = _lines(result)
     assert result.returncode == 0, f"{len(lines)} of {count} messages came: {result.stderr[-4000:]}"
     return lines
+
+
+@contextmanager
+def replier(namesrv: str, topic: str, *, version: str = "5.5") -> Iterator[None]:
+    """Apache's consumer that answers the requests in a topic with "re: " and their body."""
+    with tempfile.TemporaryDirectory() as home:
+        command = command_line(
+            "org.gantrymq.interop.RequestReply", namesrv, topic, "replier", home=Path(home), version=version
+        )
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+
+
+def ask(namesrv: str, topic: str, count: int, *, version: str = "5.5") -> list[str]:
+    """The answers to `count` questions of Apache's producer, half of them asked with a RequestCallback."""
+    result = _run("org.gantrymq.interop.RequestReply", namesrv, topic, "asker", str(count), version=version)
+    assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
+    return [line["answer"] for line in _lines(result)]
 
 
 def mqadmin(namesrv: str, command: str, *args: str) -> str:

@@ -22,7 +22,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 
 HERE = Path(__file__).parent
-CLASS_PATH = os.pathsep.join([str(HERE / "target" / "classes"), str(HERE / "target" / "dependency" / "*")])
+#: Our Java programs, compiled with Apache's newest version, and with the clients of the line before.
+BUILDS = {"5.5": HERE, "4.9": HERE / "client-4.9"}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -49,15 +50,16 @@ def missing_tools() -> str | None:
 
 def build() -> None:
     """Compiles our Java programs and gathers Apache's jars in target/dependency; quick when nothing changed."""
-    result = subprocess.run(
-        ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    if result.returncode:
-        raise RuntimeError(f"mvn failed:\n{result.stdout[-4000:]}{result.stderr[-4000:]}")
+    for directory in BUILDS.values():
+        result = subprocess.run(
+            ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if result.returncode:
+            raise RuntimeError(f"mvn failed:\n{result.stdout[-4000:]}{result.stderr[-4000:]}")
 
 
 def free_port(*offsets: int) -> int:
@@ -128,10 +130,14 @@ def start(command: list[str], name: str, port: int, directory: Path) -> Server:
     raise RuntimeError(f"{name} did not open port {port} in {START_TIMEOUT_S} s:\n{server.log()}")
 
 
-def java_command(main_class: str, *args: str, home: Path, options: Sequence[str] = ()) -> list[str]:
-    """A JVM that keeps its logs and files under `home`."""
+def java_command(
+    main_class: str, *args: str, home: Path, options: Sequence[str] = (), version: str = "5.5"
+) -> list[str]:
+    """A JVM with one of BUILDS that keeps its logs and files under `home`."""
     properties = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-    return ["java", *properties, *options, "-cp", CLASS_PATH, main_class, *args]
+    target = BUILDS[version] / "target"
+    class_path = os.pathsep.join([str(target / "classes"), str(target / "dependency" / "*")])
+    return ["java", *properties, *options, "-cp", class_path, main_class, *args]
 
 
 def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",)) -> Server:

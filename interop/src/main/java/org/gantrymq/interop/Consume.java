@@ -73,7 +73,7 @@ public final class Consume {
         while (missing.getCount() > 0 && System.currentTimeMillis() < deadline) {
             print(consumer.poll(500), missing);
         }
-        consumer.commit();
+        consumer.commitSync();
         consumer.shutdown();
         return missing.getCount() == 0;
     }

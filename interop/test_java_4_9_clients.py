@@ -1,0 +1,55 @@
+"""The clients of Apache RocketMQ's 4.9 line against both brokers: what is in data teams' programs still."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import ONE_KIND, Cluster
+from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
+
+
+@ONE_KIND
+@pytest.mark.parametrize("serialize_type", SERIALIZE_TYPES)
+def test_every_way_to_send_arrives(cluster: Cluster, topic: str, serialize_type: str) -> None:
+    everything: list[Sent] = []
+    for number, mode in enumerate(("sync", "async", "batch", "oneway")):
+        sent = sample(20, first=100 * number)
+        lines = [message.line() for message in sent]
+        produce(cluster.address, topic, lines, mode=mode, serialize_type=serialize_type, version="4.9")
+        everything += sent
+
+    received = consume(cluster.address, topic, len(everything), serialize_type=serialize_type, version="4.9")
+
+    assert sorted(map(Sent.of, received)) == sorted(everything)
+
+
+@ONE_KIND
+def test_orderly_consumer_keeps_each_queues_order(cluster: Cluster, topic: str) -> None:
+    lines = [message.line(queue_id=i % 2) for i, message in enumerate(sample(40))]
+    produce(cluster.address, topic, lines, version="4.9")
+
+    received = consume(cluster.address, topic, 40, mode="orderly", version="4.9")
+
+    for queue_id in (0, 1):
+        assert [r["queue_offset"] for r in received if r["queue_id"] == queue_id] == list(range(20))
+
+
+@ONE_KIND
+@pytest.mark.parametrize("mode", ["retry", "pull"])
+def test_other_consumers(cluster: Cluster, topic: str, mode: str) -> None:
+    sent = sample(5)
+    produce(cluster.address, topic, [message.line() for message in sent], version="4.9")
+
+    received = consume(cluster.address, topic, 10 if mode == "retry" else 5, mode=mode, version="4.9")
+
+    bodies = sorted(message.body for message in map(Sent.of, received))
+    assert bodies == sorted([message.body for message in sent] * (2 if mode == "retry" else 1))
+
+
+@ONE_KIND
+def test_delayed_message_comes_later(cluster: Cluster, topic: str) -> None:
+    (sent,) = sample(1)
+    produce(cluster.address, topic, [sent.line(delay_level=2)], version="4.9")
+
+    (received,) = consume(cluster.address, topic, 1, version="4.9")
+
+    assert received["store_timestamp"] - received["born_timestamp"] >= 4900

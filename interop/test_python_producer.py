@@ -1,0 +1,143 @@
+"""What this project's producer can do, with Apache's broker and this project's; Apache's clients at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from programs import ask, consume, mqadmin, replier
+from servers import Server, gantry_broker, gantry_namesrv, java_broker
+
+from gantrymq.client.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.producer import Producer
+from gantrymq.client.request_reply import reply_message
+from gantrymq.client.transaction_producer import LocalTransactionState, TransactionProducer
+from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+
+#: Half messages are asked about after a second or two, not after half a minute.
+SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "recallMessageEnable": "true"}
+TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True)
+class Cluster:
+    namesrv: Server
+    broker: Server
+
+    @property
+    def address(self) -> str:
+        return self.namesrv.address
+
+
+@pytest.fixture(scope="module", params=["java", "gantry"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """This project's NameServer and a broker of either kind."""
+    directory = tmp_path_factory.mktemp(request.param)
+    namesrv = gantry_namesrv(directory / "namesrv")
+    try:
+        start = java_broker if request.param == "java" else gantry_broker
+        broker = start(directory / "broker", namesrv.address, **SETTINGS)
+        try:
+            yield Cluster(namesrv, broker)
+        finally:
+            broker.kill()
+    finally:
+        namesrv.kill()
+
+
+class Listener:
+    """A message's body says what becomes of its transaction, and what a check is told."""
+
+    def __init__(self) -> None:
+        self.checked: list[str] = []
+
+    async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return LocalTransactionState[message.body.decode().split()[0]]
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        self.checked.append(message.msg_id)
+        return LocalTransactionState[message.body.decode().split()[1]]
+
+
+async def test_transactions(cluster: Cluster, topic: str) -> None:
+    commit, rollback, unknow = (state.name for state in LocalTransactionState)
+    bodies = [f"{commit} {commit}", f"{rollback} {rollback}", f"{unknow} {commit}", f"{unknow} {rollback}"]
+    listener = Listener()
+    async with TransactionProducer(cluster.address, "transactions", listener) as producer:
+        ids = {
+            body: (
+                await producer.send_in_transaction(Message(topic, body.encode()), timeout_ms=TIMEOUT_MS)
+            ).result.msg_id
+            for body in bodies
+        }
+        received = await asyncio.to_thread(consume, cluster.address, topic, 2)
+    assert {line["msg_id"] for line in received} == {ids[bodies[0]], ids[bodies[2]]}
+    # Apache's broker, in such a hurry, also asks about those that it has been told of.
+    assert {ids[bodies[2]], ids[bodies[3]]} <= set(listener.checked)
+
+
+async def test_requests_of_this_project_are_answered_by_java(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.address, "askers") as producer:
+        await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
+        with replier(cluster.address, topic):
+            questions = [Message(topic, b"question %d" % n) for n in range(10)]
+            replies = await asyncio.gather(*(producer.request(question, 60_000) for question in questions))
+    assert [reply.body for reply in replies] == [b"re: question %d" % n for n in range(10)]
+
+
+async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, topic: str) -> None:
+    await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
+    consumer = LitePullConsumer(cluster.address, "repliers", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(topic)
+
+    async def reply() -> None:
+        async with consumer, Producer(cluster.address, "repliers") as producer:
+            while True:
+                for message in await consumer.poll():
+                    await producer.send(reply_message(message, b"re: " + message.body), TIMEOUT_MS)
+
+    replying = asyncio.create_task(reply())
+    try:
+        answers = await asyncio.to_thread(ask, cluster.address, topic, 6)
+    finally:
+        replying.cancel()
+        await asyncio.gather(replying, return_exceptions=True)
+    assert answers == [f"re: question {n}" for n in range(6)]
+
+
+async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.address, "batches", namespace="ns", linger_ms=20) as producer:
+        first = await producer.send(Message(topic, b"first"), TIMEOUT_MS)
+        sends = [producer.send(Message(topic, b"%d" % n, tags="t"), TIMEOUT_MS) for n in range(500)]
+        results = [first, *await asyncio.gather(*sends)]
+    received = await asyncio.to_thread(consume, cluster.address, f"ns%{topic}", len(results))
+    assert {line["msg_id"] for line in received} == {result.msg_id for result in results}
+    assert len({result.offset_msg_id for result in results}) == len(results)
+
+
+async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.address, "traced", enable_trace=True) as producer:
+        result = await producer.send(Message(topic, b"body", tags="tag", keys="key"), TIMEOUT_MS)
+    deadline = time.monotonic() + 60
+    output = ""
+    while time.monotonic() < deadline and "traced" not in output:
+        output = await asyncio.to_thread(mqadmin, cluster.address, "queryMsgTraceById", "-i", result.msg_id)
+    (line,) = (line for line in output.splitlines() if line.startswith("Pub"))
+    assert line.split()[1] == "traced"
+    assert "success" in line
+
+
+async def test_a_timer_message_is_taken_back(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.address, "timers") as producer:
+        await producer.send(Message(topic, b"now"), TIMEOUT_MS)
+        recalled = await producer.send(Message(topic, b"recalled", delay_ms=8000), TIMEOUT_MS)
+        kept = await producer.send(Message(topic, b"kept", delay_ms=9000), TIMEOUT_MS)
+        assert recalled.recall_handle
+        assert await producer.recall(topic, recalled.recall_handle, TIMEOUT_MS) == recalled.msg_id
+    received = await asyncio.to_thread(consume, cluster.address, topic, 2)
+    assert kept.msg_id in {line["msg_id"] for line in received}
+    assert recalled.msg_id not in {line["msg_id"] for line in received}
