@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gantrymq.errors import FrameError, HeaderError, ProtocolError
 from gantrymq.protocol.codes import LanguageCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
-from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.frame_reader import LARGE_FRAME, FrameReader
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 ENCODINGS = st.sampled_from(SerializeType)
@@ -252,7 +252,7 @@ def test_memory_is_what_was_sent_and_not_what_was_announced() -> None:
     reader = FrameReader()
     tracemalloc.start()
     try:
-        assert list(reader.feed(pack(">iI", MAX_FRAME_LENGTH, 100) + b"x" * 1000)) == []
+        assert list(reader.feed(pack(">iI", MAX_FRAME_LENGTH, 2000) + b"x" * 1000)) == []
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -274,3 +274,45 @@ def test_many_small_frames_in_one_piece_cost_no_more_than_their_number() -> None
     start = time.thread_time()
     assert sum(1 for _ in FrameReader().feed(stream)) == 40_000
     assert time.thread_time() - start < 2  # 0.06 s; were each frame to copy what follows it, 10 s and more.
+
+
+LARGE_BODY = bytes(range(256)) * 2 * (LARGE_FRAME // 256)
+
+
+@given(st.lists(st.integers(0, 2 * len(LARGE_BODY)), max_size=30), ENCODINGS)
+def test_large_bodies_however_they_are_cut(cuts: list[int], encoding: SerializeType) -> None:
+    large = RemotingCommand.request(2, body=LARGE_BODY, fields={"a": "b"})
+    large.serialize_type = encoding
+    sent = [RemotingCommand.request(1, body=b"first"), large, RemotingCommand.request(3, body=b"last"), large]
+    frames = [command.encode() for command in sent]
+    reader = FrameReader()
+    fed, got = 0, []
+
+    for piece in pieces(b"".join(frames), cuts):
+        got += reader.feed(piece)
+        fed += len(piece)
+        unfinished = fed - sum(map(len, frames[: len(got)]))
+        assert unfinished - 200 < reader.held_bytes <= unfinished  # The header may be read already.
+
+    assert [content(command) for command in got] == [content(command) for command in sent]
+    assert all(type(command.body) is bytes for command in got)
+
+
+def test_a_large_body_in_tiny_pieces_costs_what_it_is_long() -> None:
+    frame = RemotingCommand.request(1, body=LARGE_BODY).encode()
+    reader = FrameReader()
+    tracemalloc.start()
+    try:
+        got = [command for i in range(0, len(frame), 8) for command in reader.feed(frame[i : i + 8])]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [command.body for command in got] == [LARGE_BODY]
+    assert peak < 3 * len(frame)
+
+
+def test_a_large_frame_with_an_impossible_header_is_refused_before_its_body_has_come() -> None:
+    with pytest.raises(FrameError):
+        list(FrameReader().feed(pack(">iI", LARGE_FRAME, LARGE_FRAME)))
+    with pytest.raises(HeaderError):
+        list(FrameReader().feed(pack(">iI", LARGE_FRAME, 2) + b"[]"))

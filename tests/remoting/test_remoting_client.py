@@ -23,6 +23,7 @@ from remoting_support import (
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, ConnectionLost, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
+from gantrymq.remoting import client as client_module
 from gantrymq.remoting.connection import WRITE_HIGH_WATER, Connection, Reply, parse_address
 
 MIB = 1024 * 1024
@@ -420,3 +421,42 @@ async def test_the_client_goes_while_the_server_asks() -> None:
             asking = connection.start_request(request(code=40), timeout_ms=20_000)
         with pytest.raises(ConnectionLost):
             await asking
+
+
+async def test_a_connection_on_which_nothing_comes_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer's machine is gone: the kernel would go on for a quarter of an hour."""
+    monkeypatch.setattr(client_module, "SILENCE_MS", 50)
+    async with listening() as sock, calling() as client:
+        others = asyncio.create_task(client.invoke(address_of(sock), request(), timeout_ms=20_000))
+        peer = await accepted(sock)
+        with pytest.raises(RequestTimeout):
+            await client.invoke(address_of(sock), request(), timeout_ms=100)
+        with pytest.raises(ConnectionLost):
+            await others
+        peer.close()
+        again = asyncio.create_task(client.invoke(address_of(sock), request(b"again"), timeout_ms=20_000))
+        peer = await accepted(sock)
+        (command,) = await peer.commands(1)
+        assert command.body == b"again"
+        again.cancel()
+        peer.close()
+
+
+async def test_a_slow_answer_is_no_reason_to_give_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "SILENCE_MS", 50)
+    async with serving() as server, calling() as client:
+        connection = await client.connection(address(server))
+
+        async def talk() -> None:
+            while True:
+                await client.invoke(address(server), request())
+                await asyncio.sleep(0.01)
+
+        talking = asyncio.create_task(talk())
+        with pytest.raises(RequestTimeout):
+            await client.invoke(address(server), request(code=SILENT), timeout_ms=100)
+        talking.cancel()
+        # One whose time was too short to tell anything.
+        with pytest.raises(RequestTimeout):
+            await client.invoke(address(server), request(code=SILENT), timeout_ms=10)
+        assert await client.connection(address(server)) is connection

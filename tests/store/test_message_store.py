@@ -169,14 +169,14 @@ def test_impossible_topics(tmp_path, store, topic):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"body": bytes(5000)}, StoreError),
+        ({"body": bytes(70_000)}, StoreError),
         ({"properties": bytes(40_000)}, RecordError),
         ({"flag": 1 << 40}, RecordError),
         ({"tags_code": 1 << 63}, RecordError),
     ],
 )
 def test_refused_messages_store_nothing(tmp_path, changes, error):
-    store = open_store(tmp_path, max_message_size=4999)
+    store = open_store(tmp_path)
     queue = store.queue("T", 0)
     put(store, queue, b"before")
     end = store.max_physical_offset

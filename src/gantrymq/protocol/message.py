@@ -102,27 +102,33 @@ class MessageExt(Message):
     )
 
     def __init__(self, record: Record, broker_name: str = "") -> None:
-        # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull.
+        # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull. In one
+        # go: sixteen look-ups in the record by name cost a tenth of it all.
+        (
+            self.store_size,
+            self.queue_id,
+            self.flag,
+            self.queue_offset,
+            self.commit_log_offset,
+            sys_flag,
+            self.born_timestamp,
+            self.born_host_bytes,
+            self.store_timestamp,
+            self._store_host,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            _,
+            body,
+            topic,
+            self._raw_properties,
+        ) = record
         try:
-            self.topic = record.topic.decode()
+            self.topic = topic.decode()
         except UnicodeDecodeError as e:
             raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
-        sys_flag = record.sys_flag
-        self.body = decompress(record.body, sys_flag) if sys_flag & COMPRESSED else record.body
-        self.flag = record.flag
+        self.body = decompress(body, sys_flag) if sys_flag & COMPRESSED else body
         self._properties = None
-        self._raw_properties = record.properties
-        self._store_host = record.store_host
-        self.born_host_bytes = record.born_host
-        self.born_timestamp = record.born_timestamp
         self.broker_name = broker_name
-        self.commit_log_offset = record.physical_offset
-        self.prepared_transaction_offset = record.prepared_transaction_offset
-        self.queue_id = record.queue_id
-        self.queue_offset = record.queue_offset
-        self.reconsume_times = record.reconsume_times
-        self.store_size = record.size
-        self.store_timestamp = record.store_timestamp
         self.sys_flag = sys_flag & ~COMPRESSED
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from gantrymq.errors import BodyError
 from gantrymq.protocol.heartbeat import CLUSTERING
 from gantrymq.protocol.java import Int32, Int64
 from gantrymq.protocol.queue_map import QueueObject
@@ -25,7 +26,9 @@ MODE_POP = "POP"
 #: Which checkpoint an acknowledgement belongs to: topic, group, queue id, start offset, pop time, broker name.
 PopKey = tuple[str, str, int, int, int, str]
 
-#: Bits in a BitSet that a client may send: a pop has at most 32 messages, which a filter may have spread.
+#: A checkpoint has a bit for each message of its pop.
+MAX_MESSAGES = 32
+#: Bits in a BitSet that a client may send: a filter may have spread the messages of a pop.
 _MAX_BITS = 1 << 20
 
 
@@ -95,8 +98,10 @@ class BatchAck(msgspec.Struct):
     bits: bytes = msgspec.field(name="b", default=b"")
 
     def offsets(self) -> Iterator[int]:
-        """The queue offsets of the acknowledged messages."""
+        """The queue offsets of the acknowledged messages. Raises BodyError for more than one pop has."""
         bits = int.from_bytes(self.bits[: _MAX_BITS // 8], "little")
+        if bits.bit_count() > MAX_MESSAGES:
+            raise BodyError(f"{bits.bit_count()} messages of one pop: it has at most {MAX_MESSAGES}")
         while bits:
             lowest = bits & -bits
             yield self.start_offset + lowest.bit_length() - 1

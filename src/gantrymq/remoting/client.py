@@ -6,12 +6,16 @@ import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 
-from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed
+from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, parse_address
 
 CONNECT_TIMEOUT_S = 3.0
+#: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
+#: of a machine whose peer is gone would go on trying for a quarter of an hour. Java gives it up after any timeout
+#: (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
+SILENCE_MS = 1000
 
 
 class RemotingClient:
@@ -60,7 +64,14 @@ class RemotingClient:
             began = asyncio.get_running_loop().time()
             connection = await self._connection_within(address, timeout_ms)
             timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
-        return await connection.invoke(request, timeout_ms)
+        try:
+            return await connection.invoke(request, timeout_ms)
+        except RequestTimeout:
+            silent_s = asyncio.get_running_loop().time() - connection.last_read
+            # Nearly: clocks are rounded.
+            if timeout_ms >= SILENCE_MS and silent_s * 1000 > 0.9 * timeout_ms:
+                connection.abort()
+            raise
 
     async def _connection_within(self, address: str, timeout_ms: int) -> Connection:
         try:
@@ -83,8 +94,10 @@ class RemotingClient:
     async def close(self) -> None:
         """Closes every connection. Requests under way end with ConnectionLost, connects with ClientClosed."""
         self._closed = True
-        for task in list(self._connecting.values()):
+        connecting = list(self._connecting.values())
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
         await close_all(list(self._connections.values()))
 
     async def _connect(self, address: str) -> Connection:

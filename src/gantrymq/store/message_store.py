@@ -110,7 +110,6 @@ class MessageStore:
         self._store_host = store_host
         self._hosts_v4 = 0 if len(store_host) == _IPV4_HOST_LENGTH else STORE_HOST_V6
         self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
-        self._max_body_size = config.max_message_size
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
         self.in_memory_bytes = memory * config.access_message_in_memory_max_ratio // 100
@@ -230,13 +229,11 @@ class MessageStore:
     ) -> PutResult:
         """Stores a message at the end of `queue`. `born_host` from `encode_host`; sys_flag's _V6 bits are set here.
 
-        Raises StoreFull, StoreError (body too large, store closed or failing), RecordError (a field out of range); then
-        nothing was stored.
+        Raises StoreFull, StoreError (too large for a file, store closed or failing), RecordError (a field out of
+        range); then nothing was stored.
         """
         # The hot path. What can fail comes before anything that a reader sees, and the log's position, which says
         # that unit and record are whole, comes last.
-        if len(body) > self._max_body_size:
-            raise StoreError(f"a body of {len(body)} bytes: maxMessageSize is {self._max_body_size}")
         log = self._log
         if queue.position >= queue.limit:
             queue.make_room()

@@ -1,0 +1,15 @@
+"""Names of the version numbers that clients and brokers send (`common/MQVersion`)."""
+
+from __future__ import annotations
+
+#: From here on names are regular, from V3_9_1_SNAPSHOT to the last one, V5_9_9.
+_FIRST_REGULAR_VERSION = 194
+_LAST_VERSION = 611
+
+
+def version_name(version: int) -> str:
+    """As V5_3_3; the number itself of one that is very old (3.8)."""
+    if version < _FIRST_REGULAR_VERSION:
+        return str(version)
+    number, released = divmod(min(version, _LAST_VERSION) - 12, 2)
+    return f"V{3 + number // 100}_{number // 10 % 10}_{number % 10}" + ("" if released else "_SNAPSHOT")
