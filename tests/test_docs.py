@@ -19,8 +19,12 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/architecture.md",
+    "docs/broker.md",
+    "docs/client.md",
     "docs/faq.md",
     "docs/compatibility.md",
+    "docs/spark.md",
+    "docs/store.md",
 ]
 #: The address in every example.
 ADDRESS = "127.0.0.1:9876"

@@ -17,6 +17,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.pop_bodies import BatchAck, BatchAckBody
 
 #: Apache's example, with one more account.
 TEXT = b"""
@@ -77,6 +78,10 @@ def refusal(access: PlainAccess, command: RemotingCommand, host: str = HOST) -> 
 def heartbeat(group: str, topic: str) -> bytes:
     consumer = ConsumerData(group, subscription_data_set=[SubscriptionData(topic), SubscriptionData(f"%RETRY%{group}")])
     return encode_json(HeartbeatData("client", [], [consumer]))
+
+
+def batch_ack(group: str, topic: str) -> bytes:
+    return encode_json(BatchAckBody("broker-a", [BatchAck(group, topic, "0", 0, 0, 0, 1, 60_000)]))
 
 
 def test_digits_stay_as_they_are_written() -> None:
@@ -142,6 +147,15 @@ def test_signatures(access: PlainAccess) -> None:
         (RequestCode.PULL_MESSAGE, {"topic": "topicC", "consumerGroup": "groupA"}, b"", "group:groupA"),
         (RequestCode.LITE_PULL_MESSAGE, {"topic": "topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
         (RequestCode.POP_MESSAGE, {"topic": "topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
+        # Who sends to a retry topic must be of that group, not of the one that it names.
+        (RequestCode.SEND_MESSAGE_V2, {"a": "groupC", "b": "%RETRY%groupA"}, b"", "group:groupA"),
+        (RequestCode.SEND_MESSAGE_V2, {"a": "groupA", "b": "%RETRY%groupC"}, b"", None),
+        (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "DefaultCluster_REPLY_TOPIC"}, b"", None),
+        (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "other"}, b"", "topic:other"),
+        (RequestCode.ACK_MESSAGE, {"topic": "%RETRY%groupC_topicC", "consumerGroup": "groupC"}, b"", None),
+        (RequestCode.ACK_MESSAGE, {"topic": "%RETRY%groupC_topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
+        (RequestCode.BATCH_ACK_MESSAGE, {}, batch_ack("groupC", "topicC"), None),
+        (RequestCode.BATCH_ACK_MESSAGE, {}, batch_ack("groupA", "topicC"), "group:groupA"),
         (RequestCode.QUERY_MESSAGE, {"topic": "topicA"}, b"", "topic:topicA"),
         (RequestCode.HEART_BEAT, {}, heartbeat("groupC", "topicC"), None),
         (RequestCode.HEART_BEAT, {}, heartbeat("groupC", "topicA"), "topic:topicA"),

@@ -18,7 +18,8 @@ from gantrymq.client.admin_client import AdminClient
 from gantrymq.errors import BrokerError, ConfigError
 from gantrymq.protocol.auth_body import UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import SerializeType
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.client import RemotingClient
 
 PLAIN_ACL = """
@@ -167,3 +168,86 @@ async def test_plain_acl_needs_a_file(start: StartBroker, tmp_path: Path) -> Non
 async def test_without_access_control_handlers_are_called_at_once(start: StartBroker) -> None:
     broker = await start(AuthConfig())
     assert broker._handlers[RequestCode.SEND_MESSAGE_V2].__name__ == "send"
+
+
+async def test_ways_round_a_policy(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
+    """Requests that name what the user may use, and mean something else."""
+    broker = await start(USERS)
+    address = f"127.0.0.1:{broker.port}"
+    for topic in ("orders", "secret", "%RETRY%poppers_orders"):
+        broker.topics.create_if_absent(topic, 1)
+    async with AdminClient(hooks=[ROOT]) as admin:
+        await admin.create_user([address], UserInfo("alice", "secret12"))
+        await admin.create_acl(
+            [address], acl_of("User:alice", ["Topic:orders", "Group:poppers"], ["Pub", "Sub"], [], "Allow")
+        )
+        alice = await connect(broker, AclHook("alice", "secret12"))
+        reply = RequestCode.SEND_REPLY_MESSAGE_V2
+        assert (await alice.send("secret", b"x", code=reply)).code == ResponseCode.NO_PERMISSION
+        assert (
+            await alice.send("orders", b"x", code=reply)
+        ).remark == "reply message properties[REPLY_TO_CLIENT] is null"
+        others = await alice.send("%RETRY%others", b"x", producer_group="poppers")
+        assert "no permission to access Group:others" in str(others.remark)
+        mode = b'{"topic":"orders","consumerGroup":"poppers","mode":"POP","popShareQueueNum":0}'
+        refused = await alice.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=mode)
+        assert "It needs Update" in str(refused.remark)
+        ask = b'{"topic":"secret","consumerGroup":"poppers","clientId":"c"}'
+        assert (await alice.ask(RequestCode.QUERY_ASSIGNMENT, body=ask)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_what_came_back_is_acknowledged_with_the_rights_to_pop_it(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]]
+) -> None:
+    broker = await start(USERS)
+    address = f"127.0.0.1:{broker.port}"
+    broker.topics.create_if_absent("orders", 1)
+    async with AdminClient(hooks=[ROOT]) as admin:
+        await admin.create_user([address], UserInfo("alice", "secret12"))
+        await admin.create_acl(
+            [address], acl_of("User:alice", ["Topic:orders", "Group:poppers"], ["Pub", "Sub"], [], "Allow")
+        )
+        alice = await connect(broker, AclHook("alice", "secret12"))
+        await alice.send("orders", b"x")
+        broker.topics.create_if_absent("%RETRY%poppers_orders", 1)
+        fields = {"consumerGroup": "poppers", "queueId": "0", "offset": "0", "extraInfo": "0 0 60000 0 1 broker-a 0 0"}
+        for topic, code in (
+            ("%RETRY%poppers_orders", ResponseCode.SUCCESS),
+            ("%RETRY%poppers+orders", ResponseCode.TOPIC_NOT_EXIST),
+            ("%RETRY%poppers_secret", ResponseCode.NO_PERMISSION),
+            ("%RETRY%others_orders", ResponseCode.NO_PERMISSION),
+        ):
+            request = RemotingCommand.request(RequestCode.ACK_MESSAGE, fields={**fields, "topic": topic})
+            assert (await alice.connection.invoke(request)).code == code, topic
+        # Of such a name may be the retry topic of a group poppers_orders: it is popped from by way of its topic.
+        pull = {"maxMsgNums": "1", "invisibleTime": "1000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
+        request = RemotingCommand.request(
+            RequestCode.POP_MESSAGE, fields={**fields, **pull, "topic": "%RETRY%poppers_orders"}
+        )
+        assert (await alice.connection.invoke(request)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_an_asked_producer_may_end_its_transaction(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]]
+) -> None:
+    """Apache's client then sends the question's topic, that of half messages, back."""
+    broker = await start(USERS)
+    address = f"127.0.0.1:{broker.port}"
+    async with AdminClient(hooks=[ROOT]) as admin:
+        await admin.create_user([address], UserInfo("alice", "secret12"))
+        await admin.create_acl([address], acl_of("User:alice", ["Topic:orders"], ["Pub"], [], "Allow"))
+        alice = await connect(broker, AclHook("alice", "secret12"))
+        half = await alice.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"}, sys_flag=4)
+        place = {
+            "producerGroup": "producers",
+            "tranStateTableOffset": half.ext_fields["queueOffset"],
+            "commitLogOffset": str(decode_offset_message_id(half.ext_fields["msgId"])[1]),
+            "commitOrRollback": "8",
+            "fromTransactionCheck": "true",
+            "msgId": "KEY",
+        }
+        end = RequestCode.END_TRANSACTION
+        denied = await alice.ask(end, fields=place | {"topic": "secret"})
+        assert denied.code == ResponseCode.NO_PERMISSION
+        assert (await alice.ask(end, fields=place | {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"})).code == 0
+        assert broker.store.queue("orders", 0).max_offset == 1

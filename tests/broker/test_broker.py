@@ -10,7 +10,7 @@ from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.errors import ConfigError, GantryError, StoreLocked
+from gantrymq.errors import ConfigError, GantryError, StoreError, StoreLocked
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -121,3 +121,35 @@ def test_bad_configuration() -> None:
         BrokerConfig(broker_id=1)
     with pytest.raises(ConfigError, match="listenPort"):
         BrokerConfig(listen_port=70_000)
+
+
+async def test_a_disk_that_takes_no_tables_keeps_no_broker_from_stopping(
+    tmp_path: Path, remoting: RemotingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await peer.send("orders", b"x")
+    broker.offsets.commit("consumers", "orders", 0, 1)
+    directory = tmp_path / "store" / "config"
+    directory.rename(tmp_path / "away")
+    directory.write_bytes(b"no directory")
+    await broker.stop()
+    assert "can't write" in caplog.text
+
+    directory.unlink()
+    (tmp_path / "away").rename(directory)
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    await broker.stop()
+
+
+async def test_a_table_that_could_not_be_written_is_written_later(broker: Broker, tmp_path: Path) -> None:
+    broker.offsets.commit("consumers", "orders", 0, 1)
+    directory = tmp_path / "store" / "config"
+    directory.write_bytes(b"no directory")
+    with pytest.raises(StoreError):
+        broker.offsets.save()
+    directory.unlink()
+    broker.offsets.save()
+    assert b"orders@consumers" in (directory / "consumerOffset.json").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -403,6 +404,109 @@ async def test_what_is_handed_out_survives_a_restart(tmp_path: Path) -> None:
         for one in again:
             assert (await peer.ack(one)).code == ResponseCode.SUCCESS
         assert broker.offsets.query(GROUP, pop_retry_topic(TOPIC, GROUP, v2=True), 0) == 2
+    finally:
+        await client.close()
+        await broker.stop()
+
+
+async def test_a_stopping_broker_hands_out_nothing(peer: PopPeer, broker: Broker) -> None:
+    """What it would hand out now it would forget."""
+    await send(peer, 4)
+    (one,) = await peer.messages(TOPIC, count=1, queue_id=0, order=True)
+    broker.pops.stop()
+    assert (await peer.pop(TOPIC)).code == ResponseCode.POLLING_TIMEOUT
+    assert (await peer.pop(TOPIC, order=True)).code == ResponseCode.POLLING_TIMEOUT
+    assert (await peer.ack(one)).code == ResponseCode.SUCCESS
+    assert broker.offsets.query(GROUP, TOPIC, 0) == 1
+
+
+async def test_a_batch_of_more_messages_than_a_pop_has(peer: PopPeer, broker: Broker) -> None:
+    """A bit map of a million messages would hold the loop for seconds."""
+    await send(peer, 4)
+    ack = {"c": GROUP, "t": TOPIC, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 60_000}
+    body = json.dumps({"acks": [{**ack, "b": base64.b64encode(b"\xff" * 131_072).decode()}]}).encode()
+    began = time.monotonic()
+    assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body, timeout_ms=60_000)).code == 1
+    assert time.monotonic() - began < 1
+
+
+async def test_the_retry_topics_go_with_their_topic(peer: PopPeer, broker: Broker) -> None:
+    await peer.send(TOPIC, b"old")
+    await peer.messages(TOPIC, invisible_ms=10)
+    retry = pop_retry_topic(TOPIC, GROUP)
+    await until(lambda: records_in(broker.store, retry) == 1, BACK_S)
+    deleted = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": TOPIC})
+    assert deleted.code == ResponseCode.SUCCESS
+    assert broker.topics.get(retry) is None
+    broker.topics.put(TopicConfig(TOPIC, 4, 4))
+    await peer.send(TOPIC, b"new")
+    assert bodies(await peer.messages(TOPIC)) == [b"new"]
+
+
+REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
+
+
+@pytest.mark.parametrize(
+    ("body", "properties"),
+    [
+        ({"so": 0, "pt": 1, "it": 1, "n": 1 << 31, "q": 0, "t": TOPIC, "c": GROUP}, {"TAGS": "ck"}),
+        ({}, {"TAGS": "ack"}),
+        ({}, {"TAGS": "ack", "TIMER_OUT_MS": "1", "TIMER_DELIVER_MS": "\N{SUPERSCRIPT TWO}"}),
+        ({}, {"TAGS": "ack", "TIMER_OUT_MS": "1", "TIMER_DELIVER_MS": "9" * 18}),
+    ],
+)
+async def test_nonsense_in_the_revive_log_stops_nothing(
+    peer: PopPeer, broker: Broker, body: dict[str, object], properties: dict[str, str]
+) -> None:
+    for queue_id in range(8):
+        await peer.send(REVIVE_LOG, json.dumps(body).encode(), queue_id=queue_id, properties=properties)
+    await until(lambda: broker.pops.revive_lags() == [0] * 8)
+    for i in range(2):
+        await peer.send(TOPIC, b"%d" % i)
+    first, second = await peer.messages(TOPIC, invisible_ms=2000)
+    await peer.ack(first)
+    assert bodies(await pop_again(peer, 1)) == [second.body]
+
+
+async def test_a_revive_log_that_lost_its_end_is_read_on(tmp_path: Path) -> None:
+    """consumerOffset.json is on the disk before the log: after a power failure it may be ahead."""
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    for queue_id in range(8):
+        broker.offsets.commit("CID_RMQ_SYS_REVIVE_GROUP", REVIVE_LOG, queue_id, 5)
+    await broker.stop()
+    client = RemotingClient()
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    try:
+        broker.topics.put(TopicConfig(TOPIC, 4, 4))
+        peer = PopPeer(await client.connection(f"127.0.0.1:{broker.port}"))
+        await peer.send(TOPIC, b"x")
+        assert len(await peer.messages(TOPIC, invisible_ms=10)) == 1
+        assert bodies(await pop_again(peer, 1)) == [b"x"]
+    finally:
+        await client.close()
+        await broker.stop()
+
+
+async def test_what_was_taken_comes_back_though_it_is_too_large_now(tmp_path: Path) -> None:
+    client = RemotingClient()
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    broker.topics.put(TopicConfig(TOPIC, 4, 4))
+    peer = PopPeer(await client.connection(f"127.0.0.1:{broker.port}"))
+    await peer.send(TOPIC, b"large" * 100)
+    await peer.send(TOPIC, b"delayed" * 100, properties={"DELAY": "1"})
+    assert len(await peer.messages(TOPIC, invisible_ms=2000)) == 1
+    await broker.stop()
+
+    settings = config(tmp_path / "store")
+    settings.store.max_message_size = 300
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        peer = PopPeer(await client.connection(f"127.0.0.1:{broker.port}"))
+        assert bodies(await pop_again(peer, 2)) == [b"delayed" * 100, b"large" * 100]
     finally:
         await client.close()
         await broker.stop()

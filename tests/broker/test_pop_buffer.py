@@ -181,3 +181,23 @@ def test_a_batch_and_a_bit_map_acknowledge() -> None:
     due = queue.due(60_000)
     assert due is not None
     assert due.acked == 0b1101
+
+
+def test_many_leave_in_slices() -> None:
+    pops, stored, offsets = buffer()
+    for start in range(5):
+        pops.add(checkpoint(start), 0, start + 1, 0)
+    assert pops.expire(10_000, 2)
+    assert (len(stored.checkpoints), offsets.query("g", "t", 0)) == (2, 2)
+    assert pops.expire(10_000, 2)
+    assert not pops.expire(10_000, 2)
+    assert offsets.query("g", "t", 0) == 5
+
+
+def test_what_is_passed_over_moves_no_offset_over_what_is_out() -> None:
+    pops, _, offsets = buffer()
+    pops.add(checkpoint(0, 3), 0, 3, 0)
+    pops.skip(QUEUE, 100)
+    assert (pops.next_offset(QUEUE), offsets.query("g", "t", 0)) == (100, 0)
+    pops.ack(checkpoint(0, 3).key, [0, 1, 2])
+    assert offsets.query("g", "t", 0) == 100

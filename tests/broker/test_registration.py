@@ -117,3 +117,24 @@ async def test_order_topics_of_the_name_server_are_marked(name_server: Recording
         while not registered.topics.table.topic_config_table["orders"].order:
             await asyncio.sleep(0.01)
     assert registered.topics.get("unknown") is None
+
+
+async def test_a_topic_made_while_another_name_server_hangs_is_told(
+    name_server: RecordingNameServer, tmp_path: Path
+) -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(swallow, "127.0.0.1")
+    addresses = [await name_server.start(), f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"]
+    broker = Broker(config(tmp_path / "store", namesrv_addr=addresses, register_broker_timeout_mills=1000))
+    starting = asyncio.create_task(broker.start())
+    await name_server.told(1)
+    broker.topics.create_if_absent("orders", 3)
+    await starting
+    try:
+        assert "orders" in (await name_server.told(2)).topic_config_table
+    finally:
+        await broker.stop()
+        silent.close()

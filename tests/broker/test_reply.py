@@ -129,6 +129,9 @@ async def test_without_storing_nothing_is_stored(broker: Broker, peer: Peer) -> 
     [
         ("Unknown", 0, ResponseCode.TOPIC_NOT_EXIST),
         (REPLY_TOPIC, 7, ResponseCode.INVALID_PARAMETER),
+        ("no/name", 0, ResponseCode.INVALID_PARAMETER),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", 0, ResponseCode.NO_PERMISSION),
+        ("SCHEDULE_TOPIC_XXXX", 0, ResponseCode.NO_PERMISSION),
     ],
 )
 async def test_a_reply_to_no_queue_is_refused(peer: Peer, topic: str, queue_id: int, code: int) -> None:
@@ -136,3 +139,22 @@ async def test_a_reply_to_no_queue_is_refused(peer: Peer, topic: str, queue_id: 
         topic, b"answer", code=RequestCode.SEND_REPLY_MESSAGE_V2, queue_id=queue_id, properties={"a": "b"}
     )
     assert answer.code == code
+
+
+async def test_a_topic_deleted_during_the_push_gets_no_message(broker: Broker, peer: Peer) -> None:
+    broker.topics.create_if_absent("answers", 1)
+    asker = Asker(ResponseCode.SUCCESS)
+
+    def take(connection: Connection, request: RemotingCommand) -> Reply:
+        broker.topics.remove("answers")
+        broker.store.delete_topic("answers")
+        return RemotingCommand.response()
+
+    asker.remoting = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: take})
+    await asker.join(broker)
+    answer = await peer.send(
+        "answers", b"x", code=RequestCode.SEND_REPLY_MESSAGE_V2, properties={MESSAGE_REPLY_TO_CLIENT: "asker"}
+    )
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "answers" not in broker.store.topics()
+    await asker.remoting.close()

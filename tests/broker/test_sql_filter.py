@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
@@ -260,3 +261,23 @@ def test_versions_and_deaths(tmp_path: Path) -> None:
     again = ConsumerFilters(tmp_path / "consumerFilter.json")
     again.load(2000)
     assert again.find("orders", "g") is None
+
+
+def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.broker.consumer_filter.MAX_FILTERS", 3)
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json")
+
+    def subscription(topic: str, expression: str = "a = 1") -> SubscriptionData:
+        return SubscriptionData(topic=topic, sub_string=expression, expression_type="SQL92", sub_version=1)
+
+    filters.register("g", [subscription("long", "a" * 20_000), subscription("no/name")], 1)
+    filters.register("g", [subscription(f"t{i}") for i in range(9)], 1)
+    assert [topic for topic in ("long", "no/name", *(f"t{i}" for i in range(9))) if filters.find(topic, "g")] == [
+        "t0",
+        "t1",
+        "t2",
+    ]
+    filters.unregister("g", 2)
+    filters.save(3 + 24 * 3600 * 1000)
+    filters.register("h", [subscription("t9")], 4)
+    assert filters.find("t9", "h") is not None

@@ -359,3 +359,14 @@ def test_slot_time(fields: dict[str, str], expected: int | None, tmp_path: Path)
         assert refused.value.code == expected
     else:
         assert slot_time(fields, config, NOW) == expected
+
+
+def test_a_message_takes_back_none_of_another_topic(world: World) -> None:
+    """Who may send to one topic and knows a unique key of another could delete there."""
+    world.send("kept", 5000, key="K")
+    world.send("0", 5000, key="K", topic="others", TIMER_DEL_UNIQKEY="K")
+    world.work()
+    world.sleep()
+    world.work()
+    assert world.delivered() == ["kept"]
+    assert world.waiting() == {"orders": 0, "others": 0}

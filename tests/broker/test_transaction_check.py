@@ -223,3 +223,13 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
         assert len(asked) == count - len(ended)
         assert max(map(len, slices)) <= 32
         assert check.progress == (count, broker.store.queue(OP_TOPIC, 0).max_offset)
+
+
+async def test_a_half_queue_that_lost_its_end_is_looked_after(tmp_path: Path) -> None:
+    """The offsets of another time, or of a store whose files were replaced, are no reason to forget new messages."""
+    async with started(tmp_path) as (broker, _):
+        broker.offsets.commit("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0, 100)
+        broker.offsets.commit("CID_RMQ_SYS_TRANS", OP_TOPIC, 0, 100)
+    async with started(tmp_path, transaction_check_interval=300) as (_, producer):
+        await producer.prepare("orders", b"new")
+        assert (await producer.question())[1].body == b"new"

@@ -16,7 +16,8 @@ from gantrymq.auth.policy import Action, Resource, ResourceType
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.heartbeat import HeartbeatData
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.protocol.receipt_handle import normal_topic
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRANSACTION_HALF_TOPIC
 
 Fields = Mapping[str, str]
 
@@ -61,14 +62,40 @@ def _topic_or_group(topic: str, actions: tuple[Action, ...]) -> Need:
 # -- how they are found -----------------------------------------------------------------------------------------
 
 
-def _sending(topic_field: str, group_field: str) -> _Find:
+def _sending(topic_field: str) -> _Find:
+    """Of the topic, or the group whose retry topic it is. Java asks for the group that the sender says it is of."""
+
     def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
         topic = fields.get(topic_field, "")
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            return (_group(fields.get(group_field) or topic, _SUB),)
-        return (_topic(topic, _PUB),)
+        return (_group(topic, _SUB) if topic.startswith(RETRY_TOPIC_PREFIX) else _topic(topic, _PUB),)
 
     return find
+
+
+def _replying(topic_field: str) -> _Find:
+    """Nothing for the topic of replies, as in Java; any other is one that is sent to."""
+    sending = _sending(topic_field)
+
+    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
+        return () if fields.get(topic_field) == f"{cluster}_REPLY_TOPIC" else sending(fields, body, cluster)
+
+    return find
+
+
+def _ending(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
+    """Of the topic. Who was asked about a transaction names that of half messages, as the question did."""
+    topic = fields.get("topic", "")
+    return () if topic in ("", TRANSACTION_HALF_TOPIC) else (_topic(topic, _PUB),)
+
+
+def _popped(topic: str, group: str) -> Iterable[Need]:
+    """What came back is in a retry topic of the group; Java takes the topic's name for a part of the group's."""
+    yield _group(group, _SUB)
+    yield _topic_or_group(normal_topic(topic, group), _SUB)
+
+
+def _acknowledging(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
+    return _popped(fields.get("topic", ""), fields.get("consumerGroup", ""))
 
 
 def _consuming(actions: tuple[Action, ...]) -> _Find:
@@ -146,8 +173,21 @@ class _BatchAckBody(msgspec.Struct):
 
 def _batch_ack(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
     for ack in decode_json(body, _BatchAckBody).acks:
-        yield _group(ack.consumer_group or "", _SUB)
-        yield _topic_or_group(ack.topic or "", _SUB)
+        yield from _popped(ack.topic or "", ack.consumer_group or "")
+
+
+class _ModeBody(msgspec.Struct, rename="camel"):
+    topic: str = ""
+    consumer_group: str = ""
+
+
+def _mode(actions: tuple[Action, ...]) -> _Find:
+    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
+        wanted = decode_json(body, _ModeBody)
+        yield _group(wanted.consumer_group, actions)
+        yield _topic_or_group(wanted.topic, actions)
+
+    return find
 
 
 class _TopicName(msgspec.Struct, rename="camel"):
@@ -188,11 +228,11 @@ _CLUSTER_GET, _CLUSTER_UPDATE = _of_cluster(_GET), _of_cluster(_UPDATE)
 
 _LISTED: dict[int, _Find] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: _route,
-    RequestCode.SEND_MESSAGE: _sending("topic", "group"),
-    RequestCode.SEND_MESSAGE_V2: _sending("b", "a"),
-    RequestCode.SEND_BATCH_MESSAGE: _sending("b", "a"),
+    RequestCode.SEND_MESSAGE: _sending("topic"),
+    RequestCode.SEND_MESSAGE_V2: _sending("b"),
+    RequestCode.SEND_BATCH_MESSAGE: _sending("b"),
     RequestCode.RECALL_MESSAGE: _named(_PUB, topics=("topic",)),
-    RequestCode.END_TRANSACTION: _named(_PUB, topics=("topic",)),
+    RequestCode.END_TRANSACTION: _ending,
     RequestCode.CONSUMER_SEND_MSG_BACK: _named(_SUB, groups=("group",)),
     RequestCode.PULL_MESSAGE: _consuming(_SUB),
     RequestCode.QUERY_MESSAGE: _named(_SUB_GET, topics=("topic",)),
@@ -208,8 +248,8 @@ _LISTED: dict[int, _Find] = {
 _ANNOTATED: dict[int, _Find] = {
     RequestCode.POP_MESSAGE: _GROUP_AND_TOPIC_SUB,
     RequestCode.PEEK_MESSAGE: _GROUP_AND_TOPIC_SUB,
-    RequestCode.ACK_MESSAGE: _GROUP_AND_TOPIC_SUB,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _GROUP_AND_TOPIC_SUB,
+    RequestCode.ACK_MESSAGE: _acknowledging,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _acknowledging,
     RequestCode.NOTIFICATION: _GROUP_AND_TOPIC_SUB,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _GROUP_AND_TOPIC_SUB,
     RequestCode.POLLING_INFO: _GROUP_AND_TOPIC_GET,
@@ -268,6 +308,10 @@ _ANNOTATED: dict[int, _Find] = {
 _ADDED: dict[int, _Find] = {
     RequestCode.LITE_PULL_MESSAGE: _consuming(_SUB),
     RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
+    RequestCode.SEND_REPLY_MESSAGE: _replying("topic"),
+    RequestCode.SEND_REPLY_MESSAGE_V2: _replying("b"),
+    RequestCode.QUERY_ASSIGNMENT: _mode(_SUB_GET),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: _mode(_UPDATE),
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _topic_list,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _group_config,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _group_config_list,

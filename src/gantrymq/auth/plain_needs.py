@@ -12,6 +12,8 @@ from gantrymq.auth.plain_acl import Perm
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.heartbeat import HeartbeatData
+from gantrymq.protocol.pop_bodies import BatchAckBody
+from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
 
 Fields = Mapping[str, str]
@@ -40,12 +42,22 @@ def plain_needs(code: int, fields: Fields, body: bytes) -> Iterable[PlainNeed]:
     return () if find is None else find(fields, body)
 
 
-def _sending(topic_field: str, group_field: str) -> _Find:
+def _sending(topic_field: str) -> _Find:
+    """Of the topic, or the group whose retry topic it is. Java asks for the group that the sender says it is of."""
+
     def find(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
         topic = fields.get(topic_field, "")
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            return ((retry_topic(fields.get(group_field, "")), Perm.SUB),)
-        return ((topic, Perm.PUB),)
+        return ((topic, Perm.SUB if topic.startswith(RETRY_TOPIC_PREFIX) else Perm.PUB),)
+
+    return find
+
+
+def _replying(topic_field: str) -> _Find:
+    """Nothing for the topic of replies, whose name ends so; any other is one that is sent to."""
+    sending = _sending(topic_field)
+
+    def find(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
+        return () if fields.get(topic_field, "").endswith("_REPLY_TOPIC") else sending(fields, body)
 
     return find
 
@@ -62,6 +74,21 @@ def _consuming(*, topic: str | None = None, group: str | None = None) -> _Find:
     return find
 
 
+def _popped(topic: str, group: str) -> Iterable[PlainNeed]:
+    """What came back is in a retry topic of the group, made of both names."""
+    yield normal_topic(topic, group), Perm.SUB
+    yield retry_topic(group), Perm.SUB
+
+
+def _acknowledging(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
+    return _popped(fields.get("topic", ""), fields.get("consumerGroup", ""))
+
+
+def _batch_ack(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
+    for ack in decode_json(body, BatchAckBody).acks:
+        yield from _popped(ack.topic, ack.group)
+
+
 def _publishing(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
     return ((fields.get("topic", ""), Perm.PUB),)
 
@@ -76,9 +103,9 @@ def _heartbeat(fields: Fields, body: bytes) -> Iterable[PlainNeed]:
 _CONSUMING = _consuming(topic="topic", group="consumerGroup")
 
 _FINDERS: dict[int, _Find] = {
-    RequestCode.SEND_MESSAGE: _sending("topic", "group"),
-    RequestCode.SEND_MESSAGE_V2: _sending("b", "a"),
-    RequestCode.SEND_BATCH_MESSAGE: _sending("b", "a"),
+    RequestCode.SEND_MESSAGE: _sending("topic"),
+    RequestCode.SEND_MESSAGE_V2: _sending("b"),
+    RequestCode.SEND_BATCH_MESSAGE: _sending("b"),
     RequestCode.CONSUMER_SEND_MSG_BACK: _consuming(group="group"),
     RequestCode.PULL_MESSAGE: _CONSUMING,
     RequestCode.QUERY_MESSAGE: _consuming(topic="topic"),
@@ -90,8 +117,11 @@ _FINDERS: dict[int, _Find] = {
     RequestCode.LITE_PULL_MESSAGE: _CONSUMING,
     RequestCode.POP_MESSAGE: _CONSUMING,
     RequestCode.PEEK_MESSAGE: _CONSUMING,
-    RequestCode.ACK_MESSAGE: _CONSUMING,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _CONSUMING,
+    RequestCode.ACK_MESSAGE: _acknowledging,
+    RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _acknowledging,
     RequestCode.NOTIFICATION: _CONSUMING,
+    RequestCode.SEND_REPLY_MESSAGE: _replying("topic"),
+    RequestCode.SEND_REPLY_MESSAGE_V2: _replying("b"),
     RequestCode.RECALL_MESSAGE: _publishing,
 }

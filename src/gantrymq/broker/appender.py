@@ -32,9 +32,11 @@ class Appender:
         properties: bytes,
         tags_code: int,
         prepared_transaction_offset: int = 0,
+        *,
+        is_again: bool = False,
     ) -> PutResult:
-        """Stores a message. Raises RequestRefused: too large, or no room."""
-        if len(body) > self.max_message_size or len(properties) > MAX_PROPERTIES_LENGTH:
+        """Stores a message. Raises RequestRefused: too large (a body that `is_again` stored never is), or no room."""
+        if (len(body) > self.max_message_size and not is_again) or len(properties) > MAX_PROPERTIES_LENGTH:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: its body has {len(body)} bytes of at most {self.max_message_size}, "
@@ -61,7 +63,7 @@ class Appender:
     def append_again(
         self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int
     ) -> PutResult:
-        """Stores what a record holds once more, in another queue."""
+        """Stores what a record holds once more, in another queue, even if its body wouldn't be taken any more."""
         return self.append(
             queue,
             record.flag,
@@ -72,4 +74,5 @@ class Appender:
             record.body,
             properties,
             tags_code,
+            is_again=True,
         )

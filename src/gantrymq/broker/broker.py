@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Protocol
 
 from gantrymq.broker.access_control import WATCH_INTERVAL_S, AccessControl
@@ -19,7 +20,10 @@ from gantrymq.broker.connections import Connections
 from gantrymq.broker.consume_stats import ConsumeProgress
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.group_admin import GroupAdmin
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.message_admin import MessageAdmin
@@ -47,6 +51,7 @@ from gantrymq.broker.topic_stats import TopicStats
 from gantrymq.broker.topics import TopicTable
 from gantrymq.broker.traffic import SAMPLE_S
 from gantrymq.broker.transactions import Transactions
+from gantrymq.errors import StoreError
 from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection, Handler, format_address
@@ -113,7 +118,7 @@ class Broker:
         self._store_admin.start()
         self._index_builder.start()
         await self._registration.start()
-        self._every("offsets", config.flush_consumer_offset_interval / 1000, self._save_offsets)
+        self._every("tables", config.flush_consumer_offset_interval / 1000, self._save_tables)
         self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
         self._every("figures", SAMPLE_S, self.runtime.sample)
         self._every("accounts", WATCH_INTERVAL_S, self.access.reload)
@@ -130,7 +135,8 @@ class Broker:
         self.members: GroupMembers[Connection] = GroupMembers()
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json")
         filters = MessageFilters(config, self.members, self.consumer_filters)
-        self._pulling = Pulling(config, store, self.topics, self.groups, filters, self.offsets)
+        self.deliveries = Deliveries()
+        self._pulling = Pulling(config, store, self.topics, self.groups, filters, self.offsets, self.deliveries)
         self.polling = self._pulling.polling
         appender = Appender(store, store_host, self.polling)
         self._schedule = Schedule(
@@ -138,7 +144,8 @@ class Broker:
         )
         self._timer = Timer(config.store, appender)
         retry = RetryTopics(appender, self.topics, self.groups, self._schedule)
-        self._sending = Sending(config, appender, self.topics, self._schedule, self._timer, retry)
+        flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity)
+        self._sending = Sending(config, appender, self.topics, self._schedule, self._timer, retry, flush_waits)
         self._transactions = Transactions(
             config, appender, self.topics, self.members, self.offsets, self._sending.redirect
         )
@@ -153,6 +160,7 @@ class Broker:
             filters,
             retry,
             self._timer.redirect,
+            self.deliveries,
         )
         modes = MessageRequestModes(config, directory / "messageRequestMode.json", self.topics, self.groups)
         self._assignments = Assignments(config, self.members, modes)
@@ -169,7 +177,7 @@ class Broker:
             self._sending,
             self._transactions,
             self._timer,
-            Recall(config, appender, self.topics, self._timer),
+            Recall(config, appender, self.topics, self._timer, flush_waits),
             self._pulling,
             self.pops,
             modes,
@@ -212,7 +220,20 @@ class Broker:
     async def _serve_metrics(self) -> None:
         config = self.config
         if config.metrics_port:
-            metrics = BrokerMetrics(config, self.store, self.topics, self.members, self.offsets, self.runtime)
+            lag = ConsumerLag(self.store, self.topics, self.members, self.offsets, self.deliveries, self.pops.queues)
+            metrics = BrokerMetrics(
+                config,
+                self.store,
+                self.topics,
+                self.groups,
+                self.members,
+                self.deliveries,
+                lag,
+                self.runtime,
+                self._timer,
+                self._transactions,
+                self.pops,
+            )
             server = MetricsServer(metrics.collect, host=config.bind_address, port=config.metrics_port)
             await server.start()
             self._metrics = server
@@ -234,8 +255,7 @@ class Broker:
         await self._transactions.stop()
         self._store_admin.stop()
         self._index_builder.stop()
-        self.offsets.save()
-        self.consumer_filters.save(_now_ms())
+        self._save_tables()
         self.store.close()
 
     def _topics_changed(self, names: Collection[str]) -> None:
@@ -251,11 +271,14 @@ class Broker:
         self.pops.connection_closed(connection)
         self._clients.connection_closed(connection)
 
-    def _save_offsets(self) -> None:
-        self.offsets.save()
-        self.pops.save()
-        self.consumer_filters.save(_now_ms())
-        self._schedule.save()
+    def _save_tables(self) -> None:
+        """Writes what changed. What can't be written now is tried again the next time."""
+        save_filters = partial(self.consumer_filters.save, _now_ms())
+        for save in (self.offsets.save, self.pops.save, save_filters, self._schedule.save):
+            try:
+                save()
+            except StoreError as e:
+                log.error("%s", e)
 
     def _expire_clients(self) -> None:
         self._locking.expire()

@@ -7,19 +7,25 @@ here they are kept as they came, and a new expression has none.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gantrymq.filter.sql import SqlFilter, compile_sql
+from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, SubscriptionData
+from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.store.json_config import JsonConfigFile
+
+log = logging.getLogger(__name__)
 
 #: Expressions of groups that are gone so long are forgotten (filterDataCleanTimeSpan), ms.
 KEPT_MS = 24 * 3600 * 1000
+#: So many expressions are kept of all groups together.
+MAX_FILTERS = 10_000
 #: What was in use when the broker stopped counts as unused since so long before the start, ms.
 _DEAD_BEFORE_START_MS = 30_000
 
@@ -52,11 +58,12 @@ class _FilterFile(msgspec.Struct, rename="camel"):
 
 
 class ConsumerFilters:
-    """(topic, group) -> ConsumerFilter, told the time in ms; `save` writes them when they changed since."""
+    """Group -> topic -> ConsumerFilter, told the time in ms; `save` writes them when they changed since."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonConfigFile(path)
-        self._filters: dict[tuple[str, str], ConsumerFilter] = {}
+        self._filters: dict[str, dict[str, ConsumerFilter]] = {}
+        self._count = 0
         self._compiled: dict[tuple[str, str], SqlFilter] = {}
         self._changed = False
 
@@ -69,10 +76,10 @@ class ConsumerFilters:
             for group, each in filters.group_filter_data.items():
                 if each.dead_time == 0:
                     each.dead_time = max(each.born_time, now_ms - _DEAD_BEFORE_START_MS)
-                self._filters[topic, group] = each
+                self._put(group, topic, each)
 
     def find(self, topic: str, group: str) -> ConsumerFilter | None:
-        return self._filters.get((topic, group))
+        return self._filters.get(group, {}).get(topic)
 
     def compiled(self, found: ConsumerFilter) -> SqlFilter:
         """What `find` found as a function of a message's properties. Raises ClientError."""
@@ -85,34 +92,46 @@ class ConsumerFilters:
     def register(self, group: str, subscriptions: Sequence[SubscriptionData], now_ms: int) -> None:
         """Takes in what a heartbeat says of a group; the expressions for topics that it doesn't name any more die."""
         for subscription in subscriptions:
-            if subscription.expression_type == EXPRESSION_SQL92 and subscription.sub_string:
+            if (
+                subscription.expression_type == EXPRESSION_SQL92
+                and subscription.sub_string
+                and _is_possible(subscription)
+            ):
                 self._register(group, subscription, now_ms)
         topics = {subscription.topic for subscription in subscriptions}
-        for (topic, name), each in self._filters.items():
-            if name == group and topic not in topics and not each.is_dead:
+        for topic, each in self._filters.get(group, {}).items():
+            if topic not in topics and not each.is_dead:
                 each.dead_time = now_ms
                 self._changed = True
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
-        key = subscription.topic, group
-        old = self._filters.get(key)
+        topic = subscription.topic
+        old = self.find(topic, group)
         version = subscription.sub_version
-        if old is None or (version > old.client_version and old.expression != subscription.sub_string):
-            self._compiled.pop(key, None)
-            self._filters[key] = ConsumerFilter(
+        if old is None and self._count >= MAX_FILTERS:
+            log.warning("there are %d filters: that of group %s for topic %s isn't taken", self._count, group, topic)
+        elif old is None or (version > old.client_version and old.expression != subscription.sub_string):
+            self._compiled.pop((topic, group), None)
+            each = ConsumerFilter(
                 consumer_group=group,
-                topic=subscription.topic,
+                topic=topic,
                 expression=subscription.sub_string,
                 born_time=now_ms,
                 # It depends on group and topic only.
                 bloom_filter_data=None if old is None else old.bloom_filter_data,
                 client_version=version,
             )
+            self._put(group, topic, each)
             self._changed = True
         elif version > old.client_version or (version == old.client_version and old.is_dead):
             old.client_version = version
             old.dead_time = 0
             self._changed = True
+
+    def _put(self, group: str, topic: str, each: ConsumerFilter) -> None:
+        filters = self._filters.setdefault(group, {})
+        self._count += topic not in filters
+        filters[topic] = each
 
     def unregister(self, group: str, now_ms: int) -> None:
         """The last member of a group is gone."""
@@ -120,18 +139,28 @@ class ConsumerFilters:
 
     def save(self, now_ms: int) -> None:
         """Forgets what is dead for too long, and writes the file if anything changed. Raises StoreError."""
-        for key, each in list(self._filters.items()):
-            if each.is_dead and now_ms - each.dead_time >= KEPT_MS:
-                del self._filters[key]
-                self._compiled.pop(key, None)
-                self._changed = True
+        for group, filters in list(self._filters.items()):
+            for topic, each in list(filters.items()):
+                if each.is_dead and now_ms - each.dead_time >= KEPT_MS:
+                    del filters[topic]
+                    self._count -= 1
+                    self._compiled.pop((topic, group), None)
+                    self._changed = True
+            if not filters:
+                del self._filters[group]
         if self._changed:
-            self._changed = False
             self._file.save(self.encode())
+            self._changed = False
 
     def encode(self) -> bytes:
         """All of it as in consumerFilter.json."""
         by_topic: dict[str, _FiltersOfTopic] = {}
-        for (topic, group), each in self._filters.items():
-            by_topic.setdefault(topic, _FiltersOfTopic(topic, {})).group_filter_data[group] = each
+        for group, filters in self._filters.items():
+            for topic, each in filters.items():
+                by_topic.setdefault(topic, _FiltersOfTopic(topic, {})).group_filter_data[group] = each
         return encode_json(_FilterFile(by_topic))
+
+
+def _is_possible(subscription: SubscriptionData) -> bool:
+    """Whether a pull could ask for it: others aren't worth keeping."""
+    return len(subscription.sub_string) <= MAX_LENGTH and topic_problem(subscription.topic) is None

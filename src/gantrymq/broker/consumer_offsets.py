@@ -98,6 +98,6 @@ class ConsumerOffsets:
 
     def save(self) -> None:
         if self._changed:
-            self._changed = False
             self._table.data_version.advance()
             self._file.save(encode_json(self._table))
+            self._changed = False

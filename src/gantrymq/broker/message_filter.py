@@ -28,6 +28,8 @@ from gantrymq.remoting.connection import Connection
 log = logging.getLogger(__name__)
 
 _RETRY_TOPIC = RETRY_TOPIC.encode()
+#: Characters of a tag expression that is kept for the next pull.
+_LONGEST_REMEMBERED = 1024
 
 
 class MessageFilter(NamedTuple):
@@ -127,11 +129,17 @@ def is_tag_type(expression_type: str | None) -> bool:
     return expression_type == EXPRESSION_TAG or not expression_type
 
 
-@lru_cache(maxsize=1000)
 def tag_filter(expression: str) -> MessageFilter:
     """The filter for `*` or `a || b`."""
+    return _remembered(expression) if len(expression) <= _LONGEST_REMEMBERED else _tag_filter(expression)
+
+
+def _tag_filter(expression: str) -> MessageFilter:
     codes = SubscriptionData.parse("", expression).code_set
     return MessageFilter(frozenset(codes).__contains__ if codes else None)
+
+
+_remembered = lru_cache(maxsize=1000)(_tag_filter)
 
 
 def _matches(sql: SqlFilter, record: memoryview) -> bool:

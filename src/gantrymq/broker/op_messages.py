@@ -41,6 +41,10 @@ class OpMessages:
     def __bool__(self) -> bool:
         return bool(self._offsets)
 
+    def count_from(self, half_offset: int) -> int:
+        """How many of them are that offset or a later one."""
+        return sum(1 for offset in self._offsets if offset >= half_offset)
+
     def add(self, half_offset: int) -> None:
         """A half message is done with; writes when that makes a message full."""
         if half_offset not in self._offsets:

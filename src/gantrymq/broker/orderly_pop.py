@@ -84,15 +84,16 @@ class OrderlyPops:
         """Writes consumerOrderInfo.json when it changed, without what no longer `exists(topic, group, queue id)`."""
         if not self._changed:
             return
-        self._changed = False
         for key, queues in list(self._table.items()):
             topic, _, group = key.partition("@")
             for queue_id, info in list(queues.items()):
                 if now_ms - info.last_consume_timestamp > _FORGET_MS or not exists(topic, group, queue_id):
                     del queues[queue_id]
+                    self._left_at.pop((topic, group, queue_id), None)
             if not queues:
                 del self._table[key]
         self._file.save(encode_json(_OrderFile(self._table)))
+        self._changed = False
 
     def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)

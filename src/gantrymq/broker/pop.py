@@ -17,6 +17,7 @@ from struct import error as StructError
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
 from gantrymq.broker.orderly_pop import OrderlyPops
 from gantrymq.broker.pop_buffer import PopBuffer
@@ -28,7 +29,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
-from gantrymq.protocol.pop_bodies import Checkpoint
+from gantrymq.protocol.pop_bodies import MAX_MESSAGES, Checkpoint
 from gantrymq.protocol.pop_headers import (
     INIT_FROM_MIN,
     PeekMessageRequestHeader,
@@ -51,8 +52,6 @@ from gantrymq.remoting.connection import Connection, Handler, Reply, error_respo
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import GetResult, GetStatus, MessageStore
 
-#: A checkpoint has a bit for each message.
-MAX_MESSAGES = 32
 #: No request may be older than it was willing to wait by more, ms.
 _MAX_LATE_MS = 500
 
@@ -92,6 +91,7 @@ class Popping:
         buffer: PopBuffer,
         orderly: OrderlyPops,
         waiting: PopWaiting,
+        deliveries: Deliveries,
         revive_queue_nums: int,
     ) -> None:
         self._config = config
@@ -102,6 +102,7 @@ class Popping:
         self._buffer = buffer
         self._orderly = orderly
         self._waiting = waiting
+        self._deliveries = deliveries
         self._loop = asyncio.get_running_loop()
         self._revive_queue_ids = itertools.cycle(range(revive_queue_nums))
         self._wake_timers: dict[LineKey, asyncio.TimerHandle] = {}
@@ -136,7 +137,7 @@ class Popping:
         wanted = self._filters.of_expression(
             header.consumer_group, header.topic, header.exp or SUBSCRIBE_ALL, header.exp_type
         )
-        reply = self._attempt(header, topic, wanted, request)
+        reply = None if self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
         if reply is not None:
             return reply
         return self._hold(connection, request, header, topic, wanted)
@@ -236,6 +237,8 @@ class Popping:
 
     def wake_when_free(self, topic: str, group: str, queue_id: int) -> None:
         """Wakes who waits for an orderly queue now or, while it is blocked, when its messages are visible again."""
+        if self._waiting.is_stopped:
+            return
         key = (topic, group, queue_id)
         timer = self._wake_timers.pop(key, None)
         if timer is not None:
@@ -296,8 +299,13 @@ class Popping:
             return
         found = self._store.get(queue, offset, left, DEFAULT_PULL_BYTES, *wanted)
         if found.status in _CORRECTED:
+            is_forward = found.next_begin_offset > offset
             offset = found.next_begin_offset
-            self._offsets.commit(group, queue.topic, queue.queue_id, offset)
+            if is_forward and not header.order:
+                # Not past what is handed out and only in memory.
+                self._buffer.skip((queue.topic, group, queue.queue_id), offset)
+            else:
+                self._offsets.commit(group, queue.topic, queue.queue_id, offset)
             found = self._store.get(queue, offset, left, DEFAULT_PULL_BYTES, *wanted)
         if found.message_count:
             self._hand_out(batch, header, queue, offset, found)
@@ -358,6 +366,7 @@ class Popping:
             buffers = [record for buffer in found.buffers for record in _as_first_sent(buffer, header.topic, handle)]
         batch.buffers += buffers
         batch.size += sum(map(len, buffers))
+        self._deliveries.add(queue, group, found)
         batch.count += len(offsets)
 
     def _is_blocked(self, header: PopMessageRequestHeader, queue: ConsumeQueue, offset: int) -> bool:

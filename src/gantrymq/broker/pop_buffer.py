@@ -75,6 +75,11 @@ class PopBuffer:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    @property
+    def held_offsets(self) -> int:
+        """How many pops hold back their group's offset, or wait behind one that does."""
+        return sum(len(queue.pops) for queue in self._queues.values())
+
     def add(self, checkpoint: Checkpoint, revive_queue_id: int, next_offset: int, now_ms: int) -> None:
         """Takes in what a pop is about to hand out. Raises what `store` raises; then nothing may be handed out."""
         pop = _Pop(next_offset, checkpoint, revive_queue_id)
@@ -126,15 +131,23 @@ class PopBuffer:
             heapq.heappop(self._leaving)
         return self._leaving[0][0] if self._leaving else None
 
-    def expire(self, now_ms: int) -> None:
-        """Moves the checkpoints whose time has come to the log. Raises what `store` raises; the rest is still here."""
+    def expire(self, now_ms: int, limit: int | None = None) -> bool:
+        """Moves the checkpoints whose time has come to the log, at most `limit`; whether there are more.
+
+        Raises what `store` raises; the rest is still here.
+        """
+        moved = 0
         while (due := self.next_due) is not None and due <= now_ms:
+            if moved == limit:
+                return True
+            moved += 1
             key = self._leaving[0][2]
             pop = self._by_key[key]
             assert pop.checkpoint is not None
             self._store(msgspec.structs.replace(pop.checkpoint, bit_map=_java_int(pop.acked)), pop.revive_queue_id)
             del self._by_key[key]
             self._settle(pop)
+        return False
 
     def _append(self, queue: QueueKey, pop: _Pop) -> None:
         entry = self._queues.get(queue)

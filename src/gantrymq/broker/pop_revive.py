@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass, field
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.revive_log import ReviveLog
+from gantrymq.broker.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import BodyError, GantryError, RecordError, StoreError
@@ -25,7 +26,15 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.pop_bodies import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint, PopKey
+from gantrymq.protocol.pop_bodies import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
+    CHECKPOINT_TAG,
+    MAX_MESSAGES,
+    Ack,
+    Checkpoint,
+    PopKey,
+)
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record, decode_records
@@ -115,9 +124,7 @@ class PopRevive:
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
         retry: RetryTopics,
-        broker_name: str,
-        *,
-        retry_topic_v2: bool,
+        config: BrokerConfig,
     ) -> None:
         self._log = revive_log
         self._appender = appender
@@ -126,8 +133,7 @@ class PopRevive:
         self._groups = groups
         self._offsets = offsets
         self._retry = retry
-        self._broker_name = broker_name
-        self._retry_topic_v2 = retry_topic_v2
+        self._config = config
         self._queues: list[ReviveQueue] = []
         self._paused_until = 0
 
@@ -136,7 +142,9 @@ class PopRevive:
         now_ms = _now_ms()
         for queue_id in range(self._log.queue_nums):
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
-            self._queues.append(ReviveQueue(0 if done is None else done + 1, now_ms))
+            # A power failure may have taken the log's end, whose offsets come again.
+            end = self._store.queue(self._log.topic, queue_id).max_offset
+            self._queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
 
     def turn(self) -> bool:
         """Reads what is new and brings back what is due; whether there is more. To be called once a second, or soon."""
@@ -150,6 +158,14 @@ class PopRevive:
                 log.error("revive queue %d: going on in %d s: %s", queue_id, _PAUSE_MS // 1000, e)
                 self._paused_until = _now_ms() + _PAUSE_MS
         return more
+
+    def lags(self) -> list[int]:
+        """By queue, how many records aren't read yet."""
+        sources = [self._store.find_queue(self._log.topic, queue_id) for queue_id in range(len(self._queues))]
+        return [
+            0 if source is None else source.max_offset - queue.next_offset
+            for source, queue in zip(sources, self._queues, strict=True)
+        ]
 
     def _read(self, queue_id: int) -> bool:
         """Reads what is new; whether there is more."""
@@ -173,16 +189,22 @@ class PopRevive:
         tag = fields.get(names.TAGS)
         try:
             if tag == CHECKPOINT_TAG:
-                queue.take_checkpoint(decode_json(record.body, Checkpoint), record.queue_offset)
+                checkpoint = decode_json(record.body, Checkpoint)
+                if max(checkpoint.count, len(checkpoint.diffs)) > MAX_MESSAGES:
+                    raise BodyError(f"a checkpoint of {checkpoint.count} messages: at most {MAX_MESSAGES} are popped")
+                queue.take_checkpoint(checkpoint, record.queue_offset)
             elif tag in (ACK_TAG, BATCH_ACK_TAG):
                 ack = decode_json(record.body, Ack)
                 # Batches that Java's buffer writes have no broker name.
-                ack.broker_name = ack.broker_name or self._broker_name
+                ack.broker_name = ack.broker_name or self._config.broker_name
                 queue.take_ack(ack)
         except BodyError as e:
             log.error("record %d of revive queue %d is skipped: %s", record.queue_offset, record.queue_id, e)
         deliver_ms = fields.get(names.TIMER_DELIVER_MS, "")
-        return int(deliver_ms) if deliver_ms.isdigit() else record.store_timestamp
+        # No record gets here much before its time, whatever it says.
+        latest_ms = record.store_timestamp + CHECKPOINT_LEAD_MS
+        is_number = deliver_ms.isascii() and deliver_ms.isdigit() and len(deliver_ms) < 20
+        return min(int(deliver_ms), latest_ms) if is_number else record.store_timestamp
 
     def _revive_due(self, queue_id: int) -> bool:
         """Brings back what is due; whether there is more."""
@@ -240,7 +262,7 @@ class PopRevive:
         else:
             target = checkpoint.topic
             if not target.startswith(RETRY_TOPIC_PREFIX):
-                target = pop_retry_topic(topic, group, v2=self._retry_topic_v2)
+                target = pop_retry_topic(topic, group, v2=self._config.enable_retry_topic_v2)
             if self._topics.get(target) is None:
                 self._topics.create_if_absent(target, RETRY_QUEUE_NUMS)
                 if self._offsets.query(group, target, 0) is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.orderly_pop import OrderlyPops
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: How often the buffer and the revive log are looked at, s (`reviveInterval`).
 _TICK_S = 1.0
+#: Checkpoints that leave the buffer before the loop gets its turn.
+_EXPIRE_BATCH = 256
 #: Later than every checkpoint has to leave the buffer, ms.
 _EVER = 1 << 62
 
@@ -55,6 +58,7 @@ class PopService:
         filters: MessageFilters,
         retry: RetryTopics,
         delay: Delay,
+        deliveries: Deliveries,
     ) -> None:
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self.buffer = PopBuffer(
@@ -67,23 +71,24 @@ class PopService:
         limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
         self.waiting = PopWaiting(polling, **limits)
         self.waiting_notifications = PopWaiting(polling, **limits)
-        self._queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
+        self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
         self._orderly = OrderlyPops(path)
         self._popping = Popping(
             config,
             appender.store,
             offsets,
-            self._queues,
+            self.queues,
             filters,
             self.buffer,
             self._orderly,
             self.waiting,
+            deliveries,
             REVIVE_QUEUE_NUMS,
         )
         acks = PopAcks(
-            config, offsets, self._queues, self.buffer, revive_log, self._orderly, self._popping.wake_when_free
+            config, offsets, self.queues, self.buffer, revive_log, self._orderly, self._popping.wake_when_free
         )
-        notifications = PopNotifications(self._queues, self._orderly, self.waiting_notifications, self.waiting)
+        notifications = PopNotifications(self.queues, self._orderly, self.waiting_notifications, self.waiting)
         self._handlers = {**self._popping.handlers(), **acks.handlers(), **notifications.handlers()}
         self._revive = PopRevive(
             revive_log,
@@ -92,8 +97,7 @@ class PopService:
             groups,
             offsets,
             retry,
-            config.broker_name,
-            retry_topic_v2=config.enable_retry_topic_v2,
+            config,
         )
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,9 +116,13 @@ class PopService:
         self.waiting.drop(connection)
         self.waiting_notifications.drop(connection)
 
+    def revive_lags(self) -> list[int]:
+        """By revive queue, how many of its records aren't read yet."""
+        return self._revive.lags()
+
     def save(self) -> None:
         """Writes consumerOrderInfo.json when it changed."""
-        self._orderly.save(self._queues.exists, _now_ms())
+        self._orderly.save(self.queues.exists, _now_ms())
 
     def stop(self) -> None:
         """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
@@ -123,23 +131,22 @@ class PopService:
         self._popping.stop()
         if self._timer is not None:
             self._timer.cancel()
-        self._expire(_EVER)
-        self.save()
+        self._expire(_EVER, None)
 
     def _tick(self) -> None:
-        self._expire(_now_ms())
-        more = False
+        more = self._expire(_now_ms(), _EXPIRE_BATCH)
         try:
-            more = self._revive.turn()
+            more = self._revive.turn() or more
         except Exception:
             log.exception("messages that weren't acknowledged didn't come back")
         self._timer = self._loop.call_later(0.0 if more else _TICK_S, self._tick)
 
-    def _expire(self, now_ms: int) -> None:
+    def _expire(self, now_ms: int, limit: int | None) -> bool:
         try:
-            self.buffer.expire(now_ms)
+            return self.buffer.expire(now_ms, limit)
         except GantryError as e:
             log.error("checkpoints of %d pops can't be stored: %s", len(self.buffer), e)
+            return False
 
 
 def _now_ms() -> int:

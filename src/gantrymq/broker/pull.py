@@ -10,6 +10,7 @@ import logging
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
@@ -60,6 +61,7 @@ class Pulling:
         groups: SubscriptionGroupTable,
         filters: MessageFilters,
         offsets: ConsumerOffsets,
+        deliveries: Deliveries,
     ) -> None:
         self._config = config
         self._store = store
@@ -67,6 +69,7 @@ class Pulling:
         self._groups = groups
         self._filters = filters
         self._offsets = offsets
+        self._deliveries = deliveries
         self._loop = asyncio.get_running_loop()
         self.polling = LongPolling(self._retry)
 
@@ -117,7 +120,10 @@ class Pulling:
 
     def _get(self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter) -> GetResult:
         max_bytes = header.max_msg_bytes or DEFAULT_PULL_BYTES
-        return self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, *wanted)
+        result = self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, *wanted)
+        if result.next_begin_offset != header.queue_offset:
+            self._deliveries.add(queue, header.consumer_group, result)
+        return result
 
     def _answer(
         self, request: RemotingCommand, code: int, result: GetResult, group: SubscriptionGroupConfig | None

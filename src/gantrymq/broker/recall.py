@@ -31,12 +31,14 @@ _TAG = "_RECALL_TAG_"
 class Recall:
     """Recalls on one broker."""
 
-    def __init__(self, config: BrokerConfig, appender: Appender, topics: TopicTable, timer: Timer) -> None:
+    def __init__(
+        self, config: BrokerConfig, appender: Appender, topics: TopicTable, timer: Timer, flush_waits: FlushWaits
+    ) -> None:
         self._config = config
         self._appender = appender
         self._topics = topics
         self._timer = timer
-        self._flush_waits = FlushWaits(appender.store, config.send_thread_pool_queue_capacity)
+        self._flush_waits = flush_waits
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.RECALL_MESSAGE: self.recall}

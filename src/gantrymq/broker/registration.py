@@ -57,10 +57,10 @@ class Registration:
 
     async def start(self) -> None:
         """Registers everywhere once, then every registerNameServerPeriod, and what changes at once."""
+        # What changes while one of them doesn't answer must not be forgotten.
+        self._changes = [_Changes() for _ in self._config.namesrv_addr]
         await asyncio.gather(*(self._try_register(server) for server in self._config.namesrv_addr))
-        for server in self._config.namesrv_addr:
-            changes = _Changes()
-            self._changes.append(changes)
+        for server, changes in zip(self._config.namesrv_addr, self._changes, strict=True):
             self._tasks.append(asyncio.create_task(self._keep_registered(server, changes)))
 
     def topics_changed(self, names: Collection[str]) -> None:

@@ -22,8 +22,8 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
+from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
-from gantrymq.store.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,17 @@ class Replies:
             header = request.read_header(SendMessageRequestHeader)
         else:
             header = request.read_header(SendMessageRequestHeaderV2)
-        queue = self._queue(header)
-        connection.respond_with(request, self._push_and_store(connection, request, header, queue))
+        self._check(header)
+        connection.respond_with(request, self._push_and_store(connection, request, header))
         return None
 
-    def _queue(self, header: SendMessageRequestHeader) -> ConsumeQueue:
+    def _check(self, header: SendMessageRequestHeader) -> None:
+        """What a reply may be stored in. Raises RequestRefused (`AbstractSendMessageProcessor.msgCheck`)."""
+        problem = topic_problem(header.topic)
+        if problem is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        if header.topic in SEND_FORBIDDEN_TOPICS:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefused(
@@ -78,15 +84,14 @@ class Replies:
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.write_queue_nums}",
             )
-        return self._appender.store.queue(header.topic, max(header.queue_id, 0))
 
     async def _push_and_store(
-        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader, queue: ConsumeQueue
+        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
     ) -> RemotingCommand:
         problem = await self._push(connection, request, header)
         if problem:
             log.warning("a reply of %s: %s", connection.address, problem)
-        answer = self._store(connection, request, header, queue) if self._config.store_reply_message_enable else None
+        answer = self._store(connection, request, header) if self._config.store_reply_message_enable else None
         code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
         return RemotingCommand.response(code, problem, answer or _NOT_STORED)
 
@@ -130,8 +135,11 @@ class Replies:
         return None
 
     def _store(
-        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader, queue: ConsumeQueue
+        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
     ) -> SendMessageResponseHeader:
+        # The push took its time: the topic may be another one by now.
+        self._check(header)
+        queue = self._appender.store.queue(header.topic, max(header.queue_id, 0))
         result = self._appender.append(
             queue,
             header.flag,

@@ -18,18 +18,17 @@ from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
 from gantrymq.errors import GantryError, RequestRefused
-from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.stats_body import BrokerStatsData, BrokerStatsItem
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
 
-#: The name of `codes.PROTOCOL_VERSION`.
-_VERSION = "V5_3_3"
 #: Questions within so many seconds get the figures of one sample.
 _FRESH_S = 1.0
 #: Java's thread pools: each has a queue, of which tools show the size and how long its first request waits.
@@ -91,7 +90,7 @@ class RuntimeInfo:
         size = store.max_physical_offset - self._boot_position
         got_tps = _rates(got, now)
         table: dict[str, object] = {
-            "brokerVersionDesc": _VERSION,
+            "brokerVersionDesc": version_name(PROTOCOL_VERSION),
             "brokerActive": "true",
             "bootTimestamp": self._boot_timestamp,
             "startAcceptSendRequestTimeStamp": 0,
@@ -111,7 +110,7 @@ class RuntimeInfo:
             "msgGetTotalTodayNow": got.total,
             "commitLogMinOffset": store.min_physical_offset,
             "commitLogMaxOffset": store.max_physical_offset,
-            "earliestMessageTimeStamp": self._earliest(),
+            "earliestMessageTimeStamp": self.earliest_timestamp(),
             "remainHowManyDataToFlush": _bytes(store.max_physical_offset - store.flushed_offset),
             # `append` writes the units with the record, so there is nothing to dispatch.
             "dispatchBehindBytes": 0,
@@ -121,7 +120,7 @@ class RuntimeInfo:
         }
         for pool in _POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-        table |= self._timer.behind() | self._disk() | self._schedule()
+        table |= self._timers() | self._disk() | self._schedule()
         return {key: str(value) for key, value in sorted(table.items())}
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -148,7 +147,8 @@ class RuntimeInfo:
         for topic, queue_ids in self._store.topics().items():
             yield topic, sum(queue.max_offset for id_ in queue_ids if (queue := find(topic, id_)) is not None)
 
-    def _earliest(self) -> int:
+    def earliest_timestamp(self) -> int:
+        """When the oldest message was stored, ms; -1 when there is none."""
         try:
             return self._store.read_record(self._store.min_physical_offset).store_timestamp
         except GantryError:
@@ -163,6 +163,14 @@ class RuntimeInfo:
             f"commitLogDiskRatio_{log}": ratio,
             "consumeQueueDiskRatio": _used_ratio(self._config.store.store_path_root_dir),
             "commitLogDirCapacity": f"Total : {_bytes(disk.total)}, Free : {_bytes(disk.free)}.",
+        }
+
+    def _timers(self) -> dict[str, object]:
+        behind = self._timer.behind()
+        return {
+            "timerReadBehind": behind.overdue_ms // 1000,
+            "timerOffsetBehind": behind.not_taken_in,
+            "timerCongestNum": behind.waiting,
         }
 
     def _schedule(self) -> dict[str, object]:

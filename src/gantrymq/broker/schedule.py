@@ -66,14 +66,13 @@ class Schedule:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self.save()
 
     def save(self) -> None:
         """Writes delayOffset.json when it changed."""
         if self._changed:
-            self._changed = False
             self._offsets.data_version.advance()
             self._file.save(self.encoded_offsets())
+            self._changed = False
 
     def encoded_offsets(self) -> bytes:
         """How far each level is delivered, as delayOffset.json has it."""

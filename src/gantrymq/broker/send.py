@@ -50,6 +50,7 @@ class Sending:
         schedule: Schedule,
         timer: Timer,
         retry: RetryTopics,
+        flush_waits: FlushWaits,
     ) -> None:
         self._config = config
         self._appender = appender
@@ -58,7 +59,7 @@ class Sending:
         self._schedule = schedule
         self._timer = timer
         self._retry = retry
-        self._flush_waits = FlushWaits(appender.store, config.send_thread_pool_queue_capacity)
+        self._flush_waits = flush_waits
         self._responses = SendResponses(appender.store_host)
         self._unique_keys = UniqueKeys(appender.store_host[:-4])
         self._sync_flush = config.store.flush_disk_type == "SYNC_FLUSH"

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.timer_delivery import Step, TimerDelivery
@@ -38,6 +39,14 @@ _AFTER_ERROR_S = 10.0
 _LONGEST_SLEEP_S = 60.0
 #: A stopping broker goes on with a half delivered slot for so long, s.
 _FINISH_S = 2.0
+
+
+class TimerBehind(NamedTuple):
+    """ms since the oldest slot that is over, messages that aren't on the wheel yet, and those on it."""
+
+    overdue_ms: int
+    not_taken_in: int
+    waiting: int
 
 
 class Timer:
@@ -224,15 +233,16 @@ class Timer:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
         return RemotingCommand.response(body=self._metrics.encode())
 
-    def behind(self) -> dict[str, object]:
-        """How far it lags, as runtime information has it: seconds overdue, messages not on the wheel, and on it."""
+    def behind(self) -> TimerBehind:
+        """How far it lags now."""
         due_ms = self._delivery.due_ms()
         not_taken_in = self._delivery.queue().max_offset - self._files.queue_offset if self._is_enabled else 0
-        return {
-            "timerReadBehind": 0 if due_ms is None else max(_now_ms() - due_ms, 0) // 1000,
-            "timerOffsetBehind": not_taken_in,
-            "timerCongestNum": self._files.waiting,
-        }
+        overdue_ms = 0 if due_ms is None else max(_now_ms() - due_ms, 0)
+        return TimerBehind(overdue_ms, not_taken_in, self._files.waiting)
+
+    def waiting(self) -> dict[str, int]:
+        """Messages that wait, by topic."""
+        return self._metrics.counts()
 
     def totals(self) -> Iterator[tuple[str, int]]:
         """Messages that went onto the wheel, and from there on, since the start."""

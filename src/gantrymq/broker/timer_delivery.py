@@ -144,9 +144,10 @@ class TimerDelivery:
         slot_ms = files.next_ms
         assert slot_ms is not None, "a slot is due"
         entries: list[TimerEntry] = []
-        #: Delete key -> topic, and those whose message was there.
-        taken_back: dict[str, str] = {}
-        met: set[str] = set()
+        #: (topic, delete key), and those whose message was there. Java looks at no topic, so that who may send to one
+        #: takes back messages of another.
+        taken_back: set[tuple[str, str]] = set()
+        met: set[tuple[str, str]] = set()
         for number, entry in enumerate(files.chain(slot_ms), 1):
             if entry.is_delete:
                 taken_back |= self._taken_back(entry)
@@ -160,7 +161,7 @@ class TimerDelivery:
             if record is not None:
                 fields = decode_properties(record.properties)
                 topic = fields.get(names.REAL_TOPIC, "")
-                if keys := delete_keys(fields) & taken_back.keys():
+                if keys := {(topic, key) for key in delete_keys(fields)} & taken_back:
                     met |= keys
                 else:
                     rolled = bool(entry.magic & MAGIC_ROLL)
@@ -171,18 +172,18 @@ class TimerDelivery:
                     self._metrics.add(topic, 1 if takes_back else -1, self._now_ms)
             entries.pop()
             yield Step.MORE
-        for key in taken_back.keys() - met:
+        for topic, _ in taken_back - met:
             # It took nothing back, but was counted so.
-            self._metrics.add(taken_back[key], 1, self._now_ms)
+            self._metrics.add(topic, 1, self._now_ms)
         files.pass_slot()
 
-    def _taken_back(self, entry: TimerEntry) -> dict[str, str]:
-        """{delete key: topic} of a message that takes another one back."""
+    def _taken_back(self, entry: TimerEntry) -> set[tuple[str, str]]:
+        """(topic, delete key) of a message that takes another one back."""
         record = self._record(entry.physical_offset, entry.size)
         if record is None:
-            return {}
+            return set()
         fields = decode_properties(record.properties)
-        return {fields.get(names.TIMER_DEL_UNIQKEY, ""): fields.get(names.REAL_TOPIC, "")}
+        return {(fields.get(names.REAL_TOPIC, ""), fields.get(names.TIMER_DEL_UNIQKEY, ""))}
 
     def _put(self, record: Record, fields: dict[str, str], enqueue_ms: int, *, rolled: bool = False) -> bool:
         """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is dropped."""

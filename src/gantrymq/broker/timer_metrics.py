@@ -39,6 +39,9 @@ class TimerMetrics:
         metric.time_stamp = now_ms
         self._metrics.data_version.advance()
 
+    def counts(self) -> dict[str, int]:
+        return {topic: metric.count for topic, metric in self._metrics.timing_count.items()}
+
     def encode(self) -> bytes:
         """The file's content."""
         return encode_json(self._metrics)

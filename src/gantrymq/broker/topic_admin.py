@@ -14,6 +14,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers import CreateTopicRequestHeader, TopicRequestHeader
+from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import is_system_topic, topic_problem
@@ -80,11 +81,16 @@ class TopicAdmin:
         return RemotingCommand.response()
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Deletes a topic with its queues and the groups' offsets in it."""
+        """Deletes a topic with its queues, the groups' offsets in it, and their pop retry topics."""
         topic = request.read_header(TopicRequestHeader).topic
         self._check_name(topic)
-        self._topics.remove(topic)
-        self._forget(topic)
+        retry_topics = {
+            pop_retry_topic(topic, group, v2=v2) for group in self._offsets.groups_of(topic) for v2 in (False, True)
+        }
+        for name in (topic, *retry_topics):
+            if name == topic or self._topics.get(name) is not None:
+                self._topics.remove(name)
+                self._forget(name)
         return RemotingCommand.response()
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:

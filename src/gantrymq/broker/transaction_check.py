@@ -76,12 +76,21 @@ class TransactionCheck:
     @staticmethod
     def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
         offset = offsets.query(TRANSACTION_GROUP, queue.topic, queue.queue_id)
-        return queue.min_offset if offset is None else offset
+        # A power failure may have taken the queue's end, whose offsets come again.
+        return queue.min_offset if offset is None else min(offset, queue.max_offset)
 
     @property
     def progress(self) -> tuple[int, int]:
         """(half offset, op offset): all before them is done with."""
         return self._half_offset, next(iter(self._waiting_for), self._op_read)
+
+    def open_count(self) -> int:
+        """How many half messages wait for their transaction's end."""
+        for _ in self._read_ops():
+            pass
+        half_offset = self._half_offset
+        ended = sum(1 for offset in self._ended if offset >= half_offset) + self._ops.count_from(half_offset)
+        return half_queue(self._store).max_offset - half_offset - ended
 
     def round(self, now_ms: int) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
@@ -67,6 +68,9 @@ class Transactions:
         self._op_timer: asyncio.TimerHandle | None = None
         self._turn = 0
         self._saved = (-1, -1)
+        #: Since the start, by topic.
+        self.commits: Counter[str] = Counter()
+        self.rollbacks: Counter[str] = Counter()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -103,6 +107,10 @@ class Transactions:
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
             raise
 
+    def open_count(self) -> int:
+        """How many half messages wait for their transaction's end."""
+        return self._check.open_count()
+
     def _end(self, header: EndTransactionRequestHeader) -> Reply:
         verdict = header.commit_or_rollback
         if not verdict:
@@ -112,6 +120,8 @@ class Transactions:
         record = self._half_message(header)
         if verdict == TRANSACTION_COMMIT:
             self._commit(record)
+        counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
+        counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
         self._ops.add(record.queue_offset)
         self._write_ops_soon()
         return RemotingCommand.response()
@@ -167,6 +177,7 @@ class Transactions:
             properties,
             code,
             record.physical_offset,
+            is_again=True,
         )
 
     def resume(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -1,0 +1,42 @@
+"""What went out to consumers since the broker started: counted once per answer, not per message.
+
+As `BrokerStatsManager.incGroupGetNums` and `ConsumerOffsetManager.commitPullOffset`. Plain tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import GetResult
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A group's share of a topic: messages and their bytes; `read_to` is by queue id where it reads on."""
+
+    messages: int = 0
+    size: int = 0
+    read_to: dict[int, int] = field(default_factory=dict)
+
+
+class Deliveries:
+    """By topic and group; those of deleted topics stay, so that no counter falls."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str], Delivery] = {}
+
+    def add(self, queue: ConsumeQueue, group: str, result: GetResult) -> None:
+        """Takes in what `group` is about to get of a queue, or has skipped."""
+        key = (queue.topic, group)
+        delivery = self.table.get(key)
+        if delivery is None:
+            delivery = self.table[key] = Delivery()
+        delivery.messages += result.message_count
+        delivery.size += result.size
+        delivery.read_to[queue.queue_id] = result.next_begin_offset
+
+    def read_to(self, queue: ConsumeQueue, group: str) -> int | None:
+        """Where a group reads on, None if it hasn't read since the start."""
+        delivery = self.table.get((queue.topic, group))
+        return None if delivery is None else delivery.read_to.get(queue.queue_id)

@@ -1,0 +1,228 @@
+"""What Prometheus is told: names and labels of RocketMQ 5, values that follow what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from administration import commit, send
+from broker_support import Peer, config
+from pop_support import PopPeer, popped
+from transaction_support import Producer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
+from gantrymq.remoting.client import RemotingClient
+
+NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+STORAGE = NODE | {"storage_type": "local", "storage_medium": "disk"}
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = int(sock.getsockname()[1])
+    broker = Broker(config(tmp_path / "store", metrics_port=port))
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+async def peer(broker: Broker, remoting: RemotingClient) -> PopPeer:
+    return PopPeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+
+
+class Scrape:
+    """One answer, its samples as {(name, labels): value}."""
+
+    def __init__(self, text: str) -> None:
+        self.types: dict[str, str] = {}
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                name, kind = line.removeprefix("# TYPE ").split()
+                assert name not in self.types
+                self.types[name] = kind
+            elif not line.startswith("#"):
+                match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+                assert match, line
+                labels = frozenset(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                assert (match[1], labels) not in self.samples, line
+                self.samples[match[1], labels] = float(match[3])
+
+    def value(self, name: str, base: dict[str, str] = NODE, **labels: str) -> float:
+        """The sample with exactly these labels."""
+        return self.samples[f"rocketmq_{name}", frozenset((base | labels).items())]
+
+
+async def scrape(broker: Broker) -> Scrape:
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.config.metrics_port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    writer.close()
+    assert answer.startswith("HTTP/1.0 200"), answer
+    return Scrape(answer.partition("\r\n\r\n")[2])
+
+
+async def join(peer: Peer, group: str, topic: str = "orders", consume_type: str = "CONSUME_PASSIVELY") -> None:
+    consumer = ConsumerData(group, consume_type, subscription_data_set=[SubscriptionData.parse(topic, "*")])
+    data = HeartbeatData(f"client-{group}", [ProducerData("producers")], [consumer])
+    assert (await peer.ask(RequestCode.HEART_BEAT, body=encode_json(data))).code == 0
+
+
+def of_group(group: str = "consumers", topic: str = "orders", is_retry: str = "false") -> dict[str, str]:
+    return {"consumer_group": group, "topic": topic, "is_retry": is_retry, "is_system": "false"}
+
+
+async def test_messages_in_and_out(peer: PopPeer, broker: Broker) -> None:
+    await send(peer, 3)
+    await send(peer, 2, queue_id=1)
+    for _ in range(2):
+        assert len((await peer.pull("orders")).body)
+    body = (await peer.pull("orders", queue_id=1, group="others")).body
+    figures = await scrape(broker)
+    assert figures.value("messages_in_total", topic="orders", is_system="false") == 5
+    assert figures.value("throughput_in_total") == broker.store.max_physical_offset
+    assert figures.value("messages_out_total", **of_group()) == 6
+    assert figures.value("messages_out_total", **of_group("others")) == 2
+    assert figures.value("throughput_out_total", **of_group("others")) == len(body)
+    assert figures.types["rocketmq_messages_out_total"] == "counter"
+
+
+async def test_waiting_pull_counts_when_it_is_answered(peer: PopPeer, broker: Broker) -> None:
+    await send(peer, 1)
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=5000))
+    async with asyncio.timeout(5):
+        while not len(broker.polling):
+            await asyncio.sleep(0.005)
+    assert ("orders", "consumers") not in broker.deliveries.table
+    await send(peer, 1)
+    await waiting
+    assert (await scrape(broker)).value("messages_out_total", **of_group()) == 1
+
+
+async def test_lag_of_a_group_that_pulls(peer: PopPeer, broker: Broker) -> None:
+    await join(peer, "consumers")
+    await send(peer, 4)
+    await commit(peer, 0)
+    group = of_group()
+    figures = await scrape(broker)
+    assert figures.value("consumer_lag_messages", **group) == figures.value("consumer_ready_messages", **group) == 4
+    assert figures.value("consumer_inflight_messages", **group) == 0
+    async with asyncio.timeout(5):
+        for name in ("consumer_lag_latency", "consumer_queueing_latency"):
+            while not 1 <= (await scrape(broker)).value(name, **group) < 10_000:
+                pass
+
+    await peer.pull("orders", max_msg_nums=3)
+    await commit(peer, 1)
+    figures = await scrape(broker)
+    names = ("lag", "inflight", "ready")
+    assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [3, 2, 1]
+
+    await peer.pull("orders", 3)
+    await commit(peer, 4)
+    figures = await scrape(broker)
+    assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [0, 0, 0]
+    assert figures.value("consumer_lag_latency", **group) == figures.value("consumer_queueing_latency", **group) == 0
+
+
+async def test_messages_that_a_filter_keeps_back_are_not_ready(peer: PopPeer, broker: Broker) -> None:
+    await join(peer, "consumers")
+    await send(peer, 4)
+    await commit(peer, 0)
+    await peer.pull("orders", subscription="tag")
+    figures = await scrape(broker)
+    assert figures.value("consumer_ready_messages", **of_group()) == 0
+    assert figures.value("messages_out_total", **of_group()) == 0
+
+
+async def test_a_pop_is_in_flight_until_it_is_acknowledged(peer: PopPeer, broker: Broker) -> None:
+    await join(peer, "poppers", consume_type=CONSUME_POP)
+    await send(peer, 3)
+    messages = popped(await peer.pop("orders", count=2, init_mode=0))
+    group = of_group("poppers")
+    figures = await scrape(broker)
+    names = ("lag", "inflight", "ready")
+    assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [3, 2, 1]
+    assert figures.value("messages_out_total", **group) == 2
+    assert figures.value("pop_checkpoint_buffer_size") == figures.value("pop_offset_buffer_size") == 1
+    assert figures.value("pop_revive_lag", queue_id="0") == 0
+    retry = of_group("poppers", is_retry="true")
+    assert figures.value("consumer_lag_messages", **retry) == 0
+
+    for message in messages:
+        await peer.ack(message)
+    figures = await scrape(broker)
+    assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [1, 0, 1]
+    assert figures.value("pop_checkpoint_buffer_size") == figures.value("pop_offset_buffer_size") == 0
+
+
+async def test_connections(peer: PopPeer, broker: Broker) -> None:
+    await join(peer, "consumers")
+    client = {"language": "python", "version": "v5_3_3", "protocol_type": "remoting"}
+    figures = await scrape(broker)
+    assert figures.value("producer_connections", **client) == 1
+    labels = client | {"consumer_group": "consumers", "consume_mode": "push", "is_system": "false"}
+    assert figures.value("consumer_connections", **labels) == 1
+
+
+async def test_transactions(peer: PopPeer, broker: Broker) -> None:
+    producer = await Producer().connect(broker.port)
+    halves = [await producer.prepare("orders", b"x") for _ in range(4)]
+    assert (await scrape(broker)).value("half_messages") == 4
+    await producer.end(halves[0])
+    await producer.end(halves[2], TRANSACTION_ROLLBACK)
+    await producer.end(halves[3], TRANSACTION_ROLLBACK)
+    figures = await scrape(broker)
+    assert figures.value("half_messages") == 1
+    assert figures.value("commit_messages_total", topic="orders") == 1
+    assert figures.value("rollback_messages_total", topic="orders") == 2
+    await producer.client.close()
+
+
+async def test_ends_that_are_written_count_too(peer: PopPeer, broker: Broker) -> None:
+    broker.config.transaction_op_msg_max_size = 1
+    producer = await Producer().connect(broker.port)
+    halves = [await producer.prepare("orders", b"x") for _ in range(3)]
+    await producer.end(halves[1])
+    assert (await scrape(broker)).value("half_messages") == 2
+    await producer.client.close()
+
+
+async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
+    for _ in range(2):
+        await peer.send("orders", b"later", properties={"TIMER_DELAY_SEC": "3600"})
+    async with asyncio.timeout(5):
+        while (figures := await scrape(broker)).value("timer_enqueue_total", STORAGE) < 2:
+            await asyncio.sleep(0.01)
+    assert figures.value("timing_messages", STORAGE, topic="orders") == 2
+    assert figures.value("timer_enqueue_lag", STORAGE) == figures.value("timer_dequeue_latency", STORAGE) == 0
+    assert figures.value("timer_dequeue_total", STORAGE) == 0
+
+
+async def test_store_and_broker(peer: PopPeer, broker: Broker) -> None:
+    figures = await scrape(broker)
+    assert figures.value("storage_message_reserve_time", STORAGE) == 0
+    began = time.monotonic()
+    await send(peer, 1)
+    await peer.send("%DLQ%consumers", b"dead")
+    figures = await scrape(broker)
+    assert figures.value("storage_size", STORAGE) == broker.store.max_physical_offset > 0
+    assert 0 <= figures.value("storage_flush_behind_bytes", STORAGE) <= broker.store.max_physical_offset
+    assert 0 <= figures.value("storage_dispatch_behind_bytes", STORAGE) <= broker.store.max_physical_offset
+    assert 0 <= figures.value("storage_message_reserve_time", STORAGE) <= (time.monotonic() - began) * 1000 + 2
+    assert figures.value("broker_permission") == 6
+    assert figures.value("topic_number") == len(broker.topics.table.topic_config_table)
+    assert figures.value("consumer_group_number") >= 0
+    assert figures.value("send_to_dlq_messages_total", consumer_group="consumers", is_system="false") == 1
