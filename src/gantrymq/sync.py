@@ -3,14 +3,17 @@
     with SyncProducer(Producer("127.0.0.1:9876", "group")) as producer:
         producer.send(Message("topic", b"body"))
 
-Methods do what those of the wrapped object do, and wait. They may be called from any number of threads.
+Methods do what those of the wrapped object do, and wait. They may be called from any number of threads, but not from
+the client's own: that of a handler that is a coroutine function. A forked child has no part in them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,15 +21,18 @@ import uvloop
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.consumer_base import GroupConsumer
+from gantrymq.client.handler_pool import CANCEL_TIMEOUT_S
 from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.client.queue_selector import QueueSelector
 from gantrymq.client.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
 from gantrymq.client.transaction_producer import TransactionProducer, TransactionSendResult
-from gantrymq.errors import ClientClosed
+from gantrymq.errors import ClientClosed, ClientError
 from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -38,9 +44,13 @@ class _Sync:
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        #: Held while work is given to the loop, so that none comes after its end.
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Starts the thread and the client."""
+        if self._loop is not None:
+            raise ClientError("this client is already started")
         loop = uvloop.new_event_loop()
         self._loop = loop
         self._thread = threading.Thread(target=loop.run_forever, name="gantrymq-client", daemon=True)
@@ -52,10 +62,13 @@ class _Sync:
             raise
 
     def close(self) -> None:
-        """Closes the client and ends the thread; once more does no harm."""
-        if self._loop is not None:
+        """Closes the client and ends the thread; once more does no harm. Calls of other threads end: ClientClosed."""
+        self._refuse_own_thread()
+        if self._thread is not None and self._thread.is_alive():
             try:
                 self._wait(self._client.close())
+            except ClientClosed:
+                log.debug("closed by another thread meanwhile")
             finally:
                 self._stop_loop()
 
@@ -69,24 +82,51 @@ class _Sync:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
+        try:
+            future = self._submit(work)
+        except ClientError:
             work.close()
-            raise ClientClosed("this client is not started, or closed: use it inside `with`")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            raise ClientClosed("this client was closed meanwhile") from None
         except KeyboardInterrupt:
             future.cancel()
             raise
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        self._refuse_own_thread()
+        if self._thread is not None and not self._thread.is_alive():
+            raise ClientClosed("this client was started before a fork: make a new one in the child")
+        with self._lock:
+            if self._loop is None:
+                raise ClientClosed("this client is not started, or closed: use it inside `with`")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _refuse_own_thread(self) -> None:
+        if self._thread is threading.current_thread():
+            raise ClientError("the client's own thread would wait for itself: make the handler a plain function")
+
     def _stop_loop(self) -> None:
-        loop, thread = self._loop, self._thread
-        assert loop is not None
-        assert thread is not None
-        self._loop = self._thread = None
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_end_all_others(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _end_all_others() -> None:
+    """Cancels what still runs: some thread may wait for it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=CANCEL_TIMEOUT_S)
 
 
 class SyncProducer(_Sync):
@@ -195,7 +235,11 @@ class SyncLitePullConsumer(_SyncConsumer):
 
     def __iter__(self) -> Iterator[MessageExt]:
         while self._loop is not None:
-            yield from self.poll(max_messages=1)
+            try:
+                messages = self.poll(max_messages=1)
+            except ClientClosed:
+                return
+            yield from messages
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         self._wait(self._consumer.commit(offsets))

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 from waiting import TIMEOUT_S
 
+from gantrymq.client import assigned_queues
 from gantrymq.client.admin_client import AdminClient
 from gantrymq.client.admin_trace import decode_trace
 from gantrymq.client.producer import Producer
@@ -413,8 +414,14 @@ async def test_messages_of_a_queue(admin: AdminClient, producer: Producer, uniqu
 
 
 async def test_who_has_consumed_a_message(
-    admin: AdminClient, producer: Producer, master: str, name_server: str, unique: str
+    admin: AdminClient,
+    producer: Producer,
+    master: str,
+    name_server: str,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(assigned_queues, "COMMIT_INTERVAL_S", 0.1)
     await make_topic(admin, unique)
     consumed = asyncio.Event()
 

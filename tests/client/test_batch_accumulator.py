@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 import pytest
+from scripted_producer import ProducerBroker, producer_over
 from waiting import eventually
 
-from gantrymq.client.batch_accumulator import BatchAccumulator, BatchKey
+from gantrymq.client.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.outgoing import Outgoing
-from gantrymq.errors import RequestTimeout
-from gantrymq.protocol.message import MessageQueue
+from gantrymq.errors import ClientError, RequestTimeout
+from gantrymq.protocol.message import Message, MessageQueue
 
 QUEUE = MessageQueue("t", "broker", 3)
 
@@ -39,7 +41,7 @@ class Sends:
 
 async def test_a_full_batch_goes_at_once() -> None:
     sends = Sends()
-    accumulator = BatchAccumulator(sends, linger_ms=60_000, batch_size=300)
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=300)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     results = await asyncio.wait_for(asyncio.gather(*futures), 10)
     assert sends.batches == [(("t", None), ["ID0", "ID1", "ID2"], 3000)]
@@ -57,7 +59,7 @@ async def test_a_batch_that_is_not_full_goes_after_its_time() -> None:
 
 async def test_topics_and_queues_are_kept_apart() -> None:
     sends = Sends()
-    accumulator = BatchAccumulator(sends, linger_ms=60_000)
+    accumulator = BatchAccumulator(sends, linger_ms=30_000)
     keys: list[BatchKey] = [("t", None), ("u", None), ("t", QUEUE)]
     for n in range(6):
         accumulator.add(keys[n % 3], part(n), 1000 * n)
@@ -67,7 +69,7 @@ async def test_topics_and_queues_are_kept_apart() -> None:
 
 async def test_a_message_that_does_not_fit_begins_a_batch() -> None:
     sends = Sends()
-    accumulator = BatchAccumulator(sends, linger_ms=60_000, batch_size=250)
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=250)
     for n, size in enumerate([100, 100, 100, 1000]):
         accumulator.add(("t", None), part(n, size), 3000)
     await accumulator.flush()
@@ -88,7 +90,7 @@ async def test_an_error_is_that_of_every_message() -> None:
 async def test_senders_wait_for_room() -> None:
     sends = Sends()
     sends.held = asyncio.Event()
-    accumulator = BatchAccumulator(sends, linger_ms=60_000, batch_size=200, buffer_bytes=400)
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=200, buffer_bytes=400)
     for n in range(4):
         accumulator.add(("t", None), part(n), 3000)
     order: list[int] = []
@@ -119,7 +121,78 @@ async def test_a_queue_that_keeps_batches_whole_has_one_offset_id() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 async def test_flush_waits_for_what_is_under_way(count: int) -> None:
     sends = Sends()
-    accumulator = BatchAccumulator(sends, linger_ms=60_000)
+    accumulator = BatchAccumulator(sends, linger_ms=30_000)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(count)]
     await accumulator.flush()
     assert all(future.done() for future in futures)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"linger_ms": 0}, {"linger_ms": 30_001}, {"batch_size": 0}, {"batch_size": 2**21 + 1}, {"buffer_bytes": 0}],
+)
+async def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ClientError, match=next(iter(options))):
+        BatchAccumulator(Sends(), **({"linger_ms": 1} | options))
+
+
+async def test_who_waited_for_room_does_not_wait_again() -> None:
+    sends = Sends()
+    held = sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=200, buffer_bytes=200)
+    first = accumulator.add(("t", None), part(0, 200), 3000)
+    # Another is quicker, and fills the room before the one that waited goes on.
+    first.add_done_callback(lambda done: (held.clear(), accumulator.add(("t", None), part(1, 200), 3000)))
+    waiting = asyncio.create_task(accumulator.room())
+    await eventually(lambda: accumulator._waiters)
+    held.set()
+    await asyncio.wait_for(waiting, 5)
+    assert accumulator.bytes == 200
+    held.set()
+    await accumulator.flush()
+
+
+async def test_only_so_many_batches_are_under_way() -> None:
+    """What a slow broker has in hand is little, and what waits is in time as long as something is answered."""
+    sends = Sends()
+    sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=100)
+    futures = [accumulator.add(("t", None), part(n), 200) for n in range(3 * MAX_UNDER_WAY)]
+    await eventually(lambda: sends.batches)
+    assert len(sends.batches) == MAX_UNDER_WAY
+    await asyncio.sleep(0.3)
+    sends.held.set()
+    await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [ids for _, ids, _ in sends.batches] == [[f"ID{n}"] for n in range(3 * MAX_UNDER_WAY)]
+
+
+async def test_when_nothing_is_answered_the_rest_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def send(key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(timeout_ms / 1000)
+        raise RequestTimeout("as scripted", "broker")
+
+    accumulator = BatchAccumulator(send, linger_ms=30_000, batch_size=100)
+    for n in range(10 * MAX_UNDER_WAY):
+        accumulator.add(("t", None), part(n), 50)
+    await asyncio.wait_for(accumulator.flush(), 5)
+    assert asked == MAX_UNDER_WAY
+    assert accumulator.bytes == 0
+    gc.collect()
+    # One line a batch, and none from asyncio of futures that nobody looked at.
+    assert "never retrieved" not in caplog.text
+    assert caplog.text.count("messages to t failed") == 10 * MAX_UNDER_WAY
+
+
+async def test_other_tasks_go_on_while_one_enqueues() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, linger_ms=30_000, batch_size=1000) as producer:
+        for _ in range(1000):
+            await producer.enqueue(Message("topic", b"x"))
+            if broker.sent:
+                break
+    assert broker.sent
+    assert len(broker.sent) < 50

@@ -8,6 +8,7 @@ import pytest
 from records import message_at
 from waiting import eventually
 
+from gantrymq.client import handler_pool as handler_pool_module
 from gantrymq.client.handler_pool import Handler, TaskPool, ThreadPool, handler_pool
 from gantrymq.client.process_queue import FlowLimits, ProcessQueue
 from gantrymq.protocol.message import MessageExt, MessageQueue
@@ -167,3 +168,28 @@ async def test_knows_coroutine_functions_in_disguise(outcomes: Outcomes) -> None
 
     for handler in (Handling(), Handling().method, partial(_fail_on_three)):
         assert isinstance(handler_pool(handler, 1, outcomes.done), TaskPool)
+
+
+async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
+    outcomes: Outcomes, process_queue: ProcessQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handler_pool_module, "CANCEL_TIMEOUT_S", 0.05)
+    go_on = asyncio.Event()
+    cancelled = 0
+
+    async def stubborn(message: MessageExt) -> None:
+        nonlocal cancelled
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    pool = TaskPool(stubborn, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0)])
+    await eventually(pool.running)
+    await asyncio.wait_for(pool.close(0.05), 5)
+    assert cancelled == 1
+    assert "still runs" in caplog.text
+    go_on.set()
+    await eventually(lambda: not pool.running())

@@ -47,15 +47,6 @@ def test_a_broker_is_available_again_when_its_time_is_over() -> None:
     assert faults.is_available("a", 14_000)
 
 
-def test_one_at_least_is_any_reachable_broker() -> None:
-    faults = LatencyFaults()
-    assert faults.pick_one_at_least() is None
-    faults.update("a", 1, 0, reachable=False)
-    assert faults.pick_one_at_least() is None
-    faults.update("b", 20_000, 0)
-    assert faults.pick_one_at_least() == "b"
-
-
 def test_a_detector_finds_brokers_again() -> None:
     faults = LatencyFaults()
     faults.update("a", 1, 0, isolate=True, reachable=False)

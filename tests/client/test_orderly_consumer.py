@@ -167,11 +167,12 @@ async def test_order_stays_when_queues_move(name_server: str, producer: Producer
 async def test_a_queue_is_not_given_up_in_the_middle_of_a_message(
     name_server: str, producer: Producer, topic: str, unique: str
 ) -> None:
-    began, go_on = asyncio.Event(), asyncio.Event()
+    began: set[int] = set()
+    go_on = asyncio.Event()
     inbox = Inbox()
 
     async def handle(message: MessageExt) -> None:
-        began.set()
+        began.add(message.queue_id)
         await go_on.wait()
 
     slow = PushConsumer(name_server, unique, handle, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
@@ -181,7 +182,7 @@ async def test_a_queue_is_not_given_up_in_the_middle_of_a_message(
     async with slow:
         await eventually(lambda: queues_of(slow, topic) == 4)
         await send_numbers(producer, topic, 1)
-        await began.wait()
+        await eventually(lambda: len(began) == 4)
         async with quick:
             await asyncio.sleep(0.5)
             assert not inbox.messages

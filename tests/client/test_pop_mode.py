@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from inbox import Inbox, queues_of, send_all
 from records import message_at
@@ -13,6 +15,8 @@ from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.client.rebalance import allocate_by_consistent_hash
 from gantrymq.errors import ClientError
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
@@ -95,3 +99,81 @@ def test_impossible_options_are_refused() -> None:
         PopOptions(batch_size=33)
     with pytest.raises(ClientError, match="brokers share out"):
         PushConsumer("127.0.0.1:9876", "group", Inbox(), client_rebalance=False, allocate=allocate_by_consistent_hash())
+
+
+class Acks:
+    """The answers to this client's ACK_MESSAGEs."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        pass
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        if request.code == RequestCode.ACK_MESSAGE:
+            self.codes.append(response.code)
+
+
+async def test_what_was_handled_is_acknowledged_though_the_queue_was_given_up(
+    name_server: str, producer: Producer, topic: str, unique: str
+) -> None:
+    """A rebalance while the handler runs: otherwise the message would come again."""
+    await send_all(producer, topic, [b"1"])
+    await set_mode(name_server, topic, unique, "POP")
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        began.set()
+        await go_on.wait()
+
+    acks = Acks()
+    consumer = PushConsumer(
+        name_server,
+        unique,
+        handle,
+        client_rebalance=False,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        hooks=[acks],
+    )
+    consumer.subscribe(topic)
+    async with consumer:
+        await asyncio.wait_for(began.wait(), 20)
+        assert consumer._parts
+        popped = consumer._parts.popped
+        assert popped
+        await popped.assign(topic, set())
+        go_on.set()
+        await eventually(lambda: acks.codes == [ResponseCode.SUCCESS])
+
+
+@pytest.mark.parametrize("in_threads", [False, True])
+async def test_a_handler_that_changes_the_properties_stops_nothing(
+    name_server: str,
+    producer: Producer,
+    topic: str,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
+    in_threads: bool,
+) -> None:
+    await set_mode(name_server, topic, unique, "POP")
+    bodies: list[bytes] = []
+
+    def handle(message: MessageExt) -> None:
+        message.properties.clear()
+        bodies.append(message.body)
+
+    async def handle_in_task(message: MessageExt) -> None:
+        handle(message)
+
+    consumer = PushConsumer(
+        name_server,
+        unique,
+        handle if in_threads else handle_in_task,
+        client_rebalance=False,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+    )
+    consumer.subscribe(topic)
+    await send_all(producer, topic, [b"%d" % n for n in range(5)])
+    async with consumer:
+        await eventually(lambda: len(bodies) == 5 and caplog.text.count("the broker wasn't told") == 5)

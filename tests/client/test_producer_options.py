@@ -189,7 +189,7 @@ async def test_an_unreadable_recall_handle_is_an_error() -> None:
 
 async def test_messages_sent_at_a_time_go_together() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, topics=("topic", "other"), linger_ms=60_000, batch_size=1000) as producer:
+    async with producer_over(broker, topics=("topic", "other"), linger_ms=30_000, batch_size=1000) as producer:
         sends = [producer.send(Message(topic, b"%d" % n)) for n in range(60) for topic in ("topic", "other")]
         results = asyncio.gather(*sends)
         await eventually(lambda: sum(len(sent.bodies) for sent in broker.sent) >= 90)

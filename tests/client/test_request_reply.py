@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import pytest
 from scripted_producer import ProducerBroker, producer_over
@@ -130,3 +132,36 @@ async def test_request_and_reply_through_a_cluster(name_server: str, topic: str,
         replies = await asyncio.gather(*(producer.request(question, 30_000) for question in questions))
         await replying
     assert [reply.body for reply in replies] == [b"re: question %d" % n for n in range(5)]
+
+
+async def test_replies_and_messages_to_retry_topics_never_go_in_a_batch() -> None:
+    """A batch has no room for what makes them special: a reply would be stored instead of pushed."""
+    broker = ProducerBroker()
+    request = Message("topic", b"q", properties={"CLUSTER": "c", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "me"})
+    topics = ("c_REPLY_TOPIC", "%RETRY%group")
+    async with producer_over(broker, topics=topics, linger_ms=1) as producer:
+        again = Message("%RETRY%group", b"again", properties={"RECONSUME_TIME": "3"})
+        await asyncio.gather(
+            *(producer.send(reply_message(request, b"%d" % n)) for n in range(3)),
+            *(producer.send(again) for _ in range(2)),
+        )
+        with pytest.raises(IllegalMessage):
+            await producer.enqueue(reply_message(request, b"x"))
+    codes = [RequestCode.SEND_REPLY_MESSAGE_V2] * 3 + [RequestCode.SEND_MESSAGE_V2] * 2
+    assert [sent.code for sent in broker.sent] == codes
+    assert {sent.header.reconsume_times for sent in broker.sent[3:]} == {3}
+
+
+async def test_a_request_does_not_wait_for_brokers_that_are_gone() -> None:
+    """Some broker of the topic swallows everything: it is told of the client in the background."""
+    good = ProducerBroker()
+    async with producer_over(good) as producer:
+        with socket.create_server(("127.0.0.1", 0)) as hole:
+            await producer.queues("topic")
+            producer.client.routes.all_brokers()["hole"] = {0: f"127.0.0.1:{hole.getsockname()[1]}"}
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(RequestTimeout, match="no reply"):
+                    await producer.request(MESSAGE, 200)
+            assert time.monotonic() - began < 2
+            assert len(good.sent) == 1

@@ -12,6 +12,7 @@ from gantrymq.client.simple_consumer import SimpleConsumer
 from gantrymq.errors import ClientClosed, ClientError, ConnectFailed, IllegalMessage, NoRouteInfo
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import POP_CK
+from gantrymq.protocol.route import QueueData
 
 
 async def receive_all(consumer: SimpleConsumer, count: int, **options: int) -> list[MessageExt]:
@@ -181,3 +182,37 @@ async def test_a_handle_of_an_unknown_broker(name_server: str, producer: Produce
         message.properties[POP_CK] = message.properties[POP_CK].replace(" broker-a ", " nobody ")
         with pytest.raises(ConnectFailed, match="nobody"):
             await consumer.ack(message)
+
+
+async def test_a_broker_that_is_gone_does_not_stop_the_others(
+    name_server: str, producer: Producer, topic: str, unique: str
+) -> None:
+    consumer = SimpleConsumer(name_server, unique)
+    consumer.subscribe(topic)
+    async with consumer:
+        assert await consumer.receive(await_ms=0) == []
+        assert consumer._client
+        route = consumer._client.routes.cached(topic)
+        assert route
+        route.queue_datas.append(QueueData("gone", 4, 4, 6))
+        consumer._client.routes.all_brokers()["gone"] = {0: "127.0.0.1:1"}
+        for number in range(4):
+            await producer.send(Message(topic, b"%d" % number))
+            assert len(await receive_all(consumer, 1)) == 1
+        # With nobody left it is an error.
+        consumer._client.routes.all_brokers()["broker-a"] = {0: "127.0.0.1:1"}
+        with pytest.raises(ConnectFailed):
+            await consumer.receive(await_ms=1000)
+
+
+@pytest.mark.parametrize("handle", ["nonsense", "1 2 3 4 0 broker-b 5 6"])
+async def test_a_receipt_handle_that_a_producer_sent_is_not_taken_for_the_messages_own(
+    name_server: str, producer: Producer, topic: str, unique: str, handle: str
+) -> None:
+    """A message that is sent on with all the properties of one that was popped."""
+    await producer.send(Message(topic, b"x", properties={POP_CK: handle}))
+    consumer = SimpleConsumer(name_server, unique)
+    consumer.subscribe(topic)
+    async with consumer:
+        (message,) = await receive_all(consumer, 1)
+        await consumer.ack(message)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +15,7 @@ from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.client.queue_selector import select_by_hash
 from gantrymq.client.simple_consumer import SimpleConsumer
-from gantrymq.errors import ClientClosed, ClientError, IllegalMessage
+from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
@@ -92,3 +94,77 @@ async def test_does_not_need_the_callers_loop(name_server: str, unique: str) -> 
             producer.send(Message(unique, b"x"))
 
     await asyncio.to_thread(send)
+
+
+def test_a_close_ends_the_calls_of_other_threads(name_server: str, topic: str, unique: str) -> None:
+    consumer = SyncSimpleConsumer(SimpleConsumer(name_server, unique))
+    consumer.subscribe(topic)
+    consumer.start()
+    ended: list[BaseException] = []
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    def call(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as e:
+            ended.append(e)
+
+    threads = [
+        threading.Thread(target=call, args=[lambda: consumer.receive(await_ms=60_000)]),
+        threading.Thread(target=call, args=[lambda: consumer._wait(for_ever())]),
+    ]
+    for thread in threads:
+        thread.start()
+    while len(threads) > len([thread for thread in threads if thread.is_alive()]):
+        pass
+    closers = [threading.Thread(target=consumer.close) for _ in range(2)]
+    for thread in closers:
+        thread.start()
+    for thread in [*threads, *closers]:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(ended) == 2
+    assert all(isinstance(error, GantryError) for error in ended)
+    assert any(isinstance(error, ClientClosed) for error in ended)
+
+
+def test_calls_that_would_wait_for_themselves_are_refused(name_server: str, unique: str) -> None:
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    async def handle(message: MessageExt) -> None:
+        try:
+            consumer.close()
+        except ClientError as e:
+            errors.append(e)
+        done.set()
+
+    inner = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    inner.subscribe(unique)
+    consumer = SyncPushConsumer(inner)
+    with SyncProducer(Producer(name_server, "producers")) as producer:
+        with pytest.raises(ClientError, match="already started"):
+            producer.start()
+        producer.send(Message(unique, b"x"))
+        with consumer:
+            assert done.wait(20)
+    assert "wait for itself" in str(errors[0])
+
+
+def test_a_child_process_has_no_part_in_its_parents_clients(name_server: str, unique: str) -> None:
+    with SyncProducer(Producer(name_server, "producers")) as producer:
+        producer.send(Message(unique, b"1"))
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send(Message(unique, b"2"))
+            except ClientClosed as e:
+                producer.close()
+                os._exit(0 if "fork" in str(e) else 2)
+            finally:
+                os._exit(3)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        producer.send(Message(unique, b"3"))

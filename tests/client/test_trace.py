@@ -133,3 +133,18 @@ async def test_few_contexts_are_sent_after_a_while(monkeypatch: pytest.MonkeyPat
     dispatcher.append(context(1))
     async with asyncio.timeout(10):
         assert (await sent.get()).keys == ["ID1"]
+
+
+async def test_the_close_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace, "CLOSE_TIMEOUT_S", 0.05)
+
+    async def send(message: Message) -> None:
+        await asyncio.Event().wait()
+
+    dispatcher = TraceDispatcher(send)
+    for number in range(25):
+        dispatcher.append(context(number))
+    await asyncio.wait_for(dispatcher.close(), 5)
+    assert "25 traces were not sent" in caplog.text

@@ -86,6 +86,8 @@ class ClientInstance:
         self._has_discovery = discovery is not None
         self._producer_data = producer_data
         self._consumer_data = consumer_data
+        #: The brokers that this client was announced to, in vain or not; those that know it.
+        self._announced: set[str] = set()
         self._greeted: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -111,11 +113,17 @@ class ClientInstance:
 
     async def heartbeat(self) -> None:
         """Tells every known broker of this client. Failures are logged: the next one comes in 30 s."""
-        await self._greet(self._broker_addresses())
+        addresses = self._broker_addresses()
+        self._announced &= addresses
+        self._greeted &= addresses
+        await self._greet(addresses)
 
     async def greet_new_brokers(self) -> None:
-        """Tells those brokers of this client that have not been told."""
-        await self._greet(self._broker_addresses() - self._greeted)
+        """Tells those brokers of this client that it was never announced to.
+
+        Where that failed the next heartbeat does it: nobody waits for a broker that is gone more than once.
+        """
+        await self._greet(self._broker_addresses() - self._announced)
 
     async def greet_again(self, address: str) -> None:
         """Tells a broker that has forgotten this client, after a restart or a broken connection."""
@@ -139,13 +147,16 @@ class ClientInstance:
             consumer_data_set=[self._consumer_data] if self._consumer_data else [],
         )
 
+        self._announced |= addresses
+
         async def greet(address: str) -> None:
             try:
                 await self.api.heartbeat(address, data)
                 self._greeted.add(address)
             except ClientClosed:
                 pass
-            except GantryError as e:
+            except Exception as e:
+                # Whatever it is (hooks are the user's), who heartbeats goes on.
                 self._greeted.discard(address)
                 log.warning("heartbeat to broker %s failed: %s", address, e)
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: Messages that one task handles before it lets the event loop go round, for handlers that never wait.
 _MESSAGES_PER_TURN = 64
+#: How long a handler that is cancelled may take to end.
+CANCEL_TIMEOUT_S = 2.0
 
 
 class Source(Protocol):
@@ -129,7 +131,10 @@ class TaskPool:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT_S)
+        for task in self._tasks:
+            log.warning("a handler still runs in %s: its message will be delivered again", task.get_name())
 
     def _add_spare(self) -> None:
         if not self._has_spare and len(self._tasks) < self.concurrency:

@@ -5,8 +5,6 @@ Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are ms,
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gantrymq.client.publish_info import TopicPublishInfo
@@ -66,11 +64,6 @@ class LatencyFaults:
     def is_reachable(self, broker: str) -> bool:
         item = self.items.get(broker)
         return item is None or item.reachable
-
-    def pick_one_at_least(self, choose: Callable[[Sequence[str]], str] = random.choice) -> str | None:
-        """A reachable broker of those with an item, however slow; None when there is none."""
-        reachable = [broker for broker, item in self.items.items() if item.reachable]
-        return choose(reachable) if reachable else None
 
     def select(self, info: TopicPublishInfo, last_broker: str | None, now_ms: int) -> MessageQueue:
         """The next queue of an available broker other than `last_broker`, else of a reachable one, else any."""

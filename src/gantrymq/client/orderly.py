@@ -103,10 +103,10 @@ class ConsumeOrderly:
         line.waiting = None
         if process_queue.dropped or self._closing or not line.messages:
             return
+        line.in_hand = True
         if self._locks is not None and not self._locks.holds(process_queue.queue):
             self._start(self._lock_again(process_queue, line, self._locks))
         else:
-            line.in_hand = True
             self.pool.submit(process_queue, (line.messages[0],))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -120,9 +120,10 @@ class ConsumeOrderly:
             line.waiting = loop.call_later(delay_s, self._next, process_queue, line)
 
     async def _lock_again(self, process_queue: ProcessQueue, line: _Line, locks: QueueLocks) -> None:
-        line.in_hand = True
-        log.warning("the lock of %s was lost: taking it again", process_queue.queue)
-        locked = await locks.lock([process_queue.queue])
+        locked = False
+        if not process_queue.dropped:
+            log.warning("the lock of %s was lost: taking it again", process_queue.queue)
+            locked = bool(await locks.lock([process_queue.queue]))
         line.in_hand = False
         self._next_later(process_queue, line, 0.0 if locked else LOCK_RETRY_S)
 

@@ -2,7 +2,7 @@
 
     hook = OpenTelemetryHook()
     Producer(..., send_hooks=[hook])
-    PushConsumer(..., hooks=[hook])
+    PushConsumer(..., consume_hooks=[hook])
 
 A send is a PRODUCER span, a handler's run a CONSUMER span below it, in whatever process. What joins them travels in the
 message's properties (`traceparent`, by the W3C's propagator, or whatever propagator is set). Names are those of

@@ -36,6 +36,8 @@ COMPRESS_OVER = 4096
 COMPRESS_IN_THREAD_OVER = 128 * 1024
 #: MSG_TYPE of an answer to a request (`MixAll.REPLY_MESSAGE_FLAG`).
 REPLY_TYPE = "reply"
+#: What `may_be_batched` says no to.
+NOT_IN_A_BATCH = "delayed messages, those of transactions, replies and those to retry topics go alone, in no batch"
 #: What delays a message.
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
 
@@ -113,14 +115,12 @@ class Encoder:
 
     def encode_batch(self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]) -> Outgoing:
         """`messages` for `topic` as one, with `properties` in place of their own. Raises IllegalMessage."""
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            raise IllegalMessage("messages to a retry topic can't go in a batch")
         parts: list[Outgoing] = []
         for message, message_properties in zip(messages, properties, strict=True):
             if message.topic != messages[0].topic:
                 raise IllegalMessage(f"a batch has one topic, not both {messages[0].topic} and {message.topic}")
             if not may_be_batched(message):
-                raise IllegalMessage("delayed messages and those of transactions can't go in a batch: send them alone")
+                raise IllegalMessage(NOT_IN_A_BATCH)
             parts.append(self.encode(topic, message, message_properties))
         return self.join(topic, parts)
 
@@ -147,11 +147,16 @@ class Encoder:
 
 
 def may_be_batched(message: Message) -> bool:
-    """Whether brokers take `message` in a batch (`ProduceAccumulator`): not if it is delayed or of a transaction."""
+    """Whether `message` may go in a batch (`DefaultMQProducer.canBatch`).
+
+    Not if it is delayed, of a transaction, a reply or for a retry topic.
+    """
     properties = message.properties
+    if isinstance(message.topic, str) and message.topic.startswith(RETRY_TOPIC_PREFIX):
+        return False
     if not properties:
         return True
-    if TRANSACTION_PREPARED in properties:
+    if TRANSACTION_PREPARED in properties or properties.get(MESSAGE_TYPE) == REPLY_TYPE:
         return False
     return all(properties.get(name, "0") == "0" for name in DELAYS)
 

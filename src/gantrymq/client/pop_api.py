@@ -125,12 +125,15 @@ def handle_of(message: MessageExt) -> ReceiptHandle:
 def give_handles(
     messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str, order: bool
 ) -> None:
-    """Makes the messages' receipt handles from the lists in the answer; a message that came back has its own."""
+    """Makes the messages' receipt handles from the lists in the answer; a message that came back has its own.
+
+    Its own is one for where it stands: a producer may have sent it on with the properties of another popped message.
+    """
     start_offsets = parse_offset_info(header.start_offset_info)
     order_counts = parse_offset_info(header.order_count_info) if order else {}
     for message in messages:
         flag, queue_id, offset = retry_flag(message.topic), str(message.queue_id), message.queue_offset
-        if POP_CK not in message.properties:
+        if not _has_handle(message):
             handle = ReceiptHandle(
                 _number(start_offsets.get((flag, queue_id), str(offset))),
                 header.pop_time,
@@ -145,6 +148,17 @@ def give_handles(
         if count := order_counts.get((flag, f"qo{queue_id}%{offset}")) or order_counts.get((flag, queue_id)):
             message.reconsume_times = _number(count)
         message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
+
+
+def _has_handle(message: MessageExt) -> bool:
+    text = message.properties.get(POP_CK)
+    if text is None:
+        return False
+    try:
+        handle = ReceiptHandle.parse(text)
+    except BodyError:
+        return False
+    return (handle.queue_id, handle.queue_offset) == (message.queue_id, message.queue_offset)
 
 
 def _number(text: str) -> int:

@@ -17,7 +17,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consume_statistics import ConsumeStatistics, TopicCounters
 from gantrymq.client.handler_pool import Handler, HandlerPool, handler_pool, is_coroutine_handler
 from gantrymq.client.pop_api import PopApi, handle_of
-from gantrymq.errors import ClientClosed, ClientError, GantryError
+from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.consumer_bodies import PopProcessQueueInfo
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.message import MessageExt, MessageQueue
@@ -189,8 +189,7 @@ class PopQueues:
 
     def _handled(self, process_queue: PopProcessQueue, message: MessageExt, error: BaseException | None) -> None:
         process_queue.taken()
-        if process_queue.dropped:
-            return
+        # Whoever has the queue by now: the receipt handle is this consumer's.
         topic = process_queue.queue.topic
         if _is_visible_again(message):
             log.warning("%s took more than its invisible time, it comes again: %s", message.msg_id, error or "handled")
@@ -228,7 +227,10 @@ def retry_after(message: MessageExt, max_reconsume_times: int, now: float) -> in
 
 
 def _is_visible_again(message: MessageExt) -> bool:
-    handle = handle_of(message)
+    try:
+        handle = handle_of(message)
+    except IllegalMessage:
+        return False  # The handler took it away; the acknowledgement will say so.
     return time.time() * 1000 >= handle.pop_time + handle.invisible_time
 
 

@@ -19,7 +19,7 @@ from gantrymq.client.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAcc
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.namespace import without_namespace, wrap_namespace
-from gantrymq.client.outgoing import COMPRESS_OVER, MAX_MESSAGE_SIZE, Encoder, Outgoing, may_be_batched
+from gantrymq.client.outgoing import COMPRESS_OVER, MAX_MESSAGE_SIZE, NOT_IN_A_BATCH, Encoder, Outgoing, may_be_batched
 from gantrymq.client.queue_selector import QueueSelector
 from gantrymq.client.request_reply import Requests
 from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS
@@ -112,7 +112,11 @@ class Producer:
         self._set_encoder(UniqueKeys())
 
     async def start(self) -> None:
-        """Makes the producer ready; connections are made when they are needed."""
+        """Makes the producer ready; connections are made when they are needed. Raises ClientError for odd options."""
+        if self._sender is not None:
+            raise ClientError("this producer is already started")
+        if self._batching is not None:
+            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
         client = ClientInstance(
             self._name_servers,
             producer_data=ProducerData(self.group),
@@ -122,8 +126,6 @@ class Producer:
         )
         client.start()
         self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
-        if self._batching is not None:
-            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
         if self._trace_topic is not None and self.trace is None:
             self.trace = TraceDispatcher(self.send_alone, self._trace_topic)
             self._send_hooks.append(SendTraceHook(self.trace))
@@ -132,14 +134,16 @@ class Producer:
     async def close(self) -> None:
         """Sends what waits in batches and traces, then closes the connections; sends that are under way fail."""
         batches, self._batches = self._batches, None
-        if batches is not None:
-            await batches.flush()
-        if self.trace is not None:
-            await self.trace.close()
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            await sender.close()
-            await sender.client.close()
+        try:
+            if batches is not None:
+                await batches.flush()
+            if self.trace is not None:
+                await self.trace.close()
+        finally:
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                await sender.close()
+                await sender.client.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -210,7 +214,7 @@ class Producer:
         """Puts `message` into a batch and returns at once, or when there is room; the future is `send`'s result.
 
         The whole batch is stored or none of it: an error is that of all its messages. For producers with `linger_ms`.
-        Raises IllegalMessage, also for delayed messages and those of transactions, which can't go in a batch.
+        Raises IllegalMessage, also for what can't go in a batch: delayed messages, those of transactions, replies.
         """
         batches = self._batches
         if batches is None:
@@ -218,8 +222,8 @@ class Producer:
             raise ClientError("this producer makes no batches: give it linger_ms, or use send")
         topic = self._topic(message, queue)
         properties, context = message.properties, None
-        if properties and not may_be_batched(message):
-            raise IllegalMessage("delayed messages and those of transactions can't go in a batch: use send")
+        if not may_be_batched(message):
+            raise IllegalMessage(NOT_IN_A_BATCH)
         if self._send_hooks:
             context = SendContext(self._user_group, [message], [dict(properties)])
             run_hooks([hook.before_send for hook in self._send_hooks], context)
@@ -228,7 +232,7 @@ class Producer:
         future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
         if context is not None:
             future.add_done_callback(lambda done: self._after_enqueued(context, done))
-        if batches.bytes >= batches.buffer_bytes:
+        if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             await batches.room()
         return future
 
@@ -253,12 +257,11 @@ class Producer:
         Raises as `send`, and RequestTimeout when no reply has come in `timeout_ms`.
         """
         client = self.client
-        deadline = time.monotonic() + timeout_ms / 1000
-        # The broker of the reply finds this client by its id: it must have heard of it.
-        await self.greet_brokers_of(message.topic, timeout_ms)
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
+            async with asyncio.timeout(timeout_ms / 1000):
+                # The broker of the reply finds this client by its id: it must have heard of it.
+                await self.greet_brokers_of(message.topic, timeout_ms)
                 await self.send_alone(request, timeout_ms)
                 return await reply
         except TimeoutError:

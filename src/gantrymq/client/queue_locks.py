@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 RENEW_INTERVAL_S = 20.0
 #: rocketmq.client.rebalance.lockMaxLiveTime: so long is a lock trusted; the broker keeps it 60 s.
 LOCK_LIFE_S = 30.0
+_NEVER = (float("-inf"), 0.0)
 
 
 class QueueLocks:
@@ -30,30 +31,34 @@ class QueueLocks:
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        #: When each held queue was locked last (time.monotonic, time.time); 0 for one that was lost.
+        #: When each wanted queue was locked last (time.monotonic, time.time); _NEVER for one that is not, or was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
-        self._renewer = asyncio.create_task(repeat(RENEW_INTERVAL_S, self._renew))
+        self._renewer = asyncio.create_task(repeat(RENEW_INTERVAL_S, self._renew_all))
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue may be consumed now."""
-        return time.monotonic() - self._locked.get(queue, (float("-inf"), 0.0))[0] <= LOCK_LIFE_S
+        return time.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
 
     def last_locked(self, queue: MessageQueue) -> float:
         """Seconds since the epoch; 0 for a queue that is not held."""
-        return self._locked.get(queue, (0.0, 0.0))[1]
+        return self._locked.get(queue, _NEVER)[1]
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Takes or renews locks; those that are this consumer's now. Failures are logged."""
-        by_address = self._by_broker(queues)
-        locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in by_address.items()))
-        return set().union(*locked)
+        wanted = set(queues)
+        new = wanted - self._locked.keys()
+        self._locked |= dict.fromkeys(new, _NEVER)
+        locked = await self._renew(wanted)
+        for queue in new - locked:
+            self._locked.pop(queue, None)
+        return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Gives locks back; where that fails they expire on the broker."""
-        by_address = self._by_broker(queues)
-        for address, held in by_address.items():
-            for queue in held:
-                self._locked.pop(queue, None)
+        given_back = list(queues)
+        for queue in given_back:
+            self._locked.pop(queue, None)
+        for address, held in self._by_broker(given_back).items():
             try:
                 await self._client.api.unlock_queues(address, self._group, self._client.client_id, held)
             except GantryError as e:
@@ -65,11 +70,16 @@ class QueueLocks:
         await asyncio.gather(self._renewer, return_exceptions=True)
         await self.unlock(list(self._locked))
 
-    async def _renew(self) -> None:
-        held = list(self._locked)
-        locked = await self.lock(held)
-        if lost := sorted(set(held) - locked):
+    async def _renew_all(self) -> None:
+        held = set(self._locked)
+        locked = await self._renew(held)
+        if lost := sorted((held - locked) & self._locked.keys()):
             log.warning("group %s can't renew the locks of %s", self._group, lost)
+
+    async def _renew(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        by_address = self._by_broker(queues)
+        locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in by_address.items()))
+        return set().union(*locked)
 
     async def _lock(self, address: str, queues: set[MessageQueue]) -> set[MessageQueue]:
         try:
@@ -79,12 +89,11 @@ class QueueLocks:
             log.warning("can't lock %s for group %s: %s", sorted(queues), self._group, e)
             return set()
         now = time.monotonic(), time.time()
-        for queue in queues:
-            if queue in locked:
-                self._locked[queue] = now
-            elif queue in self._locked:
-                self._locked[queue] = (float("-inf"), self._locked[queue][1])
-        return locked & queues
+        # Those that were given back meanwhile are nobody's here: the broker got the unlock after the lock.
+        wanted = queues & self._locked.keys()
+        for queue in wanted:
+            self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])
+        return locked & wanted
 
     def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:
         by_address: defaultdict[str, set[MessageQueue]] = defaultdict(set)

@@ -119,19 +119,21 @@ class Sender:
         result: SendResult | None = None
         for attempt in range(1 + self._retry_times):
             began = now()
-            left_ms = int((deadline - began) * 1000)
+            try_ms = left_ms = int((deadline - began) * 1000)
             if left_ms <= 0:
                 break
             if self._try_timeout_ms is not None and attempt < self._retry_times:
-                left_ms = min(left_ms, self._try_timeout_ms)
+                try_ms = min(left_ms, self._try_timeout_ms)
             last = tried[-1] if tried else None
             queue = info.select(last) if faults is None else faults.select(info, last, int(began * 1000))
             tried.append(queue.broker_name)
             try:
-                result = await self._send_to(queue, outgoing, left_ms)
+                result = await self._send_to(queue, outgoing, try_ms)
             except RemotingError as e:
                 error = e
                 self._count(queue, began, isolate=True, reachable=self._detector is None)
+                if isinstance(e, RequestTimeout) and try_ms == left_ms:
+                    break  # The time is over, whatever the clock's last millisecond says.
             except BrokerError as e:
                 self._count(queue, began, isolate=True, reachable=False)
                 if e.code not in RETRY_RESPONSE_CODES:

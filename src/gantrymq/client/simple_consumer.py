@@ -6,6 +6,7 @@ Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of cli
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 import time
@@ -14,13 +15,15 @@ from collections.abc import Sequence
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consumer_base import GroupConsumer
 from gantrymq.client.pop_api import PopApi
-from gantrymq.errors import BrokerError, ClientClosed, ClientError, NoRouteInfo
+from gantrymq.errors import BrokerError, ClientClosed, ClientError, GantryError, NoRouteInfo, RemotingError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.pop_headers import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.remoting.connection import Connection, Handler, RpcHook
+
+log = logging.getLogger(__name__)
 
 #: The most messages of one pop (`PopMessageProcessor`).
 MAX_MESSAGES = 32
@@ -92,8 +95,8 @@ class SimpleConsumer(GroupConsumer):
     ) -> list[MessageExt]:
         """Up to `max_messages` (1 to 32), which others don't get for `invisible_ms`; none when none come in `await_ms`.
 
-        Topics and brokers take turns; one of them is asked at a time. Raises NoRouteInfo, BrokerError or a
-        RemotingError.
+        Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out.
+        Raises NoRouteInfo, BrokerError, or a RemotingError when none can be reached.
         """
         client = self._started()
         if not 1 <= max_messages <= MAX_MESSAGES:
@@ -106,11 +109,18 @@ class SimpleConsumer(GroupConsumer):
         # All are asked once without waiting; then they wait in turns.
         asked = 0
         while True:
-            topic, broker_name = targets[self._turn % len(targets)]
+            target = topic, broker_name = targets[self._turn % len(targets)]
+            self._turn += 1
             left_ms = max(0, round(1000 * (deadline - time.monotonic())))
             poll_ms = 0 if asked < len(targets) - 1 else min(left_ms, left_ms if len(targets) == 1 else _TURN_MS)
-            messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
-            self._turn += 1
+            try:
+                messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
+            except RemotingError as e:
+                targets.remove(target)
+                if not targets:
+                    raise
+                log.warning("can't receive from topic %s on broker %s: %s", topic, broker_name, e)
+                continue
             asked += 1
             if messages or (asked >= len(targets) and time.monotonic() >= deadline):
                 return messages
@@ -170,9 +180,15 @@ class SimpleConsumer(GroupConsumer):
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:
-                    await api.ack(message, topic)
+                    await self._ack_unwanted(api, message, topic)
         self._strip_namespace(messages)
         return messages
+
+    async def _ack_unwanted(self, api: PopApi, message: MessageExt, topic: str) -> None:
+        try:
+            await api.ack(message, topic)
+        except GantryError as e:
+            log.warning("%s, which nobody subscribed to, comes again: %s", message.msg_id, e)
 
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._client is not None and self._data is not None:

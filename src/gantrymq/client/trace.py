@@ -33,6 +33,8 @@ MAX_WAITING = 2048
 BATCH = 10
 #: ... or those there are after so many seconds.
 FLUSH_INTERVAL_S = 5.0
+#: So long does a client that closes wait for its traces.
+CLOSE_TIMEOUT_S = 3.0
 #: A trace message is closed when its text has so many characters.
 MAX_TEXT = 128_000
 #: The group of the producer that sends a consumer's traces begins so (`TraceConstants`).
@@ -181,6 +183,7 @@ class TraceDispatcher:
         self._send = send
         self._waiting: deque[TraceContext] = deque()
         self._dropped = 0
+        self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -199,10 +202,19 @@ class TraceDispatcher:
         return True
 
     async def close(self) -> None:
-        """Sends what waits; returns when that is done, or has failed."""
-        self._flush()
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
+        """Sends what waits; returns when that is done, or has failed. What takes too long is given up."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._waiting or self._tasks:
+                    self._flush()
+                    await asyncio.gather(*self._tasks)
+        except TimeoutError:
+            log.warning(
+                "%d traces were not sent: %s did not take them in time",
+                self._under_way + len(self._waiting),
+                self.topic,
+            )
+            self._waiting.clear()
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -216,6 +228,7 @@ class TraceDispatcher:
     async def _send_waiting(self) -> None:
         while self._waiting:
             contexts = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            self._under_way = len(contexts)
             by_topic: dict[str, list[TraceContext]] = {}
             for context in contexts:
                 by_topic.setdefault(context.beans[0].topic, []).append(context)
