@@ -22,8 +22,8 @@ from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import find_queues, initial_offsets, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.writer import GANTRY_ID
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])

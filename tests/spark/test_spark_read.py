@@ -15,7 +15,7 @@ from spark_support import create_topic, send_numbers
 from gantrymq.client.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.spark.columns import COLUMNS
-from gantrymq.spark.writer import GANTRY_ID
+from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pytestmark = pytest.mark.spark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import send_numbers
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import IllegalMessage
+from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -126,6 +129,10 @@ def test_a_stream_from_topic_to_topic(
         ("'a' AS body", "overwrite", {"topic": "t"}, "can't be overwritten"),
         ("'a' AS body", "append", {"topic": "t", "subscribe": "t"}, "'subscribe' has no meaning in a write"),
         ("'' AS body", "append", {"topic": "t"}, "null or empty"),
+        ("'a' AS body, 3 AS delayLevel", "append", {"topic": "t", "transactional": "true"}, "can't be delayed"),
+        ("'a' AS body", "append", {"topic": "t", "transactional": "yes"}, "neither true nor false"),
+        ("'a' AS body", "append", {"topic": "t", "transactionTimeoutMs": "10"}, "less than 1000"),
+        ("'a' AS body", "append", {"topic": "t", "accessKey": "k"}, "accessKey and secretKey go together"),
     ],
 )
 def test_mistakes_are_explained(
@@ -137,7 +144,7 @@ def test_mistakes_are_explained(
 
 
 def encode(**columns: list[object]) -> None:
-    RowEncoder("t", "write-0").encode(pa.RecordBatch.from_pydict(columns))
+    RowEncoder(WriteOptions(["127.0.0.1:9876"], "t"), "write-0").encode(pa.RecordBatch.from_pydict(columns))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +153,8 @@ def encode(**columns: list[object]) -> None:
         ({"body": ["a", None]}, "null or empty"),
         ({"body": ["a", "b"], "tags": ["x", "y\x02KEYS\x01z"]}, "separate the properties"),
         ({"body": ["a", "b"], "keys": ["x", "y" * 40_000]}, "at most 32767"),
+        ({"body": ["a", "b"], "delayMs": [5, -5]}, "TIMER_DELAY_MS is '-5'"),
+        ({"body": ["a", "b"], "delayMs": [5, 5], "delayLevel": [None, 3]}, "DELAY and TIMER_DELAY_MS exclude"),
     ],
 )
 def test_rows_that_are_no_messages_are_named(columns: dict[str, list[object]], message: str) -> None:
@@ -154,14 +163,69 @@ def test_rows_that_are_no_messages_are_named(columns: dict[str, list[object]], m
     assert "row 1 of the partition (write-0)" in "".join(caught.value.__notes__)
 
 
-def test_delayed_messages_cannot_go_in_batches() -> None:
-    with pytest.raises(IllegalMessage, match="delayed"):
-        RowEncoder("t", "w").encode(
-            pa.RecordBatch.from_arrays(
-                [
-                    pa.array([b"a"]),
-                    pa.array([[("DELAY", "3")]], pa.map_(pa.string(), pa.string())),
-                ],
-                ["body", "properties"],
-            )
-        )
+def test_what_must_go_alone() -> None:
+    """Batches have no delayed messages; a transaction has no batches."""
+    properties = pa.array([[("DELAY", "3")], None, [("DELAY", "0")]], pa.map_(pa.string(), pa.string()))
+    at = pa.array([None, 1_767_268_800_123_999, None], pa.timestamp("us", "UTC"))
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([b"a", b"b", b"c"]), properties, at], ["body", "properties", "deliverAt"]
+    )
+    messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t"), "w").encode(rows)["t"]
+    assert [body for _, (_, body, _) in messages.alone] == [b"a", b"b"]
+    assert [body for _, body, _ in messages.free] == [b"c"]
+    assert b"TIMER_DELIVER_MS\x011767268800123\x02" in messages.alone[1][1][2]
+
+    half = WriteOptions(["127.0.0.1:9876"], "t", transactional=True, transaction_timeout_s=60)
+    messages = RowEncoder(half, "w").encode(rows.slice(2))["t"]
+    assert not messages.free
+    _, (_, _, encoded) = messages.alone[0]
+    for expected in (
+        b"TRAN_MSG\x01true\x02",
+        b"PGROUP\x01gantry-spark\x02",
+        b"CHECK_IMMUNITY_TIME_IN_SECONDS\x0160\x02",
+    ):
+        assert expected in encoded
+    with pytest.raises(IllegalMessage, match="DELAY: messages of a transaction can't be delayed"):
+        RowEncoder(half, "w").encode(rows.slice(0, 1))
+
+
+@pytest.mark.spark
+def test_delayed_rows_come_later(
+    spark: SparkSession, cluster: EmbeddedCluster, read: Callable[[str], DataFrame], new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    started = time.time()
+    rows = spark.sql(
+        """SELECT 'now' AS body, CAST(NULL AS INT) AS delayLevel, CAST(NULL AS BIGINT) AS delayMs,
+                  CAST(NULL AS TIMESTAMP) AS deliverAt
+           UNION ALL SELECT 'level', 1, NULL, NULL
+           UNION ALL SELECT 'ms', NULL, 1500, NULL
+           UNION ALL SELECT 'at', NULL, NULL, current_timestamp() + INTERVAL 2 SECONDS"""
+    )
+    write(rows, cluster, topic=topic)
+    delays: dict[str, float] = {}
+    deadline = time.monotonic() + WAIT_S
+    while len(delays) < 4 and time.monotonic() < deadline:
+        found = read(topic).select("body", F.col("storeTimestamp").cast("double").alias("stored")).collect()
+        delays = {bytes(row.body).decode(): row.stored - started for row in found}
+    assert delays.keys() == {"now", "level", "ms", "at"}
+    assert delays["level"] >= 1
+    assert delays["ms"] >= 1.5
+    assert delays["at"] >= 2
+
+
+@pytest.mark.spark
+def test_writes_are_signed(spark: SparkSession, tmp_path: Path) -> None:
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts:\n  - accessKey: writer-key\n    secretKey: writers-secret\n    admin: true\n")
+    keys = {"accessKey": "writer-key", "secretKey": "writers-secret"}
+    with EmbeddedCluster(auth=AuthConfig(acl_enable=True, plain_acl_file=accounts)) as guarded:
+        df = spark.sql("SELECT 'signed' AS body")
+        write(df, guarded, topic="guarded", **keys)
+        # The half messages and their commit.
+        write(df, guarded, topic="guarded", transactional="true", **keys)
+        with pytest.raises(Exception, match="accessKey"):
+            write(df, guarded, topic="guarded")
+        options = {"nameServer": guarded.name_server, "subscribe": "guarded"} | keys
+        rows = spark.read.format("rocketmq").options(**options).load().collect()
+    assert [bytes(row.body) for row in rows] == [b"signed"] * 2

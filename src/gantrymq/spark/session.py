@@ -28,11 +28,11 @@ _VERSION_TIMEOUT_S = 30
 def session_builder(app_name: str = "gantrymq") -> SparkSession.Builder:
     """`SparkSession.builder`, set up for `format("rocketmq")`; add a master and what else you need.
 
-    Sets JAVA_HOME and PYSPARK_PYTHON for this process. Raises ConfigError when there is no Java.
+    Sets JAVA_HOME and, where it isn't set, PYSPARK_PYTHON for this process. Raises ConfigError when there is no Java.
     """
     os.environ["JAVA_HOME"] = str(java_home())
     # Spark's own default is the python3 of PATH, which may not have this package.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.appName(app_name).config(FILTER_PUSHDOWN, "true")
 
 

@@ -1,0 +1,84 @@
+"""What a consumer group has given up on: by topic and day, with an example, and how long it tried.
+
+    python dead_letters.py --name-server 127.0.0.1:9876 --group billing
+
+A group's dead letters are in the topic %DLQ%group; their properties say which topic they came from. With --resend they
+are sent to that topic again, after the cause is mended: every consumer group of the topic gets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from gantrymq.spark import register, session_builder
+
+#: What the broker and clients keep in a message for themselves, and mustn't be sent again.
+OWN_PROPERTIES = (
+    *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "REAL_TOPIC", "REAL_QID"),
+    *("DELAY", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "UNIQ_KEY", "WAIT", "CLUSTER", "GANTRY_ID"),
+    *("KEYS", "TAGS", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"),
+)
+
+
+def read(spark: SparkSession, name_server: str, group: str) -> DataFrame:
+    messages = (
+        spark.read.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", f"%DLQ%{group}")
+        .option("includeProperties", "true")
+        .load()
+    )
+    properties = F.col("properties")
+    return messages.withColumn(
+        "fromTopic", F.coalesce(properties["DLQ_ORIGIN_TOPIC"], properties["RETRY_TOPIC"])
+    ).withColumn("tried", F.col("storeTimestamp").cast("double") - F.col("bornTimestamp").cast("double"))
+
+
+def summary(dead: DataFrame) -> DataFrame:
+    """By topic and day: how many, how many different ones, after how many attempts and seconds, and one body."""
+    return (
+        dead.groupBy("fromTopic", F.to_date("storeTimestamp").alias("day"))
+        .agg(
+            F.count("*").alias("messages"),
+            F.count_distinct("keys").alias("keys"),
+            F.max("reconsumeTimes").alias("attempts"),
+            F.round(F.percentile_approx("tried", 0.5), 1).alias("median_seconds"),
+            F.any_value(F.col("body").cast("string")).alias("example"),
+        )
+        .orderBy(F.desc("messages"))
+    )
+
+
+def resend(dead: DataFrame, name_server: str) -> None:
+    kept = F.map_filter("properties", lambda name, _: ~name.isin(*OWN_PROPERTIES))
+    (
+        dead.where("fromTopic IS NOT NULL")
+        .select(F.col("fromTopic").alias("topic"), "body", "keys", "tags", kept.alias("properties"))
+        .write.format("rocketmq")
+        .option("nameServer", name_server)
+        .mode("append")
+        .save()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name-server", default="127.0.0.1:9876")
+    parser.add_argument("--group", required=True, help="the consumer group")
+    parser.add_argument("--resend", action="store_true", help="send them to their topic again")
+    given = parser.parse_args()
+    spark = session_builder("dead-letters").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    register(spark)
+    # What is sent again is what was shown.
+    dead = read(spark, given.name_server, given.group).cache()
+    summary(dead).show(truncate=60)
+    if given.resend:
+        resend(dead, given.name_server)
+        print(f"{dead.count()} messages sent again")
+
+
+if __name__ == "__main__":
+    main()

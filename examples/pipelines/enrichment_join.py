@@ -1,0 +1,79 @@
+"""Two topics joined into a third: each payment with the order that it pays for, as long as they come within an hour.
+
+    python enrichment_join.py --name-server 127.0.0.1:9876 --checkpoint join/.checkpoint
+
+Orders are JSON `{"order_id", "customer", "time"}`, payments `{"order_id", "cents", "time"}`. The watermarks say how
+late a message may be: with them Spark knows when an order has no more payments to expect, and forgets it. A result may
+come twice when the query is restarted in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gantrymq.spark import register, session_builder
+
+ORDER = "order_id string, customer string, time timestamp"
+PAYMENT = "order_id string, cents long, time timestamp"
+LATENESS = "10 minutes"
+
+
+def read(spark: SparkSession, name_server: str, topic: str, schema: str) -> DataFrame:
+    messages = (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .schema("body binary")
+        .load()
+    )
+    body = F.from_json(F.col("body").cast("string"), schema)
+    return messages.select(body.alias("body")).select("body.*").where("order_id IS NOT NULL AND time IS NOT NULL")
+
+
+def join(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    ordered = orders.withColumnRenamed("time", "ordered_at").withWatermark("ordered_at", LATENESS).alias("o")
+    paid = payments.withColumnRenamed("time", "paid_at").withWatermark("paid_at", LATENESS).alias("p")
+    in_time = "paid_at >= ordered_at AND paid_at <= ordered_at + INTERVAL 1 HOUR"
+    return ordered.join(paid, F.expr(f"o.order_id = p.order_id AND {in_time}")).select(
+        "o.order_id", "customer", "cents", "ordered_at", "paid_at"
+    )
+
+
+def start(joined: DataFrame, name_server: str, topic: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
+    messages = joined.select(
+        F.col("order_id").alias("keys"),
+        # What is about one customer stays in order.
+        F.col("customer").alias("shardingKey"),
+        F.to_json(F.struct(*joined.columns)).alias("body"),
+    )
+    writer = (
+        messages.writeStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("topic", topic)
+        .option("checkpointLocation", checkpoint)
+    )
+    return (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name-server", default="127.0.0.1:9876")
+    parser.add_argument("--orders", default="orders")
+    parser.add_argument("--payments", default="payments")
+    parser.add_argument("--result", default="paid-orders")
+    parser.add_argument("--checkpoint", required=True, help="where the query keeps its place and its state")
+    given = parser.parse_args()
+    spark = session_builder("enrichment-join").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    register(spark)
+    orders = read(spark, given.name_server, given.orders, ORDER)
+    payments = read(spark, given.name_server, given.payments, PAYMENT)
+    start(join(orders, payments), given.name_server, given.result, given.checkpoint).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""`gantry pipeline`: makes and runs projects of Spark Declarative Pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Make and run a Spark pipeline from topics to tables and topics.")
+
+
+@app.command()
+def init(name: Annotated[Path, typer.Argument(metavar="NAME", help="The new directory.")]) -> None:
+    """Write a project: a topic, three tables and a topic of results."""
+    from gantrymq.pipeline.project import create_project
+
+    directory = create_project(name)
+    print(f"{directory} is made. To run it with a cluster of its own:\n\n    cd {name}\n    gantry pipeline run")
+
+
+@app.command()
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", file_okay=False, help="The project.")] = Path(),
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--name-server",
+            metavar="HOST:PORT;...",
+            help="The NameServers of the cluster; without it one of its own runs meanwhile.",
+        ),
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="The Spark cluster; this machine's cores without it.")
+    ] = None,
+) -> None:
+    """Take in what has come since the last run."""
+    from gantrymq.pipeline.run import run_project
+    from gantrymq.testing.signals import interruptible
+
+    with interruptible():
+        run_project(directory, name_server, master, lambda line: print(line, flush=True))

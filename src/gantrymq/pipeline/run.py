@@ -1,0 +1,141 @@
+"""Runs a project of Spark Declarative Pipelines, on clusters that are there or on ones of its own.
+
+What `spark-pipelines run` does, and besides: Java and the workers' Python are found, tables outlive the run on this
+machine, and a NameServer and a broker run as long as the pipeline does, when none is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkValueError
+from pyspark.sql import SparkSession
+
+from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.producer import Producer
+from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
+from gantrymq.protocol.message import Message
+from gantrymq.spark import session_builder
+from gantrymq.testing.processes import ProcessCluster
+
+NAME_SERVER = "pipeline.nameServer"
+TOPIC = "pipeline.topic"
+RESULT_TOPIC = "pipeline.resultTopic"
+LOCAL_MASTER = "local[*]"
+SEND_AT_ONCE = 100
+#: The last event of a run that went well.
+_COMPLETED = "Run is COMPLETED."
+
+
+def run_project(directory: Path, name_server: str | None, master: str | None, tell: Callable[[str], None]) -> None:
+    """Takes in what has come since the last run. Raises ConfigError, and what Spark raises.
+
+    Without `name_server` the project's own cluster runs meanwhile, whose topic gets the sample while it is empty.
+    `tell` is given a line at a time.
+    """
+    if find_spec("grpc") is None or find_spec("grpc_status") is None:
+        raise ConfigError('Spark\'s pipelines need more than Spark: pip install "gantrymq[pipelines]"')
+    from pyspark.pipelines.cli import load_pipeline_spec
+
+    directory = directory.absolute()
+    path = directory / SPEC
+    if not path.is_file():
+        raise ConfigError(f"{directory} has no {SPEC}: `gantry pipeline init NAME` makes a project")
+    spec = load_pipeline_spec(path)
+    settings = dict(spec.configuration)
+    with ExitStack() as stack:
+        if name_server is None:
+            cluster = stack.enter_context(ProcessCluster(directory / STATE / "cluster"))
+            name_server = cluster.namesrv_addr
+            tell(f"NameServer at {name_server}")
+            if (topic := settings.get(TOPIC)) and (directory / SAMPLE).is_file():
+                lines = (directory / SAMPLE).read_text().splitlines()
+                sent = asyncio.run(_send_sample(name_server, topic, lines))
+                tell(f"{sent} messages of {SAMPLE} sent to {topic}")
+        settings[NAME_SERVER] = name_server
+        on_this_machine = master is None or master.startswith("local")
+        of_spark = (_local_settings(directory) if on_this_machine else {}) | settings
+        spark = _session(spec.name, master or LOCAL_MASTER, of_spark)
+        try:
+            _run(spark, path, settings, tell)
+        finally:
+            spark.stop()
+        if topic := settings.get(RESULT_TOPIC):
+            tell(f"{topic} has {asyncio.run(_messages(name_server, topic))} messages")
+
+
+def _local_settings(directory: Path) -> dict[str, str]:
+    """Where tables and their names are kept on this machine; a cluster has its own places."""
+    state = directory / STATE
+    return {
+        "spark.sql.warehouse.dir": (state / "tables").as_uri(),
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={state / 'names'};create=true",
+        "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={state / 'derby.log'}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def _session(name: str, master: str, settings: dict[str, str]) -> SparkSession:
+    # Pipelines run over Spark Connect, whose server this process starts for itself.
+    builder = session_builder(name).master(master).config("spark.api.mode", "connect")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with warnings.catch_warnings():
+        # The client sets once more what the server was started with, and warns that it can't.
+        warnings.simplefilter("ignore", UserWarning)
+        return builder.getOrCreate()
+
+
+def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], tell: Callable[[str], None]) -> None:
+    from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+    from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
+
+    spec = load_pipeline_spec(spec_path)
+    graph = create_dataflow_graph(spark, spec.catalog, spec.database, settings)
+    register_definitions(spec_path, SparkConnectGraphElementRegistry(spark, graph), spec, spark, graph)
+    _follow(start_run(spark, graph, [], False, [], False, spec.storage), tell)
+
+
+def _follow(results: Iterator[dict[str, Any]], tell: Callable[[str], None]) -> None:
+    last = ""
+    try:
+        for result in results:
+            if "pipeline_event_result" in result:
+                last = result["pipeline_event_result"].event.message
+                tell(last)
+    except PySparkValueError as e:
+        # Spark 4.3 ends a run with the counters of its Python workers, which its own client doesn't know.
+        if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:
+            raise
+
+
+async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
+    """Sends the lines while the topic is empty; how many."""
+    try:
+        if await _messages(name_server, topic):
+            return 0
+    except NoRouteInfo:
+        # The first message makes it.
+        pass
+    messages = [Message(topic, line.encode()) for line in lines if line]
+    async with Producer(name_server, "gantry-pipeline") as producer:
+        for start in range(0, len(messages), SEND_AT_ONCE):
+            await producer.send_batch(messages[start : start + SEND_AT_ONCE])
+    return len(messages)
+
+
+async def _messages(name_server: str, topic: str) -> int:
+    """How many messages `topic` has. Raises NoRouteInfo."""
+    async with AdminClient(name_server) as admin:
+        stats = await admin.topic_stats(topic)
+        return sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values())

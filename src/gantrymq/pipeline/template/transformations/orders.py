@@ -1,0 +1,61 @@
+"""The tables and the topic of results, each a function of what it is made of."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from gantrymq.spark import register
+
+spark = SparkSession.active()
+register(spark)
+
+NAME_SERVER = spark.conf.get("pipeline.nameServer") or "127.0.0.1:9876"
+TOPIC = spark.conf.get("pipeline.topic") or "orders"
+RESULT_TOPIC = spark.conf.get("pipeline.resultTopic") or "large-orders"
+
+ORDER = "id string, customer string, item string, quantity int, price_cents long, time timestamp"
+#: An order of so much is large.
+LARGE_CENTS = 10_000
+
+
+@dp.table(comment="The messages as they came.")
+def bronze_orders() -> DataFrame:
+    return (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", NAME_SERVER)
+        .option("subscribe", TOPIC)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+
+
+@dp.table(comment="The orders among them.")
+def silver_orders() -> DataFrame:
+    messages = spark.readStream.table("bronze_orders")
+    orders = messages.select(F.from_json(F.col("body").cast("string"), ORDER).alias("order"))
+    total = F.col("order.quantity") * F.col("order.price_cents")
+    return orders.where("order.id IS NOT NULL AND order.quantity > 0").select("order.*", total.alias("total_cents"))
+
+
+@dp.materialized_view(comment="What was sold, by day and item.")
+def gold_sales() -> DataFrame:
+    # An order may have been sent twice.
+    orders = spark.read.table("silver_orders").groupBy("id").agg(F.any_value(F.struct("*")).alias("order"))
+    return (
+        orders.select("order.*")
+        .groupBy(F.to_date("time").alias("day"), "item")
+        .agg(F.count("*").alias("orders"), F.sum("quantity").alias("quantity"), F.sum("total_cents").alias("cents"))
+    )
+
+
+dp.create_sink("large_orders", "rocketmq", {"nameServer": NAME_SERVER, "topic": RESULT_TOPIC})
+
+
+@dp.append_flow(target="large_orders")
+def large_orders_to_topic() -> DataFrame:
+    large = spark.readStream.table("silver_orders").where(F.col("total_cents") >= LARGE_CENTS)
+    return large.select(
+        F.col("id").alias("keys"),
+        F.col("customer").alias("shardingKey"),
+        F.to_json(F.struct("id", "customer", "item", "total_cents", "time")).alias("body"),
+    )

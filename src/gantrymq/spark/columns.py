@@ -1,0 +1,55 @@
+"""The columns of a read, of brokers or of a store's files."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gantrymq.errors import ConfigError
+
+#: The columns of a read, as `arrow_records.ARROW_TYPES` makes them.
+COLUMNS: dict[str, DataType] = {
+    "topic": StringType(),
+    "brokerName": StringType(),
+    "queueId": IntegerType(),
+    "queueOffset": LongType(),
+    "keys": StringType(),
+    "tags": StringType(),
+    "body": BinaryType(),
+    "bornTimestamp": TimestampType(),
+    "storeTimestamp": TimestampType(),
+    "msgId": StringType(),
+    "reconsumeTimes": IntegerType(),
+    "properties": MapType(StringType(), StringType()),
+}
+
+
+def default_schema(include_properties: bool) -> StructType:
+    """What a read has when no schema is asked for."""
+    return StructType(
+        [StructField(name, kind) for name, kind in COLUMNS.items() if include_properties or name != "properties"]
+    )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Raises ConfigError for a column that no read has, or of another type."""
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            raise ConfigError(f"no column {field.name!r} in a rocketmq read; there are {', '.join(COLUMNS)}")
+        if field.dataType != kind:
+            raise ConfigError(f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}")
+    if not schema.fields:
+        raise ConfigError("a rocketmq read needs at least one column")
+    return to_arrow_schema(schema, timezone="UTC")

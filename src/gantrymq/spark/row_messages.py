@@ -1,0 +1,203 @@
+"""Rows to messages: which columns a write takes, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from gantrymq.client.outgoing import DELAYS
+from gantrymq.errors import ConfigError, IllegalMessage
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.message_id import UniqueKeys
+from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
+
+#: The property that is the same when a row is sent again: `write-partition-row`.
+GANTRY_ID = "GANTRY_ID"
+
+#: What a write takes. Only body is required, and topic where there is no option topic.
+#: Rows of a task with the same shardingKey go to the same queue, in order.
+COLUMNS: dict[str, tuple[DataType, ...]] = {
+    "body": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "keys": (StringType(), ArrayType(StringType())),
+    "tags": (StringType(),),
+    "shardingKey": (StringType(),),
+    "delayLevel": (IntegerType(),),
+    "delayMs": (LongType(), IntegerType()),
+    "deliverAt": (TimestampType(),),
+    "properties": (MapType(StringType(), StringType()),),
+}
+#: Columns that delay a message, and the property that says so to the broker.
+_DELAY_COLUMNS = {
+    "delayLevel": names.DELAY_TIME_LEVEL,
+    "delayMs": names.TIMER_DELAY_MS,
+    "deliverAt": names.TIMER_DELIVER_MS,
+}
+
+#: (flag, body, properties): what `encode_batch` takes.
+Encoded = tuple[int, bytes, bytes]
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raises ConfigError for columns that a write doesn't take, or lacks."""
+    for column in schema.fields:
+        kinds = COLUMNS.get(column.name)
+        if kinds is None:
+            raise ConfigError(
+                f"a rocketmq write has no use for column {column.name!r}; it takes {', '.join(COLUMNS)}: "
+                "select those, or put the others into body or properties"
+            )
+        if not any(_same_kind(column.dataType, kind) for kind in kinds):
+            raise ConfigError(
+                f"column {column.name} is {column.dataType.simpleString()}; a rocketmq write takes "
+                f"{' or '.join(kind.simpleString() for kind in kinds)}"
+            )
+    given = {column.name for column in schema.fields}
+    if "body" not in given:
+        raise ConfigError("a rocketmq write needs a column body")
+    if ("topic" in given) == (options.topic is not None):
+        raise ConfigError("a rocketmq write needs either the option topic or a column topic")
+    if options.transactional and (delays := sorted(given & _DELAY_COLUMNS.keys())):
+        raise ConfigError(f"messages of a transaction can't be delayed: leave out column {delays[0]}")
+
+
+def _same_kind(given: DataType, wanted: DataType) -> bool:
+    """Equal but for what may be null."""
+    return given.simpleString() == wanted.simpleString()
+
+
+@dataclass
+class TopicMessages:
+    """The messages of some rows for one topic.
+
+    `free` may go to any queue, those of `by_key` to the queue of their sharding key; both in batches. `alone` are
+    (sharding key or None, message) that must be sent one by one.
+    """
+
+    free: list[Encoded] = field(default_factory=list)
+    by_key: dict[str, list[Encoded]] = field(default_factory=dict)
+    alone: list[tuple[str | None, Encoded]] = field(default_factory=list)
+
+
+class RowEncoder:
+    """Rows to messages. `id_prefix` and the row's number make the property GANTRY_ID."""
+
+    def __init__(self, options: WriteOptions, id_prefix: str) -> None:
+        self._topic = options.topic
+        self._id_prefix = id_prefix
+        self._row = 0
+        self._unique_keys = UniqueKeys()
+        self._good_topics: set[str] = set()
+        #: Properties that every message of a transaction has.
+        self._half: dict[str, str] = {}
+        if options.transactional:
+            self._half = {
+                names.TRANSACTION_PREPARED: "true",
+                names.PRODUCER_GROUP: PRODUCER_GROUP,
+                # Until then a broker doesn't ask what became of it, and afterwards it takes no commit.
+                names.CHECK_IMMUNITY_TIME_IN_SECONDS: str(options.transaction_timeout_s),
+            }
+
+    def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
+        """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
+        given = {name: _values(name, batch.column(name)) for name in batch.schema.names}
+        nothing = [None] * batch.num_rows
+        columns = [given.get(name, nothing) for name in COLUMNS if name not in _DELAY_COLUMNS]
+        delays = [(property_, given[name]) for name, property_ in _DELAY_COLUMNS.items() if name in given]
+        messages: dict[str, TopicMessages] = {}
+        for i, (body, topic, keys, tags, sharding_key, properties) in enumerate(zip(*columns, strict=True)):
+            try:
+                topic = self._topic or topic
+                if topic not in self._good_topics:
+                    self._check_topic(topic)
+                of_topic = messages.setdefault(topic, TopicMessages())
+                own = {name: value for name, value in properties if value} if properties else {}
+                for property_, values in delays:
+                    if values[i] is not None:
+                        own[property_] = str(values[i])
+                is_alone = self._check_delay(own) or bool(self._half)
+                message = self._message(own, body, keys, tags, sharding_key)
+            except IllegalMessage as e:
+                e.add_note(f"row {self._row} of the partition ({self._id_prefix})")
+                raise
+            if is_alone:
+                of_topic.alone.append((sharding_key, message))
+            elif sharding_key is None:
+                of_topic.free.append(message)
+            else:
+                of_topic.by_key.setdefault(sharding_key, []).append(message)
+            self._row += 1
+        return messages
+
+    def _message(
+        self,
+        own: dict[str, str],
+        body: bytes | str | None,
+        keys: str | list[str] | None,
+        tags: str | None,
+        sharding_key: str | None,
+    ) -> Encoded:
+        if not body:
+            raise IllegalMessage("the body is null or empty, which no message's may be")
+        if keys:
+            own[names.KEYS] = keys if isinstance(keys, str) else names.KEY_SEPARATOR.join(keys)
+        if tags:
+            own[names.TAGS] = tags
+        if sharding_key:
+            own[names.SHARDING_KEY] = sharding_key
+        own[names.UNIQUE_KEY] = self._unique_keys.next()
+        own[GANTRY_ID] = f"{self._id_prefix}-{self._row}"
+        if self._half:
+            own |= self._half
+        encoded = names.encode_properties(own)
+        if len(encoded) > names.MAX_PROPERTIES_LENGTH:
+            raise IllegalMessage(
+                f"properties of {len(encoded)} bytes: at most {names.MAX_PROPERTIES_LENGTH} are allowed"
+            )
+        if "" in own:
+            raise IllegalMessage("a property has no name")
+        return 0, body.encode() if isinstance(body, str) else body, encoded
+
+    def _check_delay(self, own: dict[str, str]) -> bool:
+        """Whether the message is delayed; such ones can't be in a batch."""
+        given = [name for name in DELAYS if own.get(name, "0") != "0"]
+        if not given:
+            return False
+        if len(given) > 1:
+            raise IllegalMessage(f"{' and '.join(given)} exclude each other")
+        if not own[given[0]].isdecimal():
+            raise IllegalMessage(f"property {given[0]} is {own[given[0]]!r}: a number that isn't negative is wanted")
+        if self._half:
+            raise IllegalMessage(f"property {given[0]}: messages of a transaction can't be delayed")
+        return True
+
+    def _check_topic(self, topic: str | None) -> None:
+        problem = "the topic is null" if topic is None else topic_problem(topic)
+        if problem is None and topic in SEND_FORBIDDEN_TOPICS:
+            problem = f"clients may not send to the system topic {topic}"
+        if problem or topic is None:
+            raise IllegalMessage(problem or "")
+        self._good_topics.add(topic)
+
+
+def _values(name: str, column: pa.Array) -> list[Any]:
+    if name == "deliverAt":
+        # In ms, rounded down.
+        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values

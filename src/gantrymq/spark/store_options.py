@@ -1,0 +1,77 @@
+"""The options of `format("rocketmq-store")`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.spark.options import Values, comma_list
+
+STORE_OPTIONS = (
+    "path",
+    "brokerName",
+    "subscribe",
+    "subscribePattern",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxPartitionBytes",
+    "failOnDataLoss",
+    "includeProperties",
+    "checkCrc",
+)
+DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(slots=True, frozen=True)
+class StoreOptions:
+    """What a read of a store's files was asked for.
+
+    path                    a broker's storePathRootDir, or a directory that has the files of its commit log; what
+                            `load` is given. It must be there on driver and executors. Required
+    brokerName              what the column brokerName says, which no file knows; without it the column is null
+    subscribe               topics, separated by commas; without it and the next one all but the system's, retry and
+                            dead letter topics
+    subscribePattern        a regular expression that the whole name of a topic matches; the same exceptions
+    startingTimestamp       ms since the epoch: the messages stored then or later
+    endingTimestamp         ms since the epoch: the messages stored before
+    maxPartitionBytes       a partition has about so much of the log; default 134217728
+    failOnDataLoss          true (default): fail where the log is damaged; false: warn, go on with the next partition
+    includeProperties       true: the default schema has the column `properties`; default false
+    checkCrc                true (default): compare each body with its CRC32
+    """
+
+    path: Path
+    broker_name: str | None = None
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    partition_bytes: int = DEFAULT_PARTITION_BYTES
+    fail_on_data_loss: bool = True
+    include_properties: bool = False
+    check_crc: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> StoreOptions:
+        """Raises ConfigError."""
+        values = Values(options, STORE_OPTIONS, "read of a store")
+        values.exclude("subscribe", "subscribePattern")
+        topics = comma_list(values.get("subscribe") or "")
+        for topic in topics:
+            if problem := topic_problem(topic):
+                raise ConfigError(f"option subscribe: {problem}")
+        return cls(
+            Path(values.required("path").removeprefix("file:")),
+            values.get("brokerName"),
+            frozenset(topics),
+            values.pattern("subscribePattern"),
+            values.number("startingTimestamp", None, 0),
+            values.number("endingTimestamp", None, 0),
+            values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
+            values.flag("failOnDataLoss", True),
+            values.flag("includeProperties", False),
+            values.flag("checkCrc", True),
+        )

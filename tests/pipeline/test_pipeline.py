@@ -1,0 +1,128 @@
+"""`gantry pipeline`: a new project runs as it is, twice, and into its own tables and topic."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gantrymq.client.producer import Producer
+from gantrymq.errors import ConfigError
+from gantrymq.pipeline.project import SAMPLE, SPEC, STATE, create_project, sample_orders
+from gantrymq.protocol.message import Message
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.dump import MessageFilter, dump
+from gantrymq.sync import SyncProducer
+from gantrymq.testing.processes import ProcessCluster
+
+RUN_TIMEOUT_S = 240
+needs_connect = pytest.mark.skipif(
+    importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio: gantrymq[pipelines]"
+)
+
+
+def gantry(directory: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", "pipeline", *arguments],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=RUN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+def expected_sales() -> Counter[tuple[str, str]]:
+    """Cents by day and item."""
+    sales: Counter[tuple[str, str]] = Counter()
+    for order in orders().values():
+        sales[order["time"][:10], order["item"]] += order["quantity"] * order["price_cents"]
+    return sales
+
+
+def orders() -> dict[str, dict[str, object]]:
+    found = {}
+    for line in sample_orders():
+        if line.startswith("{"):
+            order = json.loads(line)
+            found[order["id"]] = order
+    return found
+
+
+def sales(project: Path) -> Counter[tuple[str, str]]:
+    rows = pq.read_table(project / STATE / "tables" / "gold_sales").to_pylist()
+    return Counter({(str(row["day"]), row["item"]): row["cents"] for row in rows})
+
+
+def test_a_new_project(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "init", "shop")
+    assert done.returncode == 0, done.stderr
+    assert "cd shop" in done.stdout
+    project = tmp_path / "shop"
+    assert {path.name for path in project.iterdir()} == {".gitignore", "README.md", SPEC, "sample", "transformations"}
+    spec = (project / SPEC).read_text()
+    assert "name: shop\n" in spec
+    assert "{{" not in spec + (project / "README.md").read_text()
+    assert (project / SAMPLE).read_text().splitlines() == sample_orders()
+    compile((project / "transformations" / "orders.py").read_text(), "orders.py", "exec")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    create_project(tmp_path / "shop")
+    with pytest.raises(ConfigError, match="is there already"):
+        create_project(tmp_path / "shop")
+
+
+@needs_connect
+def test_a_directory_that_is_no_project(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "run")
+    assert done.returncode == 1
+    assert f"{tmp_path} has no {SPEC}" in done.stderr
+
+
+@needs_connect
+@pytest.mark.spark
+@pytest.mark.timeout(2 * RUN_TIMEOUT_S + 20)
+def test_a_project_runs(tmp_path: Path) -> None:
+    project = create_project(tmp_path / "shop")
+    done = gantry(project, "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    large = {order["id"] for order in orders().values() if order["quantity"] * order["price_cents"] >= 10_000}
+    copies = [line for line in sample_orders() if line.startswith("{")]
+    assert len(copies) == len(orders()) + 1
+    assert "502 messages of sample/orders.jsonl sent to orders" in done.stdout
+    assert "Run is COMPLETED" in done.stdout
+    assert f"large-orders has {len(large)} messages" in done.stdout
+    assert sales(project) == expected_sales()
+
+    store = StoreConfig(project / STATE / "cluster" / "broker-a")
+    bodies = [json.loads(message.body) for message in dump(store, MessageFilter(topic="large-orders"))]
+    assert {body["id"] for body in bodies} == large
+
+    # Clusters that are there; one order has come since.
+    with ProcessCluster(project / STATE / "cluster") as cluster:
+        send(cluster.namesrv_addr, {"id": "new", "item": "tea", "quantity": 1000, "price_cents": 450})
+        done = gantry(tmp_path, "run", "shop", "--name-server", cluster.namesrv_addr, "--master", "local[2]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sample" not in done.stdout
+    assert f"large-orders has {len(large) + 1} messages" in done.stdout
+    assert sales(project) == expected_sales() + Counter({("None", "tea"): 450_000})
+
+
+def send(name_server: str, order: dict[str, object]) -> None:
+    with SyncProducer(Producer(name_server, "test")) as producer:
+        producer.send(Message("orders", json.dumps(order).encode()))

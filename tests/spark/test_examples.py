@@ -1,0 +1,186 @@
+"""The files of examples/pipelines, each on messages whose result is known."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from spark_support import create_topic, send_numbers
+
+from gantrymq.client.producer import Producer
+from gantrymq.client.trace import TraceBean, TraceContext, TraceType, trace_messages
+from gantrymq.protocol.message import Message
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
+WAIT_S = 60
+
+pytestmark = pytest.mark.spark
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Functions that Spark's workers get travel by value.
+    spec.loader.exec_module(module)
+    return module
+
+
+def send(cluster: EmbeddedCluster, messages: Iterable[Message]) -> None:
+    async def run() -> None:
+        async with Producer(cluster.name_server, "examples") as producer:
+            for message in messages:
+                await producer.send(message)
+
+    asyncio.run(run())
+
+
+def send_json(cluster: EmbeddedCluster, topic: str, *rows: dict[str, object]) -> None:
+    send(cluster, [Message(topic, json.dumps(row).encode()) for row in rows])
+
+
+def messages(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> DataFrame:
+    return (
+        spark.read.format("rocketmq")
+        .options(nameServer=cluster.name_server, subscribe=topic, includeProperties="true")
+        .load()
+    )
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'example("{path.stem}")' in source, path
+
+
+def test_lake_ingest(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    lake, topic = example("lake_ingest"), new_topic(2)
+    out = str(tmp_path / "table")
+    for numbers in (range(300), range(300, 500)):
+        send_numbers(cluster, topic, numbers)
+        query = lake.start(lake.read(spark, cluster.name_server, topic), out, str(tmp_path / "checkpoint"), once=True)
+        assert query.awaitTermination(WAIT_S)
+    table = spark.read.parquet(out)
+    assert sorted(int(row.body) for row in table.select("body").collect()) == list(range(500))
+    days = {str(row.day) for row in table.select("day").distinct().collect()}
+    assert days == {path.name.removeprefix("day=") for path in (tmp_path / "table").glob("day=*")}
+
+
+def test_dead_letters(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    dead_letters = example("dead_letters")
+    topic, group = new_topic(1), "billing"
+    create_topic(cluster, f"%DLQ%{group}", 1)
+    send(
+        cluster,
+        [
+            Message(
+                f"%DLQ%{group}",
+                b"bill %d" % n,
+                keys=f"bill-{n % 5}",
+                tags="due",
+                properties={"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "x", "colour": "red"},
+            )
+            for n in range(10)
+        ],
+    )
+    dead = dead_letters.read(spark, cluster.name_server, group).cache()
+    (row,) = dead_letters.summary(dead).collect()
+    assert (row.fromTopic, row.messages, row["keys"], row.example[:5]) == (topic, 10, 5, "bill ")
+    dead_letters.resend(dead, cluster.name_server)
+    dead.unpersist()
+    again = messages(spark, cluster, topic).collect()
+    assert sorted(bytes(row.body) for row in again) == [b"bill %d" % n for n in range(10)]
+    assert {(row["keys"][:5], row.tags, row.properties["colour"]) for row in again} == {("bill-", "due", "red")}
+    assert not any("RETRY_TOPIC" in row.properties for row in again)
+
+
+def test_trace_latency(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """A hundred messages, of which number n waits 10n ms and is worked on for 5 ms; the last one fails first."""
+    trace_latency, topic = example("trace_latency"), new_topic(2)
+    sent_at = 1_767_268_800_000
+    contexts = []
+    for n in range(1, 101):
+        bean = TraceBean("orders", f"ID{n}", store_host="10.0.0.1:10911")
+        contexts.append(TraceContext(TraceType.PUB, "shop", [bean], timestamp=sent_at, cost_time_ms=2))
+        attempts = [(10 * n, True)] if n < 100 else [(1, False), (10 * n, True)]
+        for attempt, (waiting, success) in enumerate(attempts):
+            consumed = {"timestamp": sent_at + waiting, "request_id": f"R{n}-{attempt}", "success": success}
+            contexts.append(TraceContext(TraceType.SUB_BEFORE, "billing", [bean], **consumed))
+            contexts.append(TraceContext(TraceType.SUB_AFTER, "billing", [bean], cost_time_ms=5, **consumed))
+    send(cluster, trace_messages(contexts, topic))
+    lines = trace_latency.read(spark, cluster.name_server, topic)
+    (row,) = trace_latency.summary(trace_latency.latencies(lines)).collect()
+    assert (row["topic"], row["group"], row.messages, row.failed) == ("orders", "billing", 100, 0)
+    assert row.waiting_p50_ms == 505
+    assert row.waiting_p99_ms == pytest.approx(990.1)
+    assert row.end_to_end_p50_ms == 510
+    assert row.end_to_end_p99_ms == pytest.approx(995.1)
+
+
+def test_enrichment_join(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    join = example("enrichment_join")
+    orders, payments, result = new_topic(1), new_topic(1), new_topic(1)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def at(minutes: int) -> str:
+        return (start + timedelta(minutes=minutes)).isoformat()
+
+    send_json(cluster, orders, *({"order_id": f"o{n}", "customer": f"c{n % 3}", "time": at(n)} for n in range(20)))
+    # Number 5 comes too late, number 6 not at all, a stranger pays.
+    paid = [n for n in range(20) if n not in (5, 6)]
+    send_json(cluster, payments, *({"order_id": f"o{n}", "cents": n, "time": at(n + 30)} for n in paid))
+    send_json(cluster, payments, {"order_id": "o5", "cents": 5, "time": at(5 + 61)})
+    send_json(cluster, payments, {"order_id": "stranger", "cents": 1, "time": at(1)})
+    send(cluster, [Message(payments, b"no payment")])
+    query = join.start(
+        join.join(
+            join.read(spark, cluster.name_server, orders, join.ORDER),
+            join.read(spark, cluster.name_server, payments, join.PAYMENT),
+        ),
+        cluster.name_server,
+        result,
+        str(tmp_path),
+        once=True,
+    )
+    assert query.awaitTermination(WAIT_S)
+    rows = [json.loads(bytes(row.body)) for row in messages(spark, cluster, result).collect()]
+    assert sorted((row["order_id"], row["customer"], row["cents"]) for row in rows) == sorted(
+        (f"o{n}", f"c{n % 3}", n) for n in paid
+    )
+
+
+def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    capture, topic = example("change_capture"), new_topic(2)
+    table, checkpoint = tmp_path / "table", str(tmp_path / "checkpoint")
+
+    def take_in(*changes: tuple[str, str, int]) -> dict[str, str]:
+        send_json(
+            cluster,
+            topic,
+            *({"op": op, "id": id_, "version": version, "row": {"v": str(version)}} for op, id_, version in changes),
+        )
+        changes_read = capture.read(spark, cluster.name_server, topic)
+        query = capture.start(changes_read, str(table), checkpoint, once=True)
+        assert query.awaitTermination(WAIT_S)
+        assert query.exception() is None
+        return {row.id: row.row["v"] for row in capture.table(spark, str(table)).collect()}
+
+    assert take_in(("insert", "a", 1), ("insert", "b", 2), ("update", "a", 3)) == {"a": "3", "b": "2"}
+    # A change that is older than what is known, a deletion, and a change that the deletion has overtaken.
+    assert take_in(("update", "a", 2), ("delete", "b", 5), ("insert", "c", 6)) == {"a": "3", "c": "6"}
+    assert take_in(("update", "b", 4), ("update", "c", 7)) == {"a": "3", "c": "7"}
+    # The last batch again, as after a crash: the same table.
+    last = int((table / "current").resolve().name.removeprefix("batch="))
+    again = spark.createDataFrame([("update", "c", 7, {"v": "7"})], capture.CHANGE)
+    capture.apply(again, last, table)
+    assert {row.id: row.row["v"] for row in capture.table(spark, str(table)).collect()} == {"a": "3", "c": "7"}

@@ -1,0 +1,222 @@
+"""format("rocketmq-store"): the files of a broker, of this project's and of Apache's, read without a broker."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_support import send_numbers
+
+from gantrymq.errors import StoreError
+from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.store_options import StoreOptions
+from gantrymq.spark.store_planning import plan
+from gantrymq.spark.store_rows import read_range
+from gantrymq.store.offline import OfflineLog
+from gantrymq.testing.embedded import EmbeddedCluster
+
+JAVA_STORE = Path(__file__).parent.parent / "store" / "java_store" / "store.tar.xz"
+MESSAGES = 8_000
+FILE_BYTES = 256 * 1024
+#: In a record with hosts of IPv4.
+BODY_START = 88
+COLUMNS = arrow_schema(default_schema(include_properties=True))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a broker that has been stopped; several files, two topics."""
+    directory = tmp_path_factory.mktemp("cluster")
+    with EmbeddedCluster(directory=directory, mapped_file_size_commit_log=FILE_BYTES) as cluster:
+        send_numbers(cluster, "numbers", range(MESSAGES))
+        send_numbers(cluster, "others", range(100))
+    return directory / "broker-a"
+
+
+@pytest.fixture
+def copied(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of its commit log alone, to be damaged."""
+    for file in (stopped / "commitlog").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def java_store(tmp_path: Path) -> Path:
+    with tarfile.open(JAVA_STORE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def read(path: Path, **options: str) -> pa.Table:
+    """What Spark would get, without Spark."""
+    parsed = StoreOptions.parse({"path": str(path), **options})
+    batches = [batch for part in plan(parsed) for batch in read_range(part, parsed, COLUMNS)]
+    return pa.Table.from_batches(batches, COLUMNS)
+
+
+def written(commit_log: Path) -> list[Path]:
+    """Without the file that is made in advance."""
+    return sorted(file for file in commit_log.iterdir() if any(file.read_bytes()))
+
+
+def numbers(table: pa.Table) -> list[int]:
+    return sorted(map(int, table["body"].to_pylist()))
+
+
+def load(spark: SparkSession, path: Path, **options: str) -> DataFrame:
+    return spark.read.format("rocketmq-store").options(**options).load(str(path))
+
+
+@pytest.mark.spark
+def test_spark_reads_a_stopped_brokers_store(spark: SparkSession, stopped: Path) -> None:
+    df = load(spark, stopped, subscribe="numbers", brokerName="broker-a", includeProperties="true")
+    assert df.rdd.getNumPartitions() > 3
+    number = F.col("body").cast("string").cast("long")
+    total = df.select(F.count("*"), F.count_distinct(number), F.min(number), F.max(number)).first()
+    assert total == (MESSAGES, MESSAGES, 0, MESSAGES - 1)
+    wrong = df.where(
+        (F.col("keys") != F.concat(F.lit("k"), number))
+        | (F.col("tags") != F.when(number % 2 == 1, "Odd").otherwise("Even"))
+        | (F.col("properties")["KEYS"] != F.col("keys"))
+        | (F.col("brokerName") != "broker-a")
+        | (F.col("topic") != "numbers")
+        | (F.col("storeTimestamp") < F.col("bornTimestamp"))
+    )
+    assert wrong.count() == 0
+    offsets = df.groupBy("queueId").agg(F.count("*").alias("n"), F.max("queueOffset").alias("last")).collect()
+    assert len(offsets) == 4
+    assert all(row.last == row.n - 1 for row in offsets)
+
+
+@pytest.mark.spark
+def test_mistakes_are_explained(spark: SparkSession, stopped: Path, tmp_path: Path) -> None:
+    for path, options, message in [
+        (stopped, {"subscribee": "numbers"}, "did you mean 'subscribe'"),
+        (stopped, {"subscribe": "a", "subscribePattern": "b"}, "exclude each other"),
+        (tmp_path, {}, "has no commit log"),
+        (tmp_path / "absent", {}, "has no commit log"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            load(spark, path, **options).count()
+
+
+def test_all_topics_of_users_without_a_selection(stopped: Path) -> None:
+    assert Counter(read(stopped)["topic"].to_pylist()) == {"numbers": MESSAGES, "others": 100}
+    assert Counter(read(stopped, subscribePattern="oth.*")["topic"].to_pylist()) == {"others": 100}
+    assert read(stopped, subscribe="others")["brokerName"].null_count == 100
+
+
+@pytest.mark.parametrize("size", ["500", "5000", "40000", "100000000"])
+def test_files_are_cut_between_records(stopped: Path, size: str) -> None:
+    options = StoreOptions.parse({"path": str(stopped), "maxPartitionBytes": size, "subscribe": "numbers"})
+    parts = plan(options)
+    files = len(written(stopped / "commitlog"))
+    assert len(parts) == files if int(size) > FILE_BYTES else len(parts) > 2 * files
+    rows = [batch for part in parts for batch in read_range(part, options, COLUMNS)]
+    assert numbers(pa.Table.from_batches(rows)) == list(range(MESSAGES))
+
+
+def test_a_commit_log_alone_is_enough(copied: Path) -> None:
+    options = StoreOptions.parse({"path": str(copied), "maxPartitionBytes": "5000"})
+    assert [part.path for part in plan(options)] == written(copied)
+    assert numbers(read(copied, subscribe="numbers")) == list(range(MESSAGES))
+
+
+def test_a_time_range(stopped: Path) -> None:
+    times = [int(time.timestamp() * 1000) for time in read(stopped, subscribe="numbers")["storeTimestamp"].to_pylist()]
+    assert times == sorted(times)
+    low, high = times[MESSAGES // 3], times[2 * MESSAGES // 3]
+    wanted = sum(low <= time < high for time in times)
+    assert 0 < wanted < MESSAGES
+    range_ = {"startingTimestamp": str(low), "endingTimestamp": str(high)}
+    assert read(stopped, subscribe="numbers", **range_).num_rows == wanted
+    assert read(stopped, subscribe="numbers", maxPartitionBytes="4000", **range_).num_rows == wanted
+    whole = plan(StoreOptions.parse({"path": str(stopped), "maxPartitionBytes": "4000"}))
+    some = plan(StoreOptions.parse({"path": str(stopped), "maxPartitionBytes": "4000", **range_}))
+    assert 0 < len(some) < len(whole)
+
+
+@pytest.mark.parametrize("with_queues", [True, False])
+@pytest.mark.parametrize("lost", [1, 25])
+def test_a_torn_tail_is_no_message(stopped: Path, tmp_path: Path, lost: int, with_queues: bool) -> None:
+    """From inside the body of one of the last records on, nothing got to the disk."""
+    for file in stopped.rglob("*"):
+        if file.is_file() and (with_queues or "commitlog" in file.parts):
+            target = tmp_path / file.relative_to(stopped)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    everything = read(tmp_path)
+    log = OfflineLog(tmp_path / "commitlog")
+    torn = [record.physical_offset for record in log.reader()][-lost]
+    file = log.file_at(torn)
+    assert file is not None
+    with file.path.open("r+b") as opened:
+        opened.seek(torn - file.base + BODY_START)
+        opened.write(bytes(file.length - opened.tell()))
+    assert read(tmp_path).equals(everything.slice(0, everything.num_rows - lost))
+
+
+def test_damage_is_an_error_or_left_out(copied: Path) -> None:
+    """A body that has rotted, in a file that is not the last."""
+    everything = numbers(read(copied, subscribe="numbers"))
+    first = min(copied.iterdir())
+    content = bytearray(first.read_bytes())
+    at = content.index(b"KEYS\x01k1000\x02") - 40
+    place = content.rindex(b"numbers", 0, at + 40) - 2
+    content[place] ^= 0xFF
+    first.write_bytes(content)
+    with pytest.raises(StoreError, match=f"{first} is damaged at .*CRC32"):
+        read(copied)
+    left = numbers(read(copied, subscribe="numbers", failOnDataLoss="false"))
+    assert 0 < len(left) < len(everything)
+    assert set(left) < set(everything)
+    # Without the comparison the row is there, with a wrong body.
+    assert read(copied, subscribe="numbers", checkCrc="false").num_rows == MESSAGES
+
+
+def test_a_file_that_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / f"{0:020d}").write_bytes(b"something else" * 1000)
+    with pytest.raises(StoreError, match="no file of a commit log"):
+        read(tmp_path)
+
+
+def test_a_running_broker_is_no_obstacle(tmp_path: Path) -> None:
+    with EmbeddedCluster(directory=tmp_path) as cluster:
+        send_numbers(cluster, "numbers", range(500))
+        options = StoreOptions.parse({"path": str(tmp_path / "broker-a"), "subscribe": "numbers"})
+        parts = plan(options)
+        # The end is fixed when the read is planned.
+        send_numbers(cluster, "numbers", range(500, 1000))
+        rows = [batch for part in parts for batch in read_range(part, options, COLUMNS)]
+        assert numbers(pa.Table.from_batches(rows)) == list(range(500))
+        assert numbers(read(tmp_path / "broker-a", subscribe="numbers")) == list(range(1000))
+
+
+def test_a_store_of_apaches_broker(java_store: Path) -> None:
+    """What was sent is said in tests/store/test_java_store.py."""
+    table = read(java_store)
+    # Delayed messages not yet delivered and half messages are in topics of the system.
+    assert Counter(table["topic"].to_pylist()) == {"Fruit": 162, "Big": 4, "Paid": 2}
+    assert {"标签", "TagA", "TagB", None} <= set(table["tags"].to_pylist())
+    assert all(table["msgId"].to_pylist())
+    small = read(java_store, maxPartitionBytes="3000")
+    assert small.equals(table)
+    scheduled = read(java_store, subscribe="SCHEDULE_TOPIC_XXXX")
+    assert scheduled.num_rows == 2
+
+
+def test_empty_files_made_in_advance(java_store: Path) -> None:
+    files = sorted((java_store / "commitlog").iterdir())
+    size = files[0].stat().st_size
+    before = read(java_store)
+    (files[-1].parent / f"{int(files[-1].name) + size:020d}").write_bytes(bytes(size))
+    assert read(java_store).equals(before)
+    for directory in (java_store / "consumequeue").iterdir():
+        directory.rename(java_store / f"gone-{directory.name}")
+    assert read(java_store).equals(before)

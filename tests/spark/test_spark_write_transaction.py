@@ -1,0 +1,181 @@
+"""Transactional writes: all of a batch or nothing, also when the driver is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_support import send_numbers
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.errors import ClientError
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.options import WriteOptions
+from gantrymq.spark.row_messages import RowEncoder
+from gantrymq.spark.sender import HalfMessage, Sender
+from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+DRIVER = Path(__file__).parent / "transaction_driver.py"
+QUEUES = 2
+KILLED_MESSAGES = 4_000
+WAIT_S = 120
+POLL_INTERVAL_S = 0.02
+
+
+def messages(cluster: EmbeddedCluster, topic: str, queues: int = QUEUES) -> int:
+    """How many `topic` has."""
+
+    async def count() -> int:
+        remoting = RemotingClient()
+        api = BrokerApi(remoting)
+        try:
+            return sum(
+                [
+                    await api.max_offset(broker, topic, queue_id)
+                    for broker in cluster.brokers
+                    for queue_id in range(queues)
+                ]
+            )
+        finally:
+            await remoting.close()
+
+    return asyncio.run(count())
+
+
+def read(spark: SparkSession, cluster: EmbeddedCluster, topic: str, **options: str) -> DataFrame:
+    return (
+        spark.read.format("rocketmq")
+        .options(nameServer=cluster.name_server, subscribe=topic, includeProperties="true", **options)
+        .load()
+    )
+
+
+def write(df: DataFrame, cluster: EmbeddedCluster, topic: str) -> None:
+    (
+        df.write.format("rocketmq")
+        .options(nameServer=cluster.name_server, topic=topic, transactional="true")
+        .mode("append")
+        .save()
+    )
+
+
+@pytest.mark.spark
+def test_a_batch_is_there_as_a_whole_and_in_order(
+    spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(QUEUES)
+    df = spark.range(0, 600, 1, 3).select(
+        F.col("id").cast("string").alias("body"), F.concat(F.lit("key-"), F.col("id") % 5).alias("shardingKey")
+    )
+    write(df, cluster, topic)
+    rows = read(spark, cluster, topic).orderBy("brokerName", "queueId", "queueOffset").collect()
+    assert sorted(int(row.body) for row in rows) == list(range(600))
+    # A task has 200 rows; those of a task and a key are in order.
+    for task in range(3):
+        for key in range(5):
+            of_key = [n for row in rows if (n := int(row.body)) // 200 == task and n % 5 == key]
+            assert of_key == sorted(of_key)
+    assert all(row.properties["GANTRY_ID"] for row in rows)
+
+
+@pytest.mark.spark
+def test_nothing_is_there_when_a_task_fails(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(QUEUES)
+    halves = messages(cluster, TRANSACTION_HALF_TOPIC, 1)
+    df = spark.range(0, 400, 1, 2).select(
+        F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
+    )
+    with pytest.raises(Exception, match="null or empty"):
+        write(df, cluster, topic)
+    # The other task had sent its rows.
+    assert messages(cluster, TRANSACTION_HALF_TOPIC, 1) >= halves + 200
+    assert messages(cluster, topic) == 0
+
+
+def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """A broker would refuse the commits of the first messages, and not those of the last."""
+    options = WriteOptions([cluster.name_server], new_topic(1), transactional=True, transaction_timeout_s=5)
+
+    async def store() -> list[HalfMessage]:
+        sender = Sender(Cluster(options.name_servers, 5000), 0, transactional=True)
+        await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
+        await sender.close()
+        return sender.halves
+
+    halves = run(store())
+    assert len(halves) == 2
+    writer = RocketMQBatchWriter(options)
+    with pytest.raises(ClientError, match="more than transactionTimeoutMs allows"):
+        writer.commit([RowsSent(1, time.time(), halves[:1]), None, RowsSent(1, time.time() - 6, halves[1:])])
+    assert options.topic is not None
+    assert messages(cluster, options.topic, 1) == 0
+    writer.commit([None, RowsSent(2, time.time(), halves)])
+    assert messages(cluster, options.topic, 1) == 2
+
+
+@contextmanager
+def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, DRIVER, cluster.name_server, source, target, directory / "checkpoint"],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        # The JVM and the Python workers are in its group.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert process.poll() is None, "the driver has ended"
+        assert time.monotonic() < deadline
+        # The brokers are in this process.
+        time.sleep(POLL_INTERVAL_S)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    source, target = new_topic(QUEUES), new_topic(QUEUES)
+    send_numbers(cluster, source, range(KILLED_MESSAGES))
+    halves = messages(cluster, TRANSACTION_HALF_TOPIC, 1)
+    with driver(cluster, source, target, tmp_path) as process:
+        wait_until(lambda: messages(cluster, target) > 0, process)
+        # The first one is to be seen when all are stored.
+        assert messages(cluster, TRANSACTION_HALF_TOPIC, 1) >= halves + KILLED_MESSAGES
+    # What was committed till then stays.
+    first = messages(cluster, target)
+    assert 0 < first < KILLED_MESSAGES
+
+    with driver(cluster, source, target, tmp_path) as process:
+        assert process.wait(WAIT_S) == 0, (tmp_path / "log").read_text()
+    numbers = Counter(int(row.body) for row in read(spark, cluster, target).collect())
+    assert numbers.keys() == set(range(KILLED_MESSAGES))
+    # The repeated batch brought all of its messages again, of which some had been there; the Python worker that commits
+    # outlives the driver by a moment.
+    assert KILLED_MESSAGES + first <= sum(numbers.values()) <= 2 * KILLED_MESSAGES
+    once = read(spark, cluster, target, deduplicate="true").select("body").collect()
+    assert sorted(int(row.body) for row in once) == list(range(KILLED_MESSAGES))

@@ -1,0 +1,41 @@
+"""A Spark driver as a process of its own: a topic into another one, in one transaction.
+
+    python transaction_driver.py NAME_SERVER SOURCE TARGET DIRECTORY
+
+DIRECTORY has the checkpoint; started again with the same one it goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gantrymq.spark import register, session_builder
+
+
+def main(name_server: str, source: str, target: str, directory: str) -> None:
+    spark = (
+        session_builder("transaction-driver")
+        .master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(nameServer=name_server, subscribe=source, startingOffsets="earliest")
+        .load()
+        .select("body", "keys")
+        .writeStream.format("rocketmq")
+        .options(nameServer=name_server, topic=target, transactional="true", checkpointLocation=directory)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
