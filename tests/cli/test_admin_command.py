@@ -13,11 +13,11 @@ import typer
 from admin_support import CLUSTER, Admin, admin, cluster
 
 from gantrymq.cli.admin.app import app
-from gantrymq.cli.admin.consumers import version_name
 from gantrymq.cli.admin.output import human_time
 from gantrymq.cli.admin.unsupported import UNSUPPORTED
 from gantrymq.cli.admin.values import parse_attributes, parse_time
 from gantrymq.cli.main import run
+from gantrymq.protocol.version_name import version_name
 from gantrymq.testing.embedded import EmbeddedCluster
 
 __all__ = ["admin", "cluster"]

@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.app import app as admin_app
+from gantrymq.cli.bench import app as bench_app
+from gantrymq.cli.consume import consume
 from gantrymq.cli.main import INTERRUPTED
 from gantrymq.cli.options import NameServers, TlsConfigFile
+from gantrymq.cli.pipeline import app as pipeline_app
+from gantrymq.cli.produce import produce
 from gantrymq.cli.store import app as store_app
 
 app = typer.Typer(
@@ -21,6 +25,10 @@ app = typer.Typer(
 )
 app.add_typer(admin_app, name="admin")
 app.add_typer(store_app, name="store")
+app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(bench_app, name="bench")
+app.command()(produce)
+app.command()(consume)
 
 
 def _version(value: bool) -> None:

@@ -15,15 +15,13 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.connection_body import ClientConnection
 from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.version_name import version_name
 
 app = typer.Typer(add_completion=False)
 
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="Consumer group.")]
 
 _CONNECTION = {"clientId": "Client Id", "clientAddr": "Client Addr", "language": "Language", "version": "Version"}
-# MQVersion's numbers from which its names are regular (V3_9_1_SNAPSHOT), and of its last name, V5_9_9.
-_FIRST_REGULAR_VERSION = 194
-_LAST_VERSION = 611
 
 
 @command(app, "consumerProgress")
@@ -231,14 +229,6 @@ async def _readers(admin: AdminClient, group: str) -> dict[MessageQueue, str]:
     except GantryError:
         pass
     return readers
-
-
-def version_name(version: int) -> str:
-    """MQVersion's name of a number, as V5_3_3; the number itself of one that is very old (3.8)."""
-    if version < _FIRST_REGULAR_VERSION:
-        return str(version)
-    number, released = divmod(min(version, _LAST_VERSION) - 12, 2)
-    return f"V{3 + number // 100}_{number // 10 % 10}_{number % 10}" + ("" if released else "_SNAPSHOT")
 
 
 def _connections(connections: list[ClientConnection]) -> list[dict[str, Any]]:

@@ -1,0 +1,72 @@
+"""The figures of `gantry bench`: rates, response times, processor time; counted while it runs, told at the end."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+
+
+class ResponseTimes:
+    """Response times in classes, each 1 % above the one before; average and greatest are exact."""
+
+    _CLASSES_PER_E = 100
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.total_s = 0.0
+        self.max_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total_s += seconds
+        if seconds > self.max_s:
+            self.max_s = seconds
+        # Nothing is quicker than 1 us, and a clock may be behind the broker's.
+        number = math.floor(math.log(seconds if seconds > 1e-6 else 1e-6) * self._CLASSES_PER_E)
+        self._counts[number] = self._counts.get(number, 0) + 1
+
+    @property
+    def average_ms(self) -> float:
+        return 1000 * self.total_s / self.count if self.count else 0.0
+
+    def percentile_ms(self, percent: float) -> float:
+        """So much or less `percent` of the responses took; the upper end of their class."""
+        wanted = self.count * percent / 100
+        seen = 0
+        for number in sorted(self._counts):
+            seen += self._counts[number]
+            if seen >= wanted:
+                return 1000 * min(math.exp((number + 1) / self._CLASSES_PER_E), self.max_s)
+        return 0.0
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """As fields of a JSON object, in ms."""
+        values = {"averageMs": self.average_ms}
+        values |= {f"p{percent:g}Ms".replace(".", ""): self.percentile_ms(percent) for percent in (50, 99, 99.9)}
+        values["maxMs"] = 1000 * self.max_s
+        return {prefix + name[0].upper() + name[1:] if prefix else name: round(v, 3) for name, v in values.items()}
+
+
+class Stopwatch:
+    """Time and this process's processor time, from the construction on."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._cpu_s = _cpu_s()
+
+    def figures(self, messages: int) -> dict[str, float]:
+        """Seconds, messages a second, and microseconds of processor time for each message."""
+        seconds = time.perf_counter() - self._began
+        cpu_us = (_cpu_s() - self._cpu_s) * 1e6
+        return {
+            "seconds": round(seconds, 3),
+            "messagesPerSecond": round(messages / seconds),
+            "cpuUsPerMessage": round(cpu_us / messages, 2) if messages else 0.0,
+        }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,207 @@
+"""The loads of `gantry bench` (example/benchmark/Producer, BatchProducer, Consumer)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.producer import Producer
+from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.errors import BrokerError, GantryError
+from gantrymq.protocol.message import Message, MessageExt
+
+#: After a failed send a worker waits so long (Java's: 3 s), so that it doesn't flood a broker in trouble.
+FAILURE_PAUSE_S = 3.0
+
+
+@dataclass(slots=True, frozen=True)
+class Sends:
+    """What is sent: `quantity` messages (0: until Ctrl-C), `batch` in a request, by `workers` at a time."""
+
+    topic: str
+    size: int
+    workers: int
+    batch: int
+    quantity: int
+    keys: bool
+    tag_count: int
+    property_size: int
+    delay_level: int
+
+    def message(self, body: bytes) -> Message:
+        now_ms = time.time_ns() // 1_000_000
+        message = Message(self.topic, body, delay_level=self.delay_level)
+        if self.keys:
+            message.properties["KEYS"] = str(now_ms // 1000)
+        if self.tag_count:
+            message.properties["TAGS"] = f"tag{now_ms % self.tag_count}"
+        if self.property_size:
+            message.properties["prop0"] = "v" * self.property_size
+        return message
+
+
+def run_sends(producer: Producer, sends: Sends, interval_s: float) -> dict[str, Any]:
+    """Sends and returns the figures; prints those of each interval to standard error."""
+    return _run(_send(producer, sends, interval_s))
+
+
+def run_reads(
+    consumer: Callable[[Callable[[MessageExt], Awaitable[None]]], PushConsumer],
+    topic: str,
+    expression: tuple[str, str],
+    quantity: int,
+    fail_rate: float,
+    interval_s: float,
+) -> dict[str, Any]:
+    """Consumes `quantity` messages (0: until Ctrl-C); the figures, from the first message on."""
+    return _run(_read(consumer, topic, expression, quantity, fail_rate, interval_s))
+
+
+def _run(load: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(load)
+
+
+async def _send(producer: Producer, sends: Sends, interval_s: float) -> dict[str, Any]:
+    times = ResponseTimes()
+    sent = request_failures = response_failures = 0
+    body = b"a" * sends.size
+    left = sends.quantity or sys.maxsize
+    clock = time.perf_counter
+
+    async def request(count: int) -> SendResult:
+        if sends.batch == 1:
+            return await producer.send_alone(sends.message(body))
+        return await producer.send_batch([sends.message(body) for _ in range(count)])
+
+    async def work() -> None:
+        nonlocal left, sent, request_failures, response_failures
+        while left > 0:
+            count = min(sends.batch, left)
+            left -= count
+            began = clock()
+            try:
+                await request(count)
+            except BrokerError as e:
+                response_failures += count
+                await _failed(e)
+            except GantryError as e:
+                request_failures += count
+                await _failed(e)
+            else:
+                times.add(clock() - began)
+                sent += count
+
+    async with producer:
+        await producer.queues(sends.topic)
+        stopwatch = Stopwatch()
+        await _until_done_or_interrupted(
+            [work() for _ in range(sends.workers)],
+            interval_s,
+            lambda: (sent, f"Average RT {times.average_ms:.3f} ms, max {1000 * times.max_s:.3f} ms, "
+                     f"failed {request_failures + response_failures:,}"),
+        )  # fmt: skip
+        figures = stopwatch.figures(sent)
+    return {
+        "sent": sent,
+        "requestsFailed": request_failures,
+        "responsesFailed": response_failures,
+        **figures,
+        **times.figures(),
+    }
+
+
+async def _failed(error: GantryError) -> None:
+    print(f"gantry: {error}", file=sys.stderr)
+    await asyncio.sleep(FAILURE_PAUSE_S)
+
+
+async def _read(
+    make: Callable[[Callable[[MessageExt], Awaitable[None]]], PushConsumer],
+    topic: str,
+    expression: tuple[str, str],
+    quantity: int,
+    fail_rate: float,
+    interval_s: float,
+) -> dict[str, Any]:
+    born, stored = ResponseTimes(), ResponseTimes()
+    failed = 0
+    stopwatch: Stopwatch | None = None
+    complete = asyncio.Event()
+    now = time.time
+
+    async def handle(message: MessageExt) -> None:
+        nonlocal failed, stopwatch
+        if stopwatch is None:
+            stopwatch = Stopwatch()
+        now_s = now()
+        born.add(now_s - message.born_timestamp / 1000)
+        stored.add(now_s - message.store_timestamp / 1000)
+        if born.count == quantity:
+            complete.set()
+        if fail_rate and random.random() < fail_rate:
+            failed += 1
+            raise _Refused
+
+    async def wait() -> None:
+        await complete.wait()
+
+    consumer = make(handle)
+    consumer.subscribe(topic, *expression)
+    async with consumer:
+        await _until_done_or_interrupted(
+            [wait()],
+            interval_s,
+            lambda: (born.count, f"since born {born.average_ms:.3f} ms, max {1000 * born.max_s:.3f} ms, "
+                     f"since stored {stored.average_ms:.3f} ms, max {1000 * stored.max_s:.3f} ms, failed {failed:,}"),
+        )  # fmt: skip
+        figures = (stopwatch or Stopwatch()).figures(born.count)
+    return {
+        "consumed": born.count,
+        "failed": failed,
+        **figures,
+        **born.figures("sinceBorn"),
+        **stored.figures("sinceStored"),
+    }
+
+
+class _Refused(GantryError):
+    """A message that is failed on purpose."""
+
+
+async def _until_done_or_interrupted(
+    work: list[Coroutine[Any, Any, None]], interval_s: float, state: Callable[[], tuple[int, str]]
+) -> None:
+    """Runs `work` to its end or to SIGINT; prints rate and `state` every `interval_s`, if that isn't 0."""
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.gather(*work)
+    loop.add_signal_handler(signal.SIGINT, tasks.cancel)
+    reporter = asyncio.create_task(_report(interval_s, state)) if interval_s else None
+    try:
+        with suppress(asyncio.CancelledError):
+            await tasks
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        if reporter is not None:
+            reporter.cancel()
+
+
+async def _report(interval_s: float, state: Callable[[], tuple[int, str]]) -> None:
+    before, at = state()[0], time.perf_counter()
+    while True:
+        await asyncio.sleep(interval_s)
+        count, text = state()
+        now = time.perf_counter()
+        print(f"{time.strftime('%H:%M:%S')}  {(count - before) / (now - at):,.0f}/s  {text}", file=sys.stderr)
+        before, at = count, now

@@ -1,0 +1,103 @@
+"""`gantry consume`: the command line; `consume_reading` does the work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gantrymq.cli.admin.values import parse_time
+from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context
+
+if TYPE_CHECKING:
+    from gantrymq.cli.consume_reading import Start
+
+
+def consume(
+    topic: Annotated[str, typer.Argument()],
+    name_servers: NameServers = "127.0.0.1:9876",
+    form: Annotated[
+        str,
+        typer.Option(
+            "-f",
+            "--format",
+            help="%s body, %S its bytes, %k keys, %K their bytes, %g tag, %h properties, %t topic, %b broker, "
+            "%p queue, %o offset, %T store time, %B born time (ms), %i message id, %r times delivered before, "
+            r"%%; \n \t \xHH.",
+        ),
+    ] = r"%s\n",
+    json: Annotated[bool, typer.Option("--json", help="A JSON object a line; gantry produce --json reads it.")] = False,
+    offset: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--offset",
+            metavar="beginning|end|N|-N|@TIME",
+            help="Where to begin in each queue; -N: so many before the end; @TIME: ms, or yyyy-MM-dd#HH:mm:ss:SSS. For "
+            "a group: where one begins that has no offset yet (not N).",
+        ),
+    ] = "beginning",
+    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Ends after so many.")] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("-e", "--exit", help="Ends where the queues ended when it began.")
+    ] = False,
+    group: Annotated[
+        str | None,
+        typer.Option("-g", "--group", help="Share the queues with this group's consumers and commit what is written."),
+    ] = None,
+    queue_id: Annotated[
+        int | None, typer.Option("-p", "--queue", min=0, help="Only the queue of this id, on every broker; no group.")
+    ] = None,
+    tags: Annotated[str | None, typer.Option("--tags", help="Only these: 'TagA || TagB'.")] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="Only what this SQL92 expression is true for.")] = None,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Write a topic's messages to standard output, until Ctrl-C, --count or -e.
+
+    Without a group it reads all queues and leaves no trace.
+    """
+    from gantrymq.cli.consume_format import formatter
+    from gantrymq.cli.consume_reading import run_consume
+    from gantrymq.cli.json_message import encode
+    from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+
+    if tags is not None and sql is not None:
+        raise typer.BadParameter("one of the two is possible", param_hint="'--tags' / '--sql'")
+    if group is not None and queue_id is not None:
+        raise typer.BadParameter("a group shares out all queues", param_hint="'-p' / '--queue'")
+    start = _start(offset)
+    if group is not None and start.offset is not None:
+        raise typer.BadParameter("a group has its own offsets", param_hint="'-o' / '--offset'")
+    run_consume(
+        topic,
+        name_servers,
+        group,
+        (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
+        start,
+        (lambda message: encode(message) + b"\n") if json else formatter(form),
+        queue_id=queue_id,
+        count=count,
+        exit_at_end=exit_at_end,
+        ssl_context=tls_context(tls_config),
+        hooks=acl_hooks(acl_config),
+    )
+
+
+def _start(offset: str) -> Start:
+    """What `--offset` says."""
+    from gantrymq.cli.consume_reading import Start
+    from gantrymq.protocol.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+
+    if offset == "beginning":
+        return Start()
+    if offset == "end":
+        return Start(CONSUME_FROM_LAST_OFFSET)
+    if offset.startswith("@"):
+        return Start(CONSUME_FROM_TIMESTAMP, parse_time(offset[1:], "'-o' / '--offset'"))
+    try:
+        return Start(offset=int(offset))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{offset!r} is none of beginning, end, N, -N, @TIME", param_hint="'-o' / '--offset'"
+        ) from None

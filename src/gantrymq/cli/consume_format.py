@@ -1,0 +1,52 @@
+"""How `gantry consume` writes a message: kcat's format strings, made into a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gantrymq.cli.options import unescape
+from gantrymq.errors import ClientError
+from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.properties import KEYS, TAGS
+
+Formatter = Callable[[MessageExt], bytes]
+
+_FIELDS: dict[str, Formatter] = {
+    "s": lambda message: message.body,
+    "S": lambda message: b"%d" % len(message.body),
+    "k": lambda message: message.properties.get(KEYS, "").encode(),
+    "K": lambda message: b"%d" % len(message.properties.get(KEYS, "").encode()),
+    "g": lambda message: message.properties.get(TAGS, "").encode(),
+    "h": lambda message: ",".join([f"{name}={value}" for name, value in message.properties.items()]).encode(),
+    "t": lambda message: message.topic.encode(),
+    "b": lambda message: message.broker_name.encode(),
+    "p": lambda message: b"%d" % message.queue_id,
+    "o": lambda message: b"%d" % message.queue_offset,
+    "T": lambda message: b"%d" % message.store_timestamp,
+    "B": lambda message: b"%d" % message.born_timestamp,
+    "i": lambda message: message.msg_id.encode(),
+    "r": lambda message: b"%d" % message.reconsume_times,
+}
+
+
+def formatter(text: str) -> Formatter:
+    """The function that `text` describes. Raises ClientError for a token that isn't there, or a bad escape."""
+    parts: list[Formatter] = []
+    template = b""
+    for literal, token in re.findall(r"([^%]+)|%(.?)", text, re.DOTALL):
+        if literal:
+            try:
+                template += unescape(literal).replace(b"%", b"%%")
+            except ValueError as e:
+                raise ClientError(f"the format {text!r}: {e}") from e
+        elif token == "%":
+            template += b"%%"
+        elif token in _FIELDS:
+            template += b"%b"
+            parts.append(_FIELDS[token])
+        else:
+            raise ClientError(
+                f"%{token} in the format {text!r} means nothing: gantry consume --help says what there is"
+            )
+    return lambda message: template % tuple([part(message) for part in parts])

@@ -1,0 +1,138 @@
+"""`gantry consume`: reads queues and writes what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import uvloop
+
+from gantrymq.cli.consume_format import Formatter
+from gantrymq.client.admin_messages import TOOLS_GROUP
+from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
+from gantrymq.client.process_queue import FlowLimits
+from gantrymq.errors import ClientError
+from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.remoting.connection import RpcHook
+
+#: Messages of one pull, where the broker gives so many: a reader of everything wants few round trips.
+PULL_BATCH_SIZE = 1024
+_LIMITS = FlowLimits(max_messages=4 * PULL_BATCH_SIZE, max_span=1 << 62)
+#: How long it may take to see that the end is reached.
+_END_POLL_MS = 100
+
+
+class Start(NamedTuple):
+    """Where reading begins: a consumer's `from_where`, or `offset` in each queue; below 0 it counts from the end."""
+
+    from_where: str = CONSUME_FROM_FIRST_OFFSET
+    timestamp_ms: int = 0
+    offset: int | None = None
+
+
+class _Reader(LitePullConsumer):
+    """Knows where it stands."""
+
+    def position(self, queue: MessageQueue) -> int:
+        """The first queue offset of an assigned queue that has not been handed out, or was by the last poll."""
+        return self._started().queues.process_queue(self._wire_queue(queue)).commit_offset
+
+    async def end(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message will get."""
+        wire = self._wire_queue(queue)
+        return await self._started().client.api.max_offset(self._address(wire), wire.topic, wire.queue_id)
+
+
+def run_consume(
+    topic: str,
+    name_servers: str,
+    group: str | None,
+    expression: tuple[str, str],
+    start: Start,
+    form: Formatter,
+    *,
+    queue_id: int | None,
+    count: int | None,
+    exit_at_end: bool,
+    ssl_context: ssl.SSLContext | None,
+    hooks: Sequence[RpcHook],
+) -> None:
+    """Writes messages to standard output until `count` are written, the end is reached or Ctrl-C is pressed.
+
+    `expression` is the filter and its type. With a group what is written is committed, also at the end.
+    """
+    reader = _Reader(
+        name_servers,
+        group or TOOLS_GROUP,
+        auto_commit=group is not None,
+        consume_from_where=start.from_where,
+        consume_timestamp_ms=start.timestamp_ms,
+        pull_batch_size=PULL_BATCH_SIZE,
+        flow_limits=_LIMITS,
+        ssl_context=ssl_context,
+        hooks=hooks,
+    )
+    if group is not None:
+        reader.subscribe(topic, *expression)
+
+    async def run() -> None:
+        async with reader:
+            queues = await reader.queues(topic)
+            if group is None:
+                queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
+                if not queues:
+                    raise ClientError(f"topic {topic} has no queue {queue_id}")
+                await _begin(reader, queues, expression, start)
+            ends = {queue: await reader.end(queue) for queue in queues} if exit_at_end else None
+            try:
+                await _write(reader, form, count, ends)
+            except asyncio.CancelledError:
+                # Ctrl-C: what was handed out is written.
+                if group is not None:
+                    await reader.commit()
+                raise
+            if group is not None:
+                await reader.commit()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+async def _begin(reader: _Reader, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start) -> None:
+    await reader.assign(queues, *expression)
+    # Sought in any case: brokers have new groups begin at 0 while a topic is young, whatever they ask for.
+    for queue in queues:
+        if start.offset is not None:
+            offset = start.offset if start.offset >= 0 else await reader.end(queue) + start.offset
+            await reader.seek(queue, max(0, offset))
+        elif start.from_where == CONSUME_FROM_TIMESTAMP:
+            await reader.seek_to_time(queue, start.timestamp_ms)
+        elif start.from_where == CONSUME_FROM_LAST_OFFSET:
+            await reader.seek_to_end(queue)
+        else:
+            await reader.seek_to_begin(queue)
+
+
+async def _write(reader: _Reader, form: Formatter, count: int | None, ends: dict[MessageQueue, int] | None) -> None:
+    output = sys.stdout.buffer
+    left = count
+    while left is None or left > 0:
+        most = MAX_POLL_MESSAGES if left is None else min(left, MAX_POLL_MESSAGES)
+        messages = await reader.poll(POLL_TIMEOUT_MS if ends is None else _END_POLL_MS, most)
+        if messages:
+            output.write(b"".join([form(message) for message in messages]))
+            output.flush()
+            if left is not None:
+                left -= len(messages)
+        elif ends is not None and _is_at_end(reader, ends):
+            return
+
+
+def _is_at_end(reader: _Reader, ends: dict[MessageQueue, int]) -> bool:
+    """Whether every queue that is read now has been read to its end; not before there is one."""
+    assignment = reader.assignment
+    return bool(assignment) and all(reader.position(queue) >= ends.get(queue, 0) for queue in assignment)

@@ -1,0 +1,109 @@
+"""`gantry produce`: the command line; `produce_delivery` does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gantrymq.cli.admin.values import parse_time
+from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context, unescape
+
+GROUP = "gantry_produce"
+
+
+def produce(
+    topic: Annotated[str, typer.Argument()],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(dir_okay=False, allow_dash=True, help="What to send; standard input without them, or for -."),
+    ] = None,
+    name_servers: NameServers = "127.0.0.1:9876",
+    delimiter: Annotated[str, typer.Option("-D", "--delimiter", help="Ends a message.")] = r"\n",
+    whole: Annotated[bool, typer.Option("--whole", help="Each file is one message, of any bytes.")] = False,
+    key_separator: Annotated[
+        str | None, typer.Option("-K", "--key-separator", help="Before it is a message's key, behind it the body.")
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Messages are JSON objects: body (text) or bodyBase64, keys, tags, properties, shardingKey, "
+            "delayLevel, delayMs, deliverAtMs, flag; what gantry consume --json writes.",
+        ),
+    ] = False,
+    tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
+    key: Annotated[list[str] | None, typer.Option("-k", "--key", help="A key of every message; repeat it.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; repeat it.")
+    ] = None,
+    delay_level: Annotated[int, typer.Option("--delay-level", min=0, max=18, help="Delivered later: 1 s to 2 h.")] = 0,
+    delay_ms: Annotated[int | None, typer.Option("--delay-ms", min=1, help="Delivered so much later.")] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option("--deliver-at", help="Delivered then: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Messages of the same key go to the same queue, in their order.")
+    ] = False,
+    group: Annotated[str, typer.Option("-g", "--group", help="The producer group.")] = GROUP,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, also on a terminal.")] = False,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Send the lines of files or of standard input, each as a message.
+
+    Empty lines are left out. It ends at the first failure, with exit code 1. After Ctrl-C what is read is still sent; a
+    second one gives it up. Both say how many messages were acknowledged.
+    """
+    from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_MS, run_produce
+    from gantrymq.cli.produce_input import MessageMaker
+    from gantrymq.client.producer import Producer
+    from gantrymq.protocol.message import Message
+
+    def separator(text: str | None, hint: str) -> bytes | None:
+        try:
+            value = None if text is None else unescape(text)
+        except ValueError as e:
+            raise typer.BadParameter(str(e), param_hint=hint) from None
+        if value == b"":
+            raise typer.BadParameter("must not be empty", param_hint=hint)
+        return value
+
+    if json and (key_separator is not None or whole):
+        raise typer.BadParameter("goes with neither --key-separator nor --whole", param_hint="'--json'")
+    given = {}
+    for text in properties or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="'--property'")
+        given[name] = value
+    defaults = Message(
+        topic,
+        b"",
+        tags=tags,
+        keys=key,
+        delay_level=delay_level,
+        delay_ms=delay_ms,
+        deliver_at_ms=None if deliver_at is None else parse_time(deliver_at, "'--deliver-at'"),
+        properties=given,
+    )
+    producer = Producer(
+        name_servers,
+        group,
+        linger_ms=LINGER_MS,
+        batch_size=BATCH_SIZE,
+        buffer_bytes=BUFFER_BYTES,
+        ssl_context=tls_context(tls_config),
+        hooks=acl_hooks(acl_config),
+    )
+    raise typer.Exit(
+        run_produce(
+            producer,
+            MessageMaker(topic, defaults, json=json, key_separator=separator(key_separator, "'--key-separator'")),
+            files or [],
+            None if whole else separator(delimiter, "'--delimiter'"),
+            ordered=ordered,
+            quiet=quiet,
+        )
+    )

@@ -1,0 +1,64 @@
+"""What `gantry produce` reads: bytes to messages, without waiting for anything."""
+
+from __future__ import annotations
+
+from gantrymq.cli.json_message import decode, to_send
+from gantrymq.errors import BodyError
+from gantrymq.protocol.message import Message
+from gantrymq.protocol.properties import KEYS
+
+#: The longest message, in bytes: what brokers take.
+MAX_LENGTH = 4 * 1024 * 1024
+
+
+class Splitter:
+    """Cuts one input at `delimiter`, which belongs to no part; without a delimiter all of it is one part."""
+
+    def __init__(self, delimiter: bytes | None) -> None:
+        self._delimiter = delimiter
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The parts that `chunk` completes. Raises BodyError when one gets too long."""
+        if self._delimiter is None:
+            self._rest += chunk
+            parts = []
+        else:
+            *parts, self._rest = (self._rest + chunk).split(self._delimiter)
+        if len(self._rest) > MAX_LENGTH:
+            raise BodyError(f"a message is longer than {MAX_LENGTH} bytes: is the delimiter right?")
+        return parts
+
+    def finish(self) -> list[bytes]:
+        """The last part, if the input doesn't end with a delimiter."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+
+class MessageMaker:
+    """Makes messages for a topic out of parts.
+
+    With `json` a part is a JSON object; else it is a body, or with a `key_separator` a key, the separator and a body.
+    `defaults` has the properties of messages that don't say otherwise.
+    """
+
+    def __init__(self, topic: str, defaults: Message, *, json: bool, key_separator: bytes | None) -> None:
+        self._topic = topic
+        self._defaults = defaults
+        self._json = json
+        self._key_separator = key_separator
+
+    def message(self, part: bytes) -> Message:
+        """Raises BodyError when `part` is no message."""
+        if self._json:
+            return to_send(decode(part), self._topic, self._defaults)
+        message = Message(self._topic, part, properties=self._defaults.properties)
+        if self._key_separator is not None:
+            key, found, body = part.partition(self._key_separator)
+            if found:
+                message.body = body
+                try:
+                    message.properties[KEYS] = key.decode()
+                except UnicodeDecodeError as e:
+                    raise BodyError(f"the key {key[:100]!r} is no UTF-8 text") from e
+        return message

@@ -1,0 +1,114 @@
+"""docs/client.md: its examples run, one after the other, as in `python -m asyncio`."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.testing.embedded import EmbeddedCluster
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "client.md"
+#: The address in the examples.
+ADDRESS = "127.0.0.1:9876"
+TIMEOUT_S = 60.0
+
+
+def examples() -> list[tuple[int, str]]:
+    """(line, code) of each Python block."""
+    found: list[tuple[int, str]] = []
+    lines = DOCUMENT.read_text().splitlines()
+    begin = None
+    for number, line in enumerate(lines, 1):
+        if line == "```python":
+            begin = number
+        elif line == "```" and begin is not None:
+            found.append((begin + 1, "\n".join(lines[begin : number - 1])))
+            begin = None
+    return found
+
+
+async def test_the_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ssl.create_default_context", lambda cafile: _Context(cafile))
+    session: dict[str, Any] = {"__name__": "session"}
+    with EmbeddedCluster(recall_message_enable=True) as cluster:
+        for line, code in examples():
+            if "def test_" in code:
+                continue
+            # The line numbers of a traceback are the document's.
+            source = "\n" * (line - 1) + code.replace(ADDRESS, cluster.name_server)
+            compiled = compile(source, str(DOCUMENT), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            async with asyncio.timeout(TIMEOUT_S):
+                if inspect.iscoroutine(result := eval(compiled, session)):
+                    await result
+        session["shop_producer"]().close()
+        await session["producer"].close()
+    out = capsys.readouterr().out
+    for text in (
+        "SendStatus.SEND_OK",
+        "COMMIT_MESSAGE",
+        "b'HOW MANY?'",
+        "orders fruit ['order-17'] b'42 apples'",
+        "[b'created', b'paid', b'shipped']",
+        "messages of the last hour",
+        "never: the message body is empty",
+    ):
+        assert text in out
+    assert "\n0 messages" not in out
+
+
+class _Context:
+    """Stands for the context of a certificate that isn't there; the example makes no connection."""
+
+    def __init__(self, cafile: str) -> None:
+        assert cafile == "ca.pem"
+
+
+def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
+    (code,) = [code for _, code in examples() if "def test_" in code]
+    (tmp_path / "test_example.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "test_example.py"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_the_command_lines_run(tmp_path: Path) -> None:
+    (tmp_path / "keys-and-bodies.txt").write_text("".join(f"key{n}:body {n}\n" for n in range(10)))
+    (tmp_path / "orders.jsonl").write_text('{"body": "one", "keys": "k", "delayMs": 500}\n')
+    (tmp_path / "gantry").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gantrymq.cli "$@"\n')
+    (tmp_path / "gantry").chmod(0o755)
+    lines = [
+        line
+        for block in re.findall(r"^```sh\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    assert lines
+    with EmbeddedCluster() as cluster:
+        environment = os.environ | {
+            "NAMESRV_ADDR": cluster.name_server,
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        }
+        for line in lines:
+            done = subprocess.run(
+                line, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path, env=environment
+            )
+            assert done.returncode == 0, (line, done.stderr)
+            if line.startswith("gantry consume") and "produce" not in line:
+                assert len(done.stdout.splitlines()) >= 10, (line, done.stdout)
