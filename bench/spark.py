@@ -1,10 +1,8 @@
-"""Spark reading from a broker, beside a source that yields ready-made batches; prints a Markdown table.
+"""Spark reading from a broker, beside ready-made batches and Kafka; prints Markdown tables; README.md says of what.
 
-    .venv/bin/python bench/spark.py [--rows N] [--rounds N] [--sizes BYTES...]
+    .venv/bin/python bench/spark.py [--rows N] [--rounds N] [--sizes BYTES...] [--minutes N]
 
-The ready-made batches have the same columns and rows: that is the ceiling of Spark's API for Python data sources, and
-the last column says how much of it is reached. Everything runs on this machine: brokers, driver and tasks share its
-cores. Below the table: what a small micro-batch over 16 queues costs.
+Everything runs on this machine: brokers, driver and tasks share its cores.
 """
 
 from __future__ import annotations
@@ -17,41 +15,100 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
+from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producer import Producer
+from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark import register, session_builder
+from gantrymq.spark.pull import BATCH_BYTES, BATCH_ROWS
 from gantrymq.testing.processes import ProcessCluster
 
 CORES = 2
-QUEUES = 4
-BROKERS = 2
-BATCH_ROWS = 10_000
+QUEUES = 8
 SEND_BYTES = 512 * 1024
+#: What a record has besides its body, about.
+RECORD_BYTES = 170
 MICRO_BATCHES = 20
-MICRO_QUEUES = 8
+MICRO_QUEUES = 16
 MICRO_ROWS = 160
+#: What Spark says of a micro-batch's time.
+MICRO_PARTS = ("triggerExecution", "latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Source:
+    """What is read, and of each round: rows a second, and processor time a row in us: JVM, Python, broker."""
+
+    name: str
+    frame: DataFrame
+    broker_pid: int | None = None
+    rates: list[float] = field(default_factory=list)
+    cpu_us: list[tuple[float, ...]] = field(default_factory=list)
 
 
 def main() -> None:
+    args = parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            connector = build()
+            kafka, kafka_pid = stack.enter_context(kafka_broker(directory / "kafka", QUEUES))
+        except RuntimeError as e:
+            print(f"Without Kafka: {e}\n")
+            connector, kafka, kafka_pid = [], None, None
+        cluster = stack.enter_context(ProcessCluster(directory))
+        spark = start_spark(connector)
+        stack.callback(spark.stop)
+        print(f"{platform.python_version()}, Spark {spark.version}, {os.cpu_count()} CPUs, local[{CORES}], noop sink\n")
+        print("| body | source | rows/s | MB/s of bodies a core | of the ready-made | of Kafka's | CPU, us a row |")
+        print("|---|---|---|---|---|---|---|")
+        for number, size in enumerate(args.sizes, 1):
+            deadline = args.began + 60 * args.minutes * number / len(args.sizes)
+            topic = f"bench-{size}"
+            asyncio.run(fill(cluster, topic, QUEUES, args.rows, size))
+            sources = [
+                Source("ready-made", ready_made(spark, args.rows, size)),
+                Source("rocketmq", rocketmq(spark, cluster, topic), cluster.brokers[0].pid),
+            ]
+            if kafka is not None:
+                fill_kafka(spark, kafka, topic, args.rows, size)
+                sources.append(Source("kafka", read_kafka(spark, kafka, topic), kafka_pid))
+            measure(spark, sources, args.rows, args.rounds, deadline)
+            for source in sources:
+                print(row_of(source, sources, size), flush=True)
+        print()
+        print(micro_batches(spark, cluster, directory))
+
+
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition(";")[0])
-    parser.add_argument("--rows", type=int, default=2_000_000, help="messages of a read (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="measured reads of each kind (%(default)s)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="messages of a read (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured reads of each source (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024], metavar="BYTES", help="body sizes")
-    args = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=6, help="no round begins later; one is measured at least")
+    return parser.parse_args(namespace=argparse.Namespace(began=time.monotonic()))
+
+
+def start_spark(connector: list[Path]) -> SparkSession:
     spark = (
         session_builder("bench")
         .master(f"local[{CORES}]")
+        .config("spark.jars", ",".join(map(str, connector)))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
@@ -59,37 +116,69 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     spark.dataSource.register(ReadyMade)
-    print(f"{platform.python_version()}, Spark {spark.version}, {os.cpu_count()} CPUs, local[{CORES}], noop sink\n")
-    print("| body | source | rows/s | MB/s of bodies a core | of the ceiling |")
-    print("|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory), brokers=BROKERS) as cluster:
-        for size in args.sizes:
-            topic = f"bench-{size}"
-            asyncio.run(fill(cluster, topic, QUEUES, args.rows, size))
-            sources = {
-                "ready-made batches": ready_made(spark, args.rows, size),
-                "rocketmq": rocketmq(spark, cluster, topic),
-            }
-            rates = measure(sources, args.rows, args.rounds)
-            ceiling = statistics.median(rates["ready-made batches"])
-            for name, of_source in rates.items():
-                rate = statistics.median(of_source)
-                per_core = rate * size / CORES / 1e6
-                print(f"| {size} B | {name} | {rate:,.0f} | {per_core:,.0f} | {rate / ceiling:.0%} |", flush=True)
-        print()
-        print(micro_batches(spark, cluster, Path(directory)))
-    spark.stop()
+    return spark
 
 
-def measure(sources: dict[str, DataFrame], rows: int, rounds: int) -> dict[str, list[float]]:
-    """Rows a second of each round, the sources in turn; the first round warms up."""
-    rates: dict[str, list[float]] = {name: [] for name in sources}
-    for _ in range(rounds + 1):
-        for name, frame in sources.items():
+# -- measuring --------------------------------------------------------------------------------------------------
+
+
+def measure(spark: SparkSession, sources: list[Source], rows: int, rounds: int, deadline: float) -> None:
+    """Reads the sources in turn; the first round warms up."""
+    assert spark._jvm is not None
+    jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    for number in range(rounds + 1):
+        for source in sources:
+            cpu_before = cpu_s(jvm, source.broker_pid)
             began = time.perf_counter()
-            frame.write.format("noop").mode("overwrite").save()
-            rates[name].append(rows / (time.perf_counter() - began))
-    return {name: of_source[1:] for name, of_source in rates.items()}
+            source.frame.write.format("noop").mode("overwrite").save()
+            took = time.perf_counter() - began
+            if number:
+                source.rates.append(rows / took)
+                cpu_after = cpu_s(jvm, source.broker_pid)
+                source.cpu_us.append(tuple((b - a) / rows * 1e6 for a, b in zip(cpu_before, cpu_after, strict=True)))
+        if number and time.monotonic() > deadline:
+            break
+
+
+def cpu_s(jvm: int, broker: int | None) -> tuple[float, float, float]:
+    """Processor time so far of the JVM, of the Python processes below it, and of the broker, in s."""
+    stats = {int(path.name): stat for path in Path("/proc").glob("[0-9]*") if (stat := _stat(path))}
+    below = {jvm}
+    while further := {pid for pid, stat in stats.items() if stat[0] in below} - below:
+        below |= further
+    of_jvm, of_its_children = sum(stats[jvm][1:3]), sum(stats[jvm][3:])
+    of_python = of_its_children + sum(sum(stats[pid][1:]) for pid in below - {jvm})
+    ticks = (of_jvm, of_python, sum(stats[broker][1:3]) if broker else 0)
+    return tuple(t / _TICKS_PER_S for t in ticks)  # type: ignore[return-value]
+
+
+def _stat(process: Path) -> list[int]:
+    """Parent, then user and system time of its own, and of its ended children; empty when it has ended."""
+    with suppress(OSError):
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        return [int(fields[1]), *map(int, fields[11:15])]
+    return []
+
+
+def row_of(source: Source, sources: list[Source], size: int) -> str:
+    rate = statistics.median(source.rates)
+    by_name = {other.name: other for other in sources}
+    of_others = [ratio(source, by_name.get(name)) for name in ("ready-made", "kafka")]
+    jvm, python, broker = (statistics.median(part) for part in zip(*source.cpu_us, strict=True))
+    cpu = f"{jvm + python + broker:.2f} (JVM {jvm:.2f}, Python {python:.2f}, broker {broker:.2f})"
+    cells = (f"{size} B", source.name, f"{rate:,.0f}", f"{rate * size / CORES / 1e6:,.0f}", *of_others, cpu)
+    return f"| {' | '.join(cells)} |"
+
+
+def ratio(source: Source, other: Source | None) -> str:
+    """Of the rates of one round, as median (minimum to maximum)."""
+    if other is None or other is source:
+        return ""
+    ratios = [a / b for a, b in zip(source.rates, other.rates, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+# -- the broker's messages --------------------------------------------------------------------------------------
 
 
 def rocketmq(spark: SparkSession, cluster: ProcessCluster, topic: str) -> DataFrame:
@@ -98,24 +187,27 @@ def rocketmq(spark: SparkSession, cluster: ProcessCluster, topic: str) -> DataFr
 
 
 async def fill(cluster: ProcessCluster, topic: str, queues: int, rows: int, size: int) -> None:
-    """Makes the topic with so many queues on each broker, and sends `rows` messages of `size` bytes."""
+    """Makes the topic with so many queues, and sends `rows` messages of `size` bytes."""
     remoting = RemotingClient()
     api = BrokerApi(remoting)
     for broker in cluster.brokers:
         await api.create_topic(broker.address, TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues))
     async with asyncio.timeout(10):
-        while len((await api.route(cluster.namesrv_addr, topic)).queue_datas) < len(cluster.brokers):
+        while True:
+            with suppress(NoRouteInfo):
+                if len((await api.route(cluster.namesrv_addr, topic)).queue_datas) == len(cluster.brokers):
+                    break
             await asyncio.sleep(0.01)
     await remoting.close()
     body = os.urandom(size)
-    at_once = max(1, SEND_BYTES // (size + 128))
+    at_once = max(1, SEND_BYTES // (size + RECORD_BYTES))
     async with Producer(cluster.namesrv_addr, "bench") as producer:
         for first in range(0, rows, at_once):
             numbers = range(first, min(rows, first + at_once))
             await producer.send_batch([Message(topic, body, keys=f"k{n}", tags="A") for n in numbers])
 
 
-# -- the ceiling ------------------------------------------------------------------------------------------------
+# -- ready-made batches -----------------------------------------------------------------------------------------
 
 
 def ready_made(spark: SparkSession, rows: int, size: int) -> DataFrame:
@@ -138,6 +230,9 @@ class ReadyMade(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return ReadyMadeReader(int(self.options["rows"]), int(self.options["size"]))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return ReadyMadeStreamReader(int(self.options["rows"]), int(self.options["size"]))
+
 
 class ReadyMadeReader(DataSourceReader):
     def __init__(self, rows: int, size: int) -> None:
@@ -145,51 +240,82 @@ class ReadyMadeReader(DataSourceReader):
         self._size = size
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(n) for n in range(QUEUES * BROKERS)]
+        return [InputPartition(n) for n in range(QUEUES)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        left = self._rows // (QUEUES * BROKERS)
-        batch = self._batch(BATCH_ROWS)
+        left = self._rows // QUEUES
+        at_once = min(BATCH_ROWS, BATCH_BYTES // (self._size + RECORD_BYTES))
+        batch = ready_made_batch(at_once, self._size)
         while left > 0:
-            yield batch.slice(0, min(left, BATCH_ROWS))
-            left -= BATCH_ROWS
+            yield batch.slice(0, min(left, at_once))
+            left -= at_once
 
-    def _batch(self, rows: int) -> pa.RecordBatch:
-        times = pa.array([1_767_268_800_000_000] * rows, pa.timestamp("us", "UTC"))
-        columns: dict[str, Any] = {
-            "topic": pa.repeat("bench", rows),
-            "brokerName": pa.repeat("broker-a", rows),
-            "queueId": pa.repeat(pa.scalar(0, pa.int32()), rows),
-            "queueOffset": pa.array(range(rows), pa.int64()),
-            "keys": pa.array([f"k{n}" for n in range(rows)]),
-            "tags": pa.repeat("A", rows),
-            "body": pa.repeat(pa.scalar(os.urandom(self._size), pa.binary()), rows),
-            "bornTimestamp": times,
-            "storeTimestamp": times,
-            "msgId": pa.array([f"{n:032X}" for n in range(rows)]),
-            "reconsumeTimes": pa.repeat(pa.scalar(0, pa.int32()), rows),
-        }
-        return pa.RecordBatch.from_pydict(columns)
+
+class ReadyMadeStreamReader(DataSourceStreamReader):
+    """`rows` in micro-batches of MICRO_ROWS, each read by one task."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self._rows = rows
+        self._size = size
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"row": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"row": min(self._rows, start["row"] + MICRO_ROWS)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(end["row"] - start["row"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield ready_made_batch(partition.value, self._size)
+
+
+def ready_made_batch(rows: int, size: int) -> pa.RecordBatch:
+    times = pa.array([1_767_268_800_000_000] * rows, pa.timestamp("us", "UTC"))
+    columns: dict[str, Any] = {
+        "topic": pa.repeat("bench", rows),
+        "brokerName": pa.repeat("broker-a", rows),
+        "queueId": pa.repeat(pa.scalar(0, pa.int32()), rows),
+        "queueOffset": pa.array(range(rows), pa.int64()),
+        "keys": pa.array([f"k{n}" for n in range(rows)]),
+        "tags": pa.repeat("A", rows),
+        "body": pa.repeat(pa.scalar(os.urandom(size), pa.binary()), rows),
+        "bornTimestamp": times,
+        "storeTimestamp": times,
+        "msgId": pa.array([f"{n:032X}" for n in range(rows)]),
+        "reconsumeTimes": pa.repeat(pa.scalar(0, pa.int32()), rows),
+    }
+    return pa.RecordBatch.from_pydict(columns)
 
 
 # -- micro-batches ----------------------------------------------------------------------------------------------
 
 
 def micro_batches(spark: SparkSession, cluster: ProcessCluster, directory: Path) -> str:
-    """What Spark says of the duration of small micro-batches."""
-    asyncio.run(fill(cluster, "micro", MICRO_QUEUES, MICRO_BATCHES * MICRO_ROWS, 128))
+    """A table of what Spark says of the time of small micro-batches."""
+    rows = (1 + MICRO_BATCHES) * MICRO_ROWS
+    asyncio.run(fill(cluster, "micro", MICRO_QUEUES, rows, 128))
     reader = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv_addr).option("subscribe", "micro")
     reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", MICRO_ROWS)
-    writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    progress = [p for p in query.recentProgress if p.numInputRows][1:]
-    durations = {
-        name: statistics.median(p.durationMs.get(name, 0) for p in progress)
-        for name in ("triggerExecution", "latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
+    frames = {
+        "ready-made": spark.readStream.format("ready-made").option("rows", rows).option("size", 128).load(),
+        f"rocketmq, {MICRO_QUEUES} queues": reader.load(),
     }
-    parts = ", ".join(f"{name} {ms:.0f}" for name, ms in durations.items())
-    return f"A micro-batch of {MICRO_ROWS} messages in {BROKERS * MICRO_QUEUES} queues, median in ms: {parts}"
+    lines = [
+        f"| micro-batches of {MICRO_ROWS} rows, median in ms | {' | '.join(MICRO_PARTS)} |",
+        "|---" * (1 + len(MICRO_PARTS)) + "|",
+    ]
+    for number, (name, frame) in enumerate(frames.items()):
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(directory / f"checkpoint-{number}"))
+        query = writer.start()
+        query.processAllAvailable()
+        query.stop()
+        # The first one warms up.
+        progress = [p for p in query.recentProgress if p.numInputRows][1:]
+        medians = [statistics.median(p.durationMs.get(part, 0) for p in progress) for part in MICRO_PARTS]
+        lines.append(f"| {name} | {' | '.join(f'{ms:.0f}' for ms in medians)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -249,11 +249,13 @@ def _registered(broker: Server, namesrv: str) -> Server:
     raise RuntimeError(f"{broker.name} did not register with {namesrv} in {START_TIMEOUT_S} s:\n{broker.log()}")
 
 
-def call(address: str, code: int, fields: dict[str, str] | None = None, timeout_s: float = 5.0) -> RemotingCommand:
+def call(
+    address: str, code: int, fields: dict[str, str] | None = None, timeout_s: float = 5.0, body: bytes = b""
+) -> RemotingCommand:
     """One request and its response over a connection of its own."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
-        connection.sendall(RemotingCommand.request(code, fields=fields).encode())
+        connection.sendall(RemotingCommand.request(code, fields=fields, body=body).encode())
         reader = FrameReader()
         while True:
             data = connection.recv(65536)

@@ -30,16 +30,16 @@ def body_of(delivery: dict[str, Any]) -> str:
     return base64.b64decode(delivery["body"]).decode()
 
 
-def start_popping(namesrv: str, topic: str, group: str, count: int, home: Path) -> subprocess.Popen[str]:
+def start_popping(namesrv: str, topic: str, group: str, count: int, home: Path, *more: str) -> subprocess.Popen[str]:
     options = ["-XX:TieredStopAtLevel=1", "-Xmx256m"]
-    arguments = (namesrv, group, topic, str(count), str(int(PROGRAM_TIMEOUT_S) - 20))
+    arguments = (namesrv, group, topic, str(count), str(int(PROGRAM_TIMEOUT_S) - 20), *more)
     command = command_line("org.gantrymq.interop.PopConsume", *arguments, home=home, options=options)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def pop(namesrv: str, topic: str, group: str, count: int, home: Path) -> list[dict[str, Any]]:
+def pop(namesrv: str, topic: str, group: str, count: int, home: Path, *more: str) -> list[dict[str, Any]]:
     """So many deliveries to Apache's consumer in pop mode."""
-    process = start_popping(namesrv, topic, group, count, home)
+    process = start_popping(namesrv, topic, group, count, home, *more)
     try:
         output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_S)
     finally:
@@ -73,6 +73,23 @@ def test_pop_mode_consumes_and_retries(cluster: Cluster, topic: str, tmp_path: P
     again = [delivery for delivery in deliveries if delivery["reconsume_times"] == 1]
     assert sorted(map(body_of, again)) == ["0", "10", "20", "30", "40"]
     assert {delivery["topic"] for delivery in deliveries} == {topic}
+
+
+@ONE_KIND
+@pytest.mark.timeout(240)
+def test_an_orderly_listener_pulls_though_its_group_pops(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """Apache's client has no orderly pop (`RebalancePushImpl.clientRebalance`): it locks the queues and pulls."""
+    group = f"{GROUP}_{topic}"
+    set_up(cluster.address, topic, group)
+    produce(cluster.address, topic, [line(f"{i}") for i in range(40)])
+
+    deliveries = pop(cluster.address, topic, group, 40, tmp_path, "orderly")
+
+    places = [(delivery["queue_id"], delivery["queue_offset"]) for delivery in deliveries]
+    assert len(set(places)) == 40
+    for queue_id in range(4):
+        offsets = [offset for id_, offset in places if id_ == queue_id]
+        assert offsets == sorted(offsets)
 
 
 @pytest.mark.timeout(240)

@@ -8,11 +8,12 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 
 /**
- * {@code LoadConsumer NAMESRV TOPIC GROUP THREADS COUNT}: reads COUNT messages from the topic's first on, twice.
+ * {@code LoadConsumer NAMESRV TOPIC GROUP THREADS COUNT [pop]}: reads COUNT messages from the topic's first on, twice.
  *
  * <p>A push consumer set up as Apache's benchmark consumer, which itself never ends and prints averages of ten seconds. The
  * first pass warms the JVM; then READY is printed and a line on standard input awaited; then the second pass, as another
- * group, and the line {@code DONE seconds}, counted from its first message.
+ * group, and the line {@code DONE seconds}, counted from its first message. With "pop" the rebalance is left to the broker, which
+ * must have been told that both groups pop.
  */
 public final class LoadConsumer {
     private LoadConsumer() {
@@ -36,6 +37,9 @@ public final class LoadConsumer {
         consumer.setInstanceName(group);
         consumer.setConsumeThreadMin(Integer.parseInt(args[3]));
         consumer.setConsumeThreadMax(Integer.parseInt(args[3]));
+        if (args.length > 5) {
+            consumer.setClientRebalance(false);
+        }
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[1], "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {

@@ -1,18 +1,21 @@
 package org.gantrymq.interop;
 
+import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * {@code PopConsume NAMESRV GROUP TOPIC COUNT TIMEOUT_S}: a push consumer that leaves the rebalance to the broker, so that it pops
+ * {@code PopConsume NAMESRV GROUP TOPIC COUNT TIMEOUT_S [orderly]}: a push consumer that leaves the rebalance to the broker, so that it pops
  * where the broker says so. Prints every delivery, one a line.
  *
  * <p>A message whose tag is "refuse" is refused the first time, one whose tag is "poison" always; with the tag "hang" the listener
- * never returns. Ends after COUNT deliveries, or after TIMEOUT_S with exit status 1.
+ * never returns. With "orderly" its listener is an orderly one, which refuses nothing. Ends after COUNT deliveries, or after TIMEOUT_S with exit status 1.
  */
 public final class PopConsume {
     private static final int INTERVAL_MS = 2000;
@@ -31,25 +34,37 @@ public final class PopConsume {
         consumer.setClientRebalance(false);
         consumer.setPopInvisibleTime(INVISIBLE_MS);
         consumer.subscribe(args[2], "*");
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            boolean refuse = false;
-            for (MessageExt message : messages) {
-                JsonLines.print(JsonLines.received(message));
-                missing.countDown();
-                if ("hang".equals(message.getTags())) {
-                    sleepForever();
+        if (args.length > 5) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                for (MessageExt message : messages) {
+                    JsonLines.print(JsonLines.received(message));
+                    missing.countDown();
                 }
-                refuse |= "poison".equals(message.getTags())
-                    || "refuse".equals(message.getTags()) && message.getReconsumeTimes() == 0;
-            }
-            return refuse ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> consume(messages, missing));
+        }
         consumer.start();
         boolean complete = missing.await(Integer.parseInt(args[4]), TimeUnit.SECONDS);
         // The acknowledgements of the last messages are still on their way.
         Thread.sleep(500);
         consumer.shutdown();
         Runtime.getRuntime().halt(complete ? 0 : 1);
+    }
+
+    private static ConsumeConcurrentlyStatus consume(List<MessageExt> messages, CountDownLatch missing) {
+        boolean refuse = false;
+        for (MessageExt message : messages) {
+            JsonLines.print(JsonLines.received(message));
+            missing.countDown();
+            if ("hang".equals(message.getTags())) {
+                sleepForever();
+            }
+            refuse |= "poison".equals(message.getTags())
+                || "refuse".equals(message.getTags()) && message.getReconsumeTimes() == 0;
+        }
+        return refuse ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
     }
 
     private static void sleepForever() {

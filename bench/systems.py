@@ -1,0 +1,119 @@
+"""Apache's servers and this project's, as processes that are measured from outside."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
+
+from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
+
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.topic_config import TopicConfig
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: 1 GiB, both systems' default; the tests take smaller files.
+_STORE_CONFIG = {"mappedFileSizeCommitLog": 1 << 30}
+#: The collector is that of Apache's runbroker.sh; its heap of 8 GiB would be a third of a small machine.
+_JAVA_BROKER_OPTIONS = ["-Xms1g", "-Xmx4g", "-XX:+UseG1GC"]
+
+#: A broker has settled when it uses less than this share of a processor over so many seconds.
+_SETTLED_SHARE = 0.2
+_SETTLE_WINDOW_S = 0.5
+_SETTLE_TIMEOUT_S = 120.0
+#: Java's broker takes a while for ten thousand topics.
+_TOPICS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class System:
+    """One of the two that are compared."""
+
+    name: str
+    start_namesrv: Callable[[Path], Server]
+    start_broker: Callable[[Path, str, dict[str, object]], Server]
+
+
+JAVA = System(
+    "Java",
+    java_namesrv,
+    lambda directory, namesrv, config: java_broker(
+        directory, namesrv, options=_JAVA_BROKER_OPTIONS, **_STORE_CONFIG, **config
+    ),
+)
+GANTRY = System(
+    "GantryMQ",
+    gantry_namesrv,
+    lambda directory, namesrv, config: gantry_broker(directory, namesrv, **_STORE_CONFIG, **config),
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A NameServer and a broker of one system."""
+
+    system: System
+    namesrv: Server
+    broker: Server
+
+    def make_topics(self, names: Sequence[str], queues: int) -> None:
+        """Makes them by one request, and waits until the NameServer knows the last. Raises RuntimeError."""
+        topics = [TopicConfig(name, read_queue_nums=queues, write_queue_nums=queues) for name in names]
+        body = encode_json({"topicConfigList": topics})
+        response = call(
+            self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=_TOPICS_TIMEOUT_S
+        )
+        if response.code:
+            raise RuntimeError(f"{self.system.name} doesn't make the topics: {response.remark}")
+        deadline = time.monotonic() + _TOPICS_TIMEOUT_S
+        while call(self.namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": names[-1]}).code:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.system.name}: no route of {names[-1]} after {_TOPICS_TIMEOUT_S} s")
+            time.sleep(0.1)
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the broker with all its threads."""
+        return cpu_seconds(self.broker.process.pid)
+
+    def settled_cpu_seconds(self) -> float:
+        """The same, once the broker has done what it had put off. Raises RuntimeError."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        before = self.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(_SETTLE_WINDOW_S)
+            now = self.cpu_seconds()
+            if now - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
+                return now
+            before = now
+        raise RuntimeError(f"{self.system.name}'s broker is still busy {_SETTLE_TIMEOUT_S} s after the load")
+
+
+@contextmanager
+def cluster(system: System, directory: Path, **config: object) -> Iterator[Cluster]:
+    """Started, and killed at the end; `config` are further keys of the broker's configuration."""
+    with ExitStack() as stack:
+        namesrv = system.start_namesrv(directory / f"{system.name}-namesrv")
+        stack.callback(namesrv.kill)
+        broker = system.start_broker(directory / f"{system.name}-broker", namesrv.address, config)
+        stack.callback(broker.kill)
+        yield Cluster(system, namesrv, broker)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} has ended")
