@@ -1,4 +1,4 @@
-"""50,000 numbered messages while servers fail: what was acknowledged is there, whatever happened.
+"""100,000 numbered messages while servers fail: what was acknowledged is there, whatever happened.
 
 Each test reads both brokers back afterwards. A message may be there twice: a send whose answer was lost is tried again.
 """
