@@ -13,8 +13,8 @@ from programs import PROGRAM_TIMEOUT_S, SERIALIZE_TYPES, command_line
 from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.client.admin_auth import acl_of
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.auth_body import UserInfo

@@ -7,7 +7,7 @@ import asyncio
 from conftest import ONE_KIND, Cluster
 from programs import mqadmin
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET

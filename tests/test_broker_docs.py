@@ -17,7 +17,7 @@ import pytest
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.plain_acl import parse_plain_acl
-from gantrymq.broker.broker_config_admin import _READ_AT_START
+from gantrymq.broker.admin.broker_config import _READ_AT_START
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import parse_properties, property_key, to_properties
 from gantrymq.store.config import StoreConfig

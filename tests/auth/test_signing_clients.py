@@ -9,8 +9,8 @@ import pytest
 
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, AclHook, Message, MessageExt, Producer, PushConsumer
 from gantrymq.auth.config import AuthConfig
-from gantrymq.client.admin_auth import acl_of
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.auth_body import UserInfo
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -12,7 +12,7 @@ from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import UserType
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.client.admin_auth import acl_of
+from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import ConfigError, RequestRefused, StoreError
 from gantrymq.protocol.auth_body import AclInfo, UserInfo
 from gantrymq.protocol.codes import RequestCode

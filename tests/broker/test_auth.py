@@ -13,8 +13,8 @@ from broker_support import Peer, config
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.client.admin_auth import acl_of
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ConfigError
 from gantrymq.protocol.auth_body import UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ import pytest
 from administration import beat, queue, send
 from broker_support import Peer
 
-from gantrymq.broker import client_relay
+from gantrymq.broker.admin import client_relay
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand

@@ -10,7 +10,7 @@ import pytest
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.query_assignment import allocate
+from gantrymq.broker.pop.query_assignment import allocate
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode

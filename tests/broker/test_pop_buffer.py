@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.pop_buffer import PopBuffer
-from gantrymq.broker.pop_revive import ReviveQueue
+from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.revive import ReviveQueue
 from gantrymq.errors import StoreFull
 from gantrymq.protocol.pop_bodies import Ack, Checkpoint, PopKey
 

@@ -10,7 +10,7 @@ import pytest
 from pop_support import Popped, PopPeer, popped
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.orderly_pop import OrderlyPops, Outcome
+from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient

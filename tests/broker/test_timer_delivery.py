@@ -10,9 +10,9 @@ import pytest
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.long_polling import LongPolling
-from gantrymq.broker.timer_delivery import Step, TimerDelivery
-from gantrymq.broker.timer_message import slot_time
-from gantrymq.broker.timer_metrics import TimerMetrics
+from gantrymq.broker.timer.delivery import Step, TimerDelivery
+from gantrymq.broker.timer.message import slot_time
+from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.errors import RequestRefused, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json

@@ -15,8 +15,8 @@ from broker_support import config
 from transaction_support import Half, Producer, all_messages, progress, until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.op_messages import OpMessages
-from gantrymq.broker.transaction_check import TransactionCheck
+from gantrymq.broker.transaction.check import TransactionCheck
+from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK

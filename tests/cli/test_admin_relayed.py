@@ -11,7 +11,7 @@ import pytest
 from admin_support import CLUSTER, cluster
 
 from gantrymq.cli.main import run
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producer import Producer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand

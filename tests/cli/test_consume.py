@@ -15,7 +15,7 @@ import pytest
 from gantrymq import Message, Producer, SyncProducer
 from gantrymq.cli.consume_format import formatter
 from gantrymq.cli.main import run
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import Record, encode_host

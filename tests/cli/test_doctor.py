@@ -17,7 +17,7 @@ import pytest
 from cli_support import CLUSTER, create, free_port, name_server, register
 
 from gantrymq.cli.main import run
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.checks import CLOCK_TOLERANCE_S
 from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity

@@ -21,7 +21,7 @@ from cli_support import CLUSTER, free_port, name_server, register
 from gantrymq import Message, Producer
 from gantrymq.cli.main import run
 from gantrymq.client import topology as topology_module
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import Topology
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient

@@ -11,8 +11,8 @@ import pytest
 from waiting import TIMEOUT_S
 
 from gantrymq.client import assigned_queues
-from gantrymq.client.admin_client import AdminClient
-from gantrymq.client.admin_trace import decode_trace
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.admin.trace import decode_trace
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.errors import BodyError, BrokerError, ClientError, ConnectFailed, NoRouteInfo, PartialFailure

@@ -10,7 +10,7 @@ import pytest
 from inbox import Inbox, queues_of, send_all
 from waiting import eventually
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer

@@ -9,7 +9,7 @@ from inbox import Inbox, queues_of, send_all
 from records import message_at
 from waiting import eventually
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.pop_queues import PopOptions, retry_after
 from gantrymq.client.producer import Producer
 from gantrymq.client.push_consumer import PushConsumer

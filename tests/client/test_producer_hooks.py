@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from records import message_at
 from scripted_producer import ProducerBroker, producer_over
 
-from gantrymq.client.admin_trace import decode_trace
+from gantrymq.client.admin.trace import decode_trace
 from gantrymq.client.consume_hooks import ConsumeContext
 from gantrymq.client.otel import OpenTelemetryHook
 from gantrymq.client.send_hook import SendContext

@@ -6,7 +6,7 @@ import pytest
 from facts import FACTS
 
 from gantrymq.client import trace
-from gantrymq.client.admin_trace import decode_trace
+from gantrymq.client.admin.trace import decode_trace
 from gantrymq.client.trace import (
     BATCH,
     MessageType,

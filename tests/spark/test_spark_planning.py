@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_support import create_topic, send_numbers
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producer import Producer
 from gantrymq.errors import ConfigError, DataLost, NoRouteInfo
 from gantrymq.protocol.message import Message

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_support import create_topic, send_numbers
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import DataLost
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.arrow_records import ARROW_TYPES

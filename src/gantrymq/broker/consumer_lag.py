@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
-from gantrymq.broker.pop_queues import PopQueues
+from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.topics import TopicTable
 from gantrymq.protocol.heartbeat import CONSUME_POP
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX

@@ -10,16 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
 from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.deliveries import Deliveries
-from gantrymq.broker.pop_service import PopService
-from gantrymq.broker.runtime_info import RuntimeInfo
+from gantrymq.broker.pop.service import PopService
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.timer import Timer
+from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import TopicTable
-from gantrymq.broker.transactions import Transactions
+from gantrymq.broker.transaction.transactions import Transactions
 from gantrymq.metrics import Kind, Metric
 from gantrymq.protocol.codes import LanguageCode
 from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, CONSUME_POP

@@ -12,12 +12,12 @@ import time
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.half_messages import half_properties, half_queue
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
-from gantrymq.broker.timer import Timer
-from gantrymq.broker.timer_message import recall_handle
+from gantrymq.broker.timer.message import recall_handle
+from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.transaction.half_messages import half_properties, half_queue
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import uvloop
 
 from gantrymq.cli.consume_format import Formatter
-from gantrymq.client.admin_messages import TOOLS_GROUP
+from gantrymq.client.admin.messages import TOOLS_GROUP
 from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.process_queue import FlowLimits
 from gantrymq.errors import ClientError

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gantrymq.cli.options import tls_context
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError
 

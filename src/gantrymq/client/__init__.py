@@ -2,5 +2,5 @@
 
 Open `producer.py` first. Requests to servers are in `broker_api.py`, where topics are in `routes.py`, what a client
 tells its brokers in `client_instance.py`. Plain classes and functions, told all they know: `publish_info`,
-`queue_selector`, `rebalance`, `process_queue`.
+`queue_selector`, `rebalance`, `process_queue`. `admin/` is for administrators, `doctor/` finds what is broken.
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.route import MASTER_ID
 from gantrymq.protocol.topic_config import TopicConfig

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.errors import PySparkValueError
 from pyspark.sql import SparkSession
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producer import Producer
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE

@@ -9,8 +9,8 @@ import typer
 from gantrymq.cli.admin.command import Broker, Cluster, command
 from gantrymq.cli.admin.output import Output, Table
 from gantrymq.cli.admin.values import one_target
-from gantrymq.client.admin_auth import acl_of
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.auth_body import AclInfo, UserInfo
 
 app = typer.Typer(add_completion=False)

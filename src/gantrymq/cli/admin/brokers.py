@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
 from gantrymq.cli.admin.output import Output, human_time, listing, settings, table
 from gantrymq.cli.admin.values import TrueFalse, one_target
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 
 app = typer.Typer(add_completion=False)

@@ -17,7 +17,7 @@ import uvloop
 
 from gantrymq.cli.admin.output import Output, write
 from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, tls_context
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError, GantryError
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.command import Broker, Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing, settings, table
 from gantrymq.cli.admin.values import TrueFalse
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.connection_body import ClientConnection
 from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY

@@ -11,7 +11,7 @@ import typer
 from gantrymq.cli.admin.command import Broker, Cluster, Group, command
 from gantrymq.cli.admin.output import Output, Table, settings
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BodyError
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.subscription_group import GroupRetryPolicy, SubscriptionGroupConfig

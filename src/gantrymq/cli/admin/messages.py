@@ -14,8 +14,8 @@ from gantrymq.cli.admin.command import Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing, table
 from gantrymq.cli.admin.sending import send_again
 from gantrymq.cli.admin.values import TrueFalse, parse_time
-from gantrymq.client.admin_client import AdminClient
-from gantrymq.client.admin_messages import FOREVER_MS
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.admin.messages import FOREVER_MS
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import ClientError
 from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL

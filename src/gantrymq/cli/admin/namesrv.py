@@ -8,7 +8,7 @@ import typer
 
 from gantrymq.cli.admin.command import command
 from gantrymq.cli.admin.output import Output, settings
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 
 app = typer.Typer(add_completion=False)
 

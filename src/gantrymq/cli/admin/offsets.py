@@ -10,8 +10,8 @@ import typer
 from gantrymq.cli.admin.command import Topic, command
 from gantrymq.cli.admin.output import Output, listing
 from gantrymq.cli.admin.values import TrueFalse, parse_time
-from gantrymq.client.admin_client import AdminClient
-from gantrymq.client.admin_offsets import LATEST
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.admin.offsets import LATEST
 from gantrymq.protocol.message import MessageQueue
 
 app = typer.Typer(add_completion=False)

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.command import Topic, command
 from gantrymq.cli.admin.output import Output, listing, table
 from gantrymq.cli.admin.values import TrueFalse
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producer import Producer
 from gantrymq.errors import GantryError

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.rebalance import allocate_averagely
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import GantryError

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gantrymq.client.admin_client import AdminClient
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.topic_config import TopicConfig

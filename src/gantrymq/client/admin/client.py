@@ -9,9 +9,9 @@ Its parts are modules beside this one: `admin_base` (connections, clusters, rout
 
 from __future__ import annotations
 
-from gantrymq.client.admin_auth import AdminAuth
-from gantrymq.client.admin_brokers import AdminBrokers
-from gantrymq.client.admin_messages import AdminMessages
+from gantrymq.client.admin.auth import AdminAuth
+from gantrymq.client.admin.brokers import AdminBrokers
+from gantrymq.client.admin.messages import AdminMessages
 
 
 class AdminClient(AdminMessages, AdminBrokers, AdminAuth):

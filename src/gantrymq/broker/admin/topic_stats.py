@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
+from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.runtime_info import RuntimeInfo
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -15,7 +15,7 @@ from pathlib import Path
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.schedule import Schedule
-from gantrymq.broker.timer import Timer
+from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode

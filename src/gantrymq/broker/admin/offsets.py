@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gantrymq.broker.client_relay import ClientRelay
+from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets

@@ -1,8 +1,8 @@
 """POP as one part of the broker: puts its pieces together and gives them their time.
 
-A consumer's message goes through `pop` and waits in `pop_buffer` (or `orderly_pop`) for its acknowledgement, `pop_ack`.
-What takes longer goes by `revive_log` and the timer to the revive topic, and comes back by `pop_revive`. Who finds
-nothing waits in `pop_waiting`.
+A consumer's message goes through `pop` and waits in `buffer` (or `orderly`) for its acknowledgement, `ack`.
+What takes longer goes by `revive_log` and the timer to the revive topic, and comes back by `revive`. Who finds
+nothing waits in `waiting`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.message_filter import MessageFilters
-from gantrymq.broker.orderly_pop import OrderlyPops
-from gantrymq.broker.pop import Popping
-from gantrymq.broker.pop_ack import PopAcks
-from gantrymq.broker.pop_buffer import PopBuffer
-from gantrymq.broker.pop_notification import PopNotifications
-from gantrymq.broker.pop_queues import PopQueues
-from gantrymq.broker.pop_revive import PopRevive
-from gantrymq.broker.pop_waiting import PopWaiting
+from gantrymq.broker.pop.ack import PopAcks
+from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.notification import PopNotifications
+from gantrymq.broker.pop.orderly import OrderlyPops
+from gantrymq.broker.pop.pop import Popping
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.revive import PopRevive
+from gantrymq.broker.pop.revive_log import Delay, ReviveLog
+from gantrymq.broker.pop.waiting import PopWaiting
 from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.revive_log import Delay, ReviveLog
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, TopicTable
 from gantrymq.errors import GantryError

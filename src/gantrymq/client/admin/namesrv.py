@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gantrymq.client.admin_base import AdminBase
+from gantrymq.client.admin.base import AdminBase
 from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq.client.admin_groups import AdminGroups
+from gantrymq.client.admin.groups import AdminGroups
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gantrymq.client.admin_base import AdminBase
+from gantrymq.client.admin.base import AdminBase
 from gantrymq.errors import ClientError
 from gantrymq.protocol.auth_body import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from gantrymq.protocol.auth_headers import (

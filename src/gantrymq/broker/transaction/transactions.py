@@ -16,10 +16,10 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.half_messages import TRANSACTION_GROUP, destination, half_queue
-from gantrymq.broker.op_messages import OpMessages
 from gantrymq.broker.topics import TopicTable
-from gantrymq.broker.transaction_check import Question, TransactionCheck
+from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gantrymq.client.admin_offsets import AdminOffsets
-from gantrymq.client.admin_trace import TraceView, decode_trace
+from gantrymq.client.admin.offsets import AdminOffsets
+from gantrymq.client.admin.trace import TraceView, decode_trace
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.errors import BodyError, BrokerError, ClientError, ProtocolError
 from gantrymq.protocol.codes import RequestCode, ResponseCode

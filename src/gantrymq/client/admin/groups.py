@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gantrymq.client.admin_topics import AdminTopics
+from gantrymq.client.admin.topics import AdminTopics
 from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.connection_body import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.pop_buffer import PopBuffer
+from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gantrymq.client.admin_base import any_address
-from gantrymq.client.admin_namesrv import AdminNamesrv
+from gantrymq.client.admin.base import any_address
+from gantrymq.client.admin.namesrv import AdminNamesrv
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json, encode_json

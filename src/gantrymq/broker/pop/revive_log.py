@@ -1,7 +1,7 @@
 """Writes checkpoints and acknowledgements to the revive log, rmq_sys_REVIVE_LOG_<cluster>, in Java's form.
 
 They are timer messages: a checkpoint reaches its queue of the log a second before its messages are to come back, an
-acknowledgement at that time. So the log is in order of time, and who reads it (`pop_revive`) needs to wait but a moment
+acknowledgement at that time. So the log is in order of time, and who reads it (`revive`) needs to wait but a moment
 for the acknowledgements of a checkpoint. Sources: `PopMessageProcessor.buildCkMsg`, `AckMessageProcessor.appendAck`.
 """
 

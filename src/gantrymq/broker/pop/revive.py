@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.pop.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
 from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import BodyError, GantryError, RecordError, StoreError

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gantrymq.broker.orderly_pop import OrderlyPops
-from gantrymq.broker.pop_queues import PopQueues
-from gantrymq.broker.pop_waiting import PopWaiting, Waiter
+from gantrymq.broker.pop.orderly import OrderlyPops
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.waiting import PopWaiting, Waiter
 from gantrymq.broker.pull import MAX_SUSPEND_MS
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.half_messages import TRANSACTION_GROUP, destination, half_queue
-from gantrymq.broker.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from gantrymq.broker.admin.topics import MAX_QUEUE_NUMS
 from gantrymq.broker.attributes import altered
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topic_admin import MAX_QUEUE_NUMS
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand

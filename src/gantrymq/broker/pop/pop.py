@@ -19,10 +19,10 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
-from gantrymq.broker.orderly_pop import OrderlyPops
-from gantrymq.broker.pop_buffer import PopBuffer
-from gantrymq.broker.pop_queues import PopQueues
-from gantrymq.broker.pop_waiting import LineKey, PopWaiting, Waiter
+from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.orderly import OrderlyPops
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.waiting import LineKey, PopWaiting, Waiter
 from gantrymq.broker.pull import DEFAULT_PULL_BYTES, MAX_SUSPEND_MS
 from gantrymq.errors import IllegalMessage, RequestRefused
 from gantrymq.protocol import properties as names

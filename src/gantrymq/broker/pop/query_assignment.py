@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.message_request_mode import MessageRequestModes
+from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand

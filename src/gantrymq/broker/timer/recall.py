@@ -11,7 +11,7 @@ import time
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.timer import Timer
+from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import IllegalMessage, RequestRefused
 from gantrymq.protocol import properties as names

@@ -1,6 +1,6 @@
 """Messages with a delivery time of their own, TIMER_DELIVER_MS and the like (`TimerMessageStore`, `HookUtils`).
 
-They wait in the topic rmq_sys_wheel_timer and on the timer wheel (`timer_delivery`). This is the shell that gives the
+They wait in the topic rmq_sys_wheel_timer and on the timer wheel (`delivery`). This is the shell that gives the
 state machine its time: it sleeps until the next slot with messages is over, and not at all where there are none.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gantrymq.broker.appender import Appender
-from gantrymq.broker.timer_delivery import Step, TimerDelivery
-from gantrymq.broker.timer_message import slot_time
-from gantrymq.broker.timer_metrics import TimerMetrics
+from gantrymq.broker.timer.delivery import Step, TimerDelivery
+from gantrymq.broker.timer.message import slot_time
+from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode

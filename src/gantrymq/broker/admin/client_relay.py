@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from gantrymq.broker.admin.messages import record_at
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
-from gantrymq.broker.message_admin import record_at
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from enum import Enum
 
 from gantrymq.broker.appender import Appender
-from gantrymq.broker.timer_message import NEVER_ENQUEUED, delete_keys, delivered_properties
-from gantrymq.broker.timer_metrics import TimerMetrics
+from gantrymq.broker.timer.message import NEVER_ENQUEUED, delete_keys, delivered_properties
+from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.errors import GantryError, IllegalMessage, RecordError, RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.orderly_pop import OrderlyPops, Outcome
-from gantrymq.broker.pop_buffer import PopBuffer
-from gantrymq.broker.pop_queues import PopQueues
-from gantrymq.broker.revive_log import ReviveLog
+from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand

@@ -1,0 +1,1 @@
+"""What a broker answers administrators: mqadmin, `gantry admin`, the console."""

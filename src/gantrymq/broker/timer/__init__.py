@@ -1,0 +1,1 @@
+"""Messages delivered at any time, and their recall."""

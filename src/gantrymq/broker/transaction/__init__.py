@@ -1,0 +1,1 @@
+"""Transaction messages: halves, their ends, and the questions to their producers."""

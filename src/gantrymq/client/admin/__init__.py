@@ -1,0 +1,1 @@
+"""AdminClient: the requests of administrators, one class an area."""
