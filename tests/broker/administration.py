@@ -9,6 +9,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 
 
 def queue(topic: str, queue_id: int) -> MessageQueue:
@@ -25,9 +26,15 @@ async def beat(peer: Peer, client_id: str, group: str = "consumers", topic: str 
     assert (await peer.ask(RequestCode.HEART_BEAT, body=encode_json(data))).code == 0
 
 
+async def create_group(peer: Peer, group: str = "consumers") -> None:
+    body = encode_json(SubscriptionGroupConfig(group))
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+
+
 async def commit(
     peer: Peer, offset: int, *, group: str = "consumers", topic: str = "orders", queue_id: int = 0
 ) -> None:
+    await create_group(peer, group)
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from administration import create_group
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
@@ -99,9 +100,14 @@ async def test_offsets(peer: Peer, broker: Broker) -> None:
     assert await query() == (ResponseCode.SUCCESS, "0")
     assert await query(set_zero=False) == (ResponseCode.QUERY_NOT_FOUND, None)
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=1)
+    answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    await create_group(peer)
     assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
     assert await query(set_zero=False) == (ResponseCode.SUCCESS, "1")
     header.commit_offset = -7
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.INVALID_PARAMETER
+    header.commit_offset, header.queue_id = 7, 1000
     assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.INVALID_PARAMETER
     header.topic = "nothing"
     assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.TOPIC_NOT_EXIST
@@ -117,6 +123,7 @@ async def test_offsets_survive_a_restart(tmp_path, remoting: RemotingClient) -> 
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group="consumers", topic="orders", queue_id=0, commit_offset=5
             )
+            await create_group(peer)
             await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
         else:
             assert broker.offsets.query("consumers", "orders", 0) == expected

@@ -151,6 +151,11 @@ class Clients:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"Not found topic: {header.topic}")
+        if self._groups.find(header.consumer_group) is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
+        has_queue = header.queue_id < max(topic.read_queue_nums, topic.write_queue_nums)
+        if not has_queue and self._store.find_queue(header.topic, header.queue_id) is None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"topic {header.topic} has no queue {header.queue_id}")
         if header.queue_id < 0 or header.commit_offset < 0:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
