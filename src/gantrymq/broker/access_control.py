@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gantrymq.auth.guard import Access, guarded
-from gantrymq.auth.plain_access import PlainAccess
-from gantrymq.auth.plain_acl_file import PlainAclFiles
-from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.connection import Handler
+
+if TYPE_CHECKING:
+    from gantrymq.auth.plain_access import PlainAccess
+    from gantrymq.auth.plain_acl_file import PlainAclFiles
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,11 @@ class AccessControl:
         """Reads users and accounts. Raises StoreError or ConfigError."""
         config = self._config
         self.users.load(config.auth)
+        # The rules of either way are imported where they are wanted: a tenth of a broker's start.
         if config.auth.acl_enable:
+            from gantrymq.auth.plain_access import PlainAccess
+            from gantrymq.auth.plain_acl_file import PlainAclFiles
+
             self._plain_files = PlainAclFiles(self._plain_acl_path())
             self._plain = PlainAccess(self._plain_files.load())
 
@@ -57,6 +63,8 @@ class AccessControl:
             return None
         if not auth.authentication_enabled:
             log.warning("authorizationEnabled without authenticationEnabled: a client is who it says it is")
+        from gantrymq.auth.user_access import UserAccess
+
         return UserAccess(auth, self._config.broker_cluster_name, self.users)
 
     def _plain_acl_path(self) -> Path:
