@@ -38,6 +38,7 @@ def running(jars: Path, directory: Path, delay_levels: str) -> Iterator[str]:
         "storePathCommitLog": directory / "store" / "commitlog",
         "mappedFileSizeCommitLog": 64 * 1024 * 1024,
         "autoCreateTopicEnable": "true",
+        "enablePropertyFilter": "true",
         "messageDelayLevel": delay_levels,
     }
     (directory / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
