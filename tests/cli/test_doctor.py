@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -101,7 +102,8 @@ async def test_one_that_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         finding = only(await diagnose([address], timeout_ms=50), Severity.PROBLEM)
-    assert "did not answer in 50 ms" in finding.what
+    # Connecting took its part of the 50 ms.
+    assert re.search(r"did not answer in [1-5]?\d ms", finding.what)
     assert "a server that hangs" in finding.why
 
 
