@@ -95,7 +95,9 @@ def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCl
     topic = new_topic(2)
     send_numbers(cluster, topic, range(400))
     stream = reader(cluster, topic, startingoffsets="earliest", consumergroup="resumed")
-    end = stream.latestOffset(stream.initialOffset(), ALL)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    assert numbers(stream, start, end) == list(range(400))
     stream.stop()
     # For a group that has committed nothing the broker says 0 while a queue has its first message.
     assert committed_offsets(cluster, "resumed", topic, 2) == [0] * 4
