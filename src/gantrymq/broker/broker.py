@@ -121,7 +121,8 @@ class Broker:
         self._every("tables", config.flush_consumer_offset_interval / 1000, self._save_tables)
         self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
         self._every("figures", SAMPLE_S, self.runtime.sample)
-        self._every("accounts", WATCH_INTERVAL_S, self.access.reload)
+        if config.auth.acl_enable:
+            self._every("accounts", WATCH_INTERVAL_S, self.access.reload)
         log.info("broker %s of %s at %s", config.broker_name, config.broker_cluster_name, self.address)
 
     def _wire(self, store_host: bytes) -> None:

@@ -157,6 +157,26 @@ def encode_record(
     return head + tail
 
 
+def encode_again(record: Record) -> bytes:
+    """The bytes of a record that was changed; its size and body CRC are calculated anew. Raises as `encode_record`."""
+    return encode_record(
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.physical_offset,
+        record.sys_flag,
+        record.born_timestamp,
+        record.born_host,
+        record.store_timestamp,
+        record.store_host,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+        record.body,
+        record.topic,
+        record.properties,
+    )
+
+
 def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Record:
     """The record at `pos`. Raises RecordError when it is cut off, is no record, or its body has another CRC."""
     available = len(buffer) - pos

@@ -45,7 +45,7 @@ from gantrymq.protocol.receipt_handle import (
     retry_flag,
     start_offset_entry,
 )
-from gantrymq.protocol.record import decode_records, encode_record
+from gantrymq.protocol.record import decode_records, encode_again
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Handler, Reply, error_response
@@ -409,22 +409,7 @@ def _as_first_sent(buffer: memoryview, topic: str, handle: ReceiptHandle) -> Ite
         fields = decode_properties(record.properties)
         fields[names.POP_CK] = str(handle._replace(queue_offset=record.queue_offset))
         try:
-            yield encode_record(
-                record.queue_id,
-                record.flag,
-                record.queue_offset,
-                record.physical_offset,
-                record.sys_flag,
-                record.born_timestamp,
-                record.born_host,
-                record.store_timestamp,
-                record.store_host,
-                record.reconsume_times,
-                record.prepared_transaction_offset,
-                record.body,
-                topic.encode(),
-                encode_properties(fields),
-            )
+            yield encode_again(record._replace(topic=topic.encode(), properties=encode_properties(fields)))
         except (StructError, IllegalMessage):
             yield original
 

@@ -27,7 +27,7 @@ from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.producer_headers import CheckTransactionStateRequestHeader
 from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.record import Record, decode_records, encode_record
+from gantrymq.protocol.record import Record, decode_records, encode_again
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import GetStatus, PutResult
@@ -253,23 +253,14 @@ class TransactionCheck:
             offset_msg_id=encode_offset_message_id(self._appender.store_host, copy.physical_offset),
             bname=self._config.broker_name,
         )
-        body = encode_record(
-            queue_id,
-            record.flag,
-            copy.queue_offset,
-            copy.physical_offset,
-            record.sys_flag,
-            record.born_timestamp,
-            record.born_host,
-            record.store_timestamp,
-            record.store_host,
-            record.reconsume_times,
-            record.prepared_transaction_offset,
-            record.body,
-            topic.encode(),
-            encode_properties(fields),
+        asked = record._replace(
+            queue_id=queue_id,
+            queue_offset=copy.queue_offset,
+            physical_offset=copy.physical_offset,
+            topic=topic.encode(),
+            properties=encode_properties(fields),
         )
-        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body)
+        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
         return Question(fields.get(names.PRODUCER_GROUP, ""), request)
 
 
