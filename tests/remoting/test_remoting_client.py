@@ -143,6 +143,7 @@ async def test_no_answer_in_time() -> None:
         return None
 
     async with serving({7: handler}) as server, calling() as client:
+        await client.connection(address(server))  # which would take its part of the 50 ms
         with pytest.raises(RequestTimeout, match="50 ms") as caught:
             await client.invoke(address(server), request(code=7), timeout_ms=50)
         assert caught.value.address == address(server)
