@@ -517,10 +517,15 @@ async def test_idle_slow_readers_are_closed_too() -> None:
 
 
 async def test_stop_sends_what_was_answered() -> None:
-    async with serving() as server, peer_of(server) as peer:
-        await peer.send(frame(ECHO, bytes(1_000_000)))
-        connection = await only_connection(server)
-        await eventually(lambda: connection.last_read and not connection._reader.held_bytes)
+    answered = asyncio.Event()
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        answered.set()
+        return RemotingCommand.response(body=request.body)
+
+    async with serving({7: handler}) as server, peer_of(server) as peer:
+        await peer.send(frame(7, bytes(1_000_000)))
+        await answered.wait()
         (answer,), _ = await asyncio.gather(peer.commands(1), server.stop())
         assert len(answer.body) == 1_000_000
         await peer.closed_by_other()
