@@ -27,7 +27,7 @@ from servers import Server, build, gantry_namesrv, java_namesrv, missing_tools
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import GetRouteInfoRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
 from gantrymq.protocol.topic_config import (
     DataVersion,
     RegisterBrokerBody,
@@ -35,6 +35,7 @@ from gantrymq.protocol.topic_config import (
     TopicConfigTable,
     encode_register_body,
 )
+from gantrymq.protocol.topic_headers import GetRouteInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

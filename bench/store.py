@@ -60,7 +60,7 @@ def appends(root: Path, size: int, count: int, repeat: int) -> None:
         record = bytes(store.max_physical_offset // count)
 
         def build(store=store) -> None:
-            while not store.build_index(0.005):
+            while not store.keys.build_index(0.005):
                 pass
 
         indexed.append(seconds(build))
@@ -158,7 +158,7 @@ def restarts(root: Path, size: int, mib: int) -> None:
     while store.max_physical_offset < mib * MIB:
         store.append(queues[n % 8], 0, 0, 0, HOST, 0, bytes(size), unique_key(n), 0)
         n += 1
-    while not store.build_index(0.1):
+    while not store.keys.build_index(0.1):
         pass
     store.close()
     print(f"restarts with {mib} MiB, {n} messages:")

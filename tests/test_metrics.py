@@ -17,8 +17,9 @@ from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import RegisterBrokerRequestHeader, TopicRequestHeader
+from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
 from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

@@ -273,5 +273,11 @@ class SyncLitePullConsumer(_SyncConsumer):
     def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         return self._wait(self._consumer.offset_for_time(queue, timestamp_ms))
 
+    def end_offset(self, queue: MessageQueue) -> int:
+        return self._wait(self._consumer.end_offset(queue))
+
+    def position(self, queue: MessageQueue) -> int:
+        return self._in_loop(lambda: self._consumer.position(queue))
+
     def committed(self, queue: MessageQueue) -> int | None:
         return self._wait(self._consumer.committed(queue))

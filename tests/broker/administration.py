@@ -6,9 +6,9 @@ from broker_support import Peer
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.offset_headers import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 
 

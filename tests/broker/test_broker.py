@@ -16,9 +16,9 @@ from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader, TopicRequestHeader
 from gantrymq.protocol.route import TopicRouteData
 from gantrymq.protocol.topic_config import TopicConfigTable
+from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader, TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

@@ -21,16 +21,16 @@ from gantrymq.protocol.connection_body import (
     ProducerTableInfo,
 )
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
     GetProducerConnectionListRequestHeader,
     GroupRequestHeader,
 )
 from gantrymq.protocol.heartbeat import SubscriptionData
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.offset_body import ConsumerStatusBody
+from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

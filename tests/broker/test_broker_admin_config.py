@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from administration import commit, send
+from administration import send
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
@@ -14,9 +14,9 @@ from gantrymq.config import load_properties, parse_properties
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.stats_body import BrokerStatsData
+from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.topic_config import DataVersion
 from gantrymq.remoting.client import RemotingClient
 
@@ -57,7 +57,7 @@ async def test_figures(peer: Peer, broker: Broker) -> None:
 
 async def test_counters(peer: Peer) -> None:
     await send(peer, 1)
-    await commit(peer, 0)
+    await peer.pull("orders", 0)
 
     async def counter(name: str, key: str) -> BrokerStatsData | None:
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
@@ -71,8 +71,8 @@ async def test_counters(peer: Peer) -> None:
         while (got := await counter("GROUP_GET_NUMS", "orders@consumers")) is None:
             await asyncio.sleep(0.05)
         await send(peer, 3)
-        await commit(peer, 4)
-        while got is None or not got.stats_minute.sum:
+        await peer.pull("orders", 1)
+        while got is None or got.stats_minute.sum < 4:
             await asyncio.sleep(0.05)
             got = await counter("GROUP_GET_NUMS", "orders@consumers")
         put = await counter("TOPIC_PUT_NUMS", "orders")

@@ -13,11 +13,10 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     QuerySubscriptionByConsumerRequestHeader,
-    TopicRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
 from gantrymq.protocol.offset_body import GroupList
@@ -29,6 +28,7 @@ from gantrymq.protocol.subscription_group import (
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
 )
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 
 #: As mqadmin updateSubGroup writes it.
 JAVA_GROUP = (

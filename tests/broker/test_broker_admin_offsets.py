@@ -15,16 +15,15 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData
+from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
+from gantrymq.protocol.offset_headers import (
     CloneGroupOffsetRequestHeader,
-    GetConsumeStatsInBrokerHeader,
-    GetConsumeStatsRequestHeader,
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData
-from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList
+from gantrymq.protocol.stats_headers import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

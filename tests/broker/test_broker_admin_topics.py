@@ -12,15 +12,12 @@ from broker_support import Peer
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
-    CreateTopicRequestHeader,
-    QueryConsumeQueueRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-    TopicRequestHeader,
-)
+from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.stats_body import QueryConsumeQueueResponseBody, QueryConsumeTimeSpanBody, TopicStatsTable
+from gantrymq.protocol.stats_headers import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, TopicRequestHeader
 
 
 async def make(peer: Peer, *topics: dict[str, object]) -> int:

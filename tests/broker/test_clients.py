@@ -12,15 +12,14 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
-    GroupRequestHeader,
+from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
+from gantrymq.protocol.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.offset_headers import (
     QueryConsumerOffsetRequestHeader,
     QueueRequestHeader,
     SearchOffsetRequestHeader,
-    UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

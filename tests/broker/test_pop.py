@@ -217,12 +217,18 @@ async def test_a_waiting_pop_that_fails_is_answered(peer: PopPeer, broker: Broke
 async def test_a_client_that_leaves_waits_no_more(peer: PopPeer, other: PopPeer, broker: Broker) -> None:
     task = asyncio.create_task(other.pop(TOPIC, poll_ms=15_000))
     await until(lambda: len(broker.pops.waiting) == 1)
+    stays = asyncio.create_task(peer.pop(TOPIC, poll_ms=15_000, group="second"))
+    await until(lambda: len(broker.pops.waiting) == 2)
     other.connection.abort()
-    await until(lambda: len(broker.pops.waiting) == 0)
+    await until(lambda: len(broker.pops.waiting) == 1)
+    await peer.send(TOPIC, b"for who stays")
+    assert (await stays).code == ResponseCode.SUCCESS
+    # Nothing is kept of a connection without a request that waits.
+    assert not broker.pops.waiting._by_connection
     with pytest.raises(Exception, match="closed"):
         await task
     await send(peer, 4)
-    assert len(await peer.messages(TOPIC)) == 4
+    assert len(await peer.messages(TOPIC)) == 5
 
 
 async def test_notification_tells_of_messages(peer: PopPeer, other: PopPeer, broker: Broker) -> None:

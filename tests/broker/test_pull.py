@@ -12,8 +12,8 @@ from gantrymq.errors import ConnectionLost
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.client import RemotingClient
 
@@ -108,6 +108,21 @@ async def test_client_that_dies_in_a_long_poll_leaves_nothing(peer: Peer, broker
         await waiting
     await until_waiting(broker, 0)
     assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
+
+
+async def test_lost_connection_takes_its_own_pulls_only(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"first")
+    dying = Peer(await RemotingClient().connection(f"127.0.0.1:{broker.port}"))
+    lost = [asyncio.create_task(dying.pull("orders", 1, suspend_ms=15_000)) for _ in range(2)]
+    waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
+    await until_waiting(broker, 3)
+    dying.connection.abort()
+    await asyncio.gather(*lost, return_exceptions=True)
+    await until_waiting(broker, 1)
+    await peer.send("orders", b"second")
+    assert bodies((await waiting).body) == [b"second"]
+    # Nothing is kept of a connection without a pull.
+    assert not broker.polling._by_connection
 
 
 async def test_refused(peer: Peer) -> None:

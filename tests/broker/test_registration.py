@@ -14,7 +14,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.topic_config import TopicConfigTable, decode_register_body
 from gantrymq.remoting.connection import Connection, Reply

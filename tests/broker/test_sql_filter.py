@@ -17,7 +17,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.connection_body import CheckClientRequestBody
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import UnregisterClientRequestHeader
+from gantrymq.protocol.group_headers import UnregisterClientRequestHeader
 from gantrymq.protocol.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUSPEND

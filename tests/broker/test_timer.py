@@ -20,9 +20,9 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import SendMessageResponseHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.recall_handle import RecallHandle
+from gantrymq.protocol.send_headers import SendMessageResponseHeader
 from gantrymq.protocol.timer_headers import RecallMessageRequestHeader
 from gantrymq.protocol.topic_name import TIMER_TOPIC
 from gantrymq.remoting.client import RemotingClient

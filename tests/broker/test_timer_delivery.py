@@ -20,7 +20,8 @@ from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import decode_records, encode_host
 from gantrymq.protocol.topic_name import TIMER_TOPIC
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.message_store import GetStatus, MessageStore
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import MessageStore
 from gantrymq.store.timer_store import TimerStore
 
 HOST = encode_host("127.0.0.1", 10911)

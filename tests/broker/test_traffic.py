@@ -7,11 +7,11 @@ import pytest
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Totals, Traffic
 
 
-def sampled(totals: list[int], *, step: float = SAMPLE_S, from_zero: bool = True) -> tuple[Traffic, float]:
+def sampled(totals: list[int], *, step: float = SAMPLE_S) -> tuple[Traffic, float]:
     """Traffic of the key "t" with these totals, a sample every `step`; and the time of the last one."""
     traffic = Traffic([("t", totals[0])], 0.0)
     for i, total in enumerate(totals[1:], 1):
-        traffic.sample([("t", total)], i * step, from_zero=from_zero)
+        traffic.sample([("t", total)], i * step)
     return traffic, (len(totals) - 1) * step
 
 
@@ -30,7 +30,7 @@ def test_burst_leaves_each_span_in_turn() -> None:
     now, gone_at = 0.0, {}
     while len(gone_at) < 3:
         now += SAMPLE_S
-        traffic.sample([("t", 100)], now, from_zero=True)
+        traffic.sample([("t", 100)], now)
         for span in (MINUTE, HOUR, DAY):
             recent = traffic.recent("t", span, now)
             assert recent.sum in (0, 100)
@@ -51,21 +51,20 @@ def test_total_that_falls_counts_for_nothing_and_begins_anew() -> None:
     assert traffic.recent("t", MINUTE, now).sum == 10
 
 
-@pytest.mark.parametrize(("from_zero", "expected"), [(True, 7), (False, 2)])
-def test_key_seen_for_the_first_time(from_zero: bool, expected: int) -> None:
+def test_key_seen_for_the_first_time() -> None:
     traffic = Traffic([], 0.0)
     assert "t" not in traffic
-    traffic.sample([("t", 5)], 10.0, from_zero=from_zero)
-    traffic.sample([("t", 7)], 20.0, from_zero=from_zero)
+    traffic.sample([("t", 5)], 10.0)
+    traffic.sample([("t", 7)], 20.0)
     assert "t" in traffic
-    assert traffic.total == expected
+    assert traffic.total == 7
     assert traffic.recent("none", MINUTE, 20.0) == (0, 0.0)
 
 
 def test_samples_at_any_moment_do_not_grow_the_table() -> None:
     traffic = Traffic([("t", 0)], 0.0)
     for i in range(1, 100_000):
-        traffic.sample([("t", i)], i * 1.0, from_zero=True)
+        traffic.sample([("t", i)], i * 1.0)
     assert traffic.tps(600, 100_000.0) == pytest.approx(1, rel=0.01)
     assert len(traffic._sums) <= 602
     assert all(len(span._buckets) <= 26 for span in traffic._spans.values())

@@ -16,7 +16,10 @@ from gantrymq.client.producer import Producer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import ConsumeMessageDirectlyResultRequestHeader, GetConsumerRunningInfoRequestHeader
+from gantrymq.protocol.group_headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+)
 from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.subscription_group import SubscriptionGroupConfig

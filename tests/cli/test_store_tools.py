@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
         body = b"\xff\xfe" if n == 5 else f"{n} 果".encode()
         properties = b"UNIQ_KEY\x01u%d\x02KEYS\x01k%d\x02TAGS\x01a\x02" % (n, n % 3)
         store.append(queue, 0, 0, 1_700_000_000_000, HOST, 0, body, properties, string_hash_code("a"))
-    assert store.build_index(10)
+    assert store.keys.build_index(10)
     store.close()
     return root
 

@@ -11,18 +11,16 @@ import msgspec
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.offset_headers import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader, PullMessageResponseHeader
+from gantrymq.protocol.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.protocol.send_headers import (
     ConsumerSendMsgBackRequestHeader,
-    OffsetResponseHeader,
-    PullMessageRequestHeader,
-    PullMessageResponseHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    TopicRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
-from gantrymq.protocol.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer
 

@@ -18,9 +18,9 @@ from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.errors import BodyError, BrokerError, ClientError, ConnectFailed, NoRouteInfo, PartialFailure
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
 
@@ -323,8 +323,11 @@ async def test_clients_that_are_connected(
     consumer = PushConsumer(name_server, unique, ignore)
     consumer.subscribe(unique, "TagA || TagB")
     async with consumer:
-        # Without a retry topic the NameServer doesn't know where a new group is.
-        connection = await until(lambda: admin.consumer_connection(unique, master), lambda found: found.connection_set)
+        # Without a retry topic the NameServer doesn't know where a new group is. Java's broker notes the connection
+        # first and then what it subscribes to (ConsumerManager.registerConsumer).
+        connection = await until(
+            lambda: admin.consumer_connection(unique, master), lambda found: unique in found.subscription_table
+        )
         assert [one.language for one in connection.connection_set] == ["PYTHON"]
         assert connection.subscription_table[unique].sub_string == "TagA || TagB"
         assert connection.message_model == "CLUSTERING"

@@ -17,10 +17,10 @@ from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import GetConsumerStatusRequestHeader
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.offset_body import ConsumerStatusBody
+from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from gantrymq.client.producer import Producer
 from gantrymq.client.queue_selector import select_by_hash
 from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.compression import CompressionType
-from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_messages
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 
 

@@ -10,6 +10,7 @@ from waiting import eventually
 
 from gantrymq.client import concurrently, queue_puller
 from gantrymq.client.handler_pool import Handler as HandlerFunction
+from gantrymq.client.process_queue import FlowLimits
 from gantrymq.client.push_consumer import PushConsumer
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.heartbeat import (
@@ -49,14 +50,22 @@ class Handler:
 
 @asynccontextmanager
 async def consuming(
-    broker: ScriptedGroupBroker, handler: HandlerFunction, consume_from_where: str = CONSUME_FROM_FIRST_OFFSET
+    broker: ScriptedGroupBroker,
+    handler: HandlerFunction,
+    consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
+    flow_limits: FlowLimits | None = None,
 ) -> AsyncIterator[PushConsumer]:
     """A consumer of one queue; the route of the retry topic is not known."""
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
         consumer = PushConsumer(
-            name_server.address, "group", handler, consume_from_where=consume_from_where, consume_timestamp_ms=1
+            name_server.address,
+            "group",
+            handler,
+            consume_from_where=consume_from_where,
+            consume_timestamp_ms=1,
+            flow_limits=flow_limits,
         )
         consumer.subscribe("topic")
         async with consumer:
@@ -77,6 +86,14 @@ async def test_where_a_new_group_begins(consume_from_where: str, offset: int) ->
         await eventually(lambda: broker.pulls)
     assert broker.pulls[0].queue_offset == offset
     assert broker.committed == {("topic", 0): offset}
+
+
+@pytest.mark.parametrize(("max_messages", "asked_for"), [(1000, 256), (20, 20)])
+async def test_how_many_are_pulled_at_once(max_messages: int, asked_for: int) -> None:
+    broker = ScriptedGroupBroker()
+    async with consuming(broker, Handler(), flow_limits=FlowLimits(max_messages)):
+        await eventually(lambda: broker.pulls)
+    assert broker.pulls[0].max_msg_nums == asked_for
 
 
 async def test_each_pull_goes_on_where_the_last_one_ended() -> None:

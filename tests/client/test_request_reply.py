@@ -20,7 +20,7 @@ from gantrymq.protocol.compression import CompressionType, compress, compression
 from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
+from gantrymq.protocol.send_headers import ReplyMessageRequestHeader
 
 MESSAGE = Message("topic", b"question", tags="tag")
 

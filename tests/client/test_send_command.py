@@ -5,9 +5,9 @@ from gantrymq.protocol import send_request
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.headers import SendMessageRequestHeaderV2
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.send_headers import SendMessageRequestHeaderV2
 
 QUEUE = MessageQueue("topic", "broker-a", 3)
 PROPERTIES = encode_properties({"TAGS": "ä", "UNIQ_KEY": "0" * 32})

@@ -55,7 +55,9 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
                 break
         lite.commit()
         assert sum(lite.committed(queue) or 0 for queue in queues) == 20
+        assert sum(lite.end_offset(queue) for queue in queues) == 20
         lite.seek(queues[0], 1)
+        assert lite.position(queues[0]) == 1
         lite.seek_to_end(queues[1])
         lite.seek_to_begin(queues[2])
         assert lite.poll()

@@ -16,9 +16,9 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.producer_headers import CheckTransactionStateRequestHeader
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import encode_record
+from gantrymq.protocol.transaction_headers import CheckTransactionStateRequestHeader
 
 COMMIT, ROLLBACK, UNKNOW = (
     LocalTransactionState.COMMIT_MESSAGE,

@@ -15,8 +15,8 @@ from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import GetRouteInfoRequestHeader
 from gantrymq.protocol.route import TopicRouteData
+from gantrymq.protocol.topic_headers import GetRouteInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
 

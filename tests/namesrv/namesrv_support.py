@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
 from gantrymq.protocol.topic_config import (
     DataVersion,
     RegisterBrokerBody,

@@ -13,8 +13,8 @@ from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import TopicRequestHeader
 from gantrymq.protocol.topic_config import MAX_REGISTER_BODY, DataVersion, TopicConfig, encode_register_body
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 _NEW = {"name": "broker-b", "address": "10.0.0.2:10911"}

@@ -16,21 +16,23 @@ from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.header import Header
+from gantrymq.protocol.namesrv_headers import (
     BrokerNameRequestHeader,
     BrokerRequestHeader,
-    DeleteTopicInNamesrvRequestHeader,
     GetBrokerMemberGroupRequestHeader,
     GetKVListByNamespaceRequestHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    Header,
     KVConfigRequestHeader,
     PutKVConfigRequestHeader,
-    TopicRequestHeader,
 )
 from gantrymq.protocol.route import ClusterInfo, TopicList, TopicRouteData
 from gantrymq.protocol.topic_config import DataVersion, TopicConfig, TopicConfigTable
+from gantrymq.protocol.topic_headers import (
+    DeleteTopicInNamesrvRequestHeader,
+    GetRouteInfoRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    TopicRequestHeader,
+)
 from gantrymq.remoting.client import RemotingClient
 
 

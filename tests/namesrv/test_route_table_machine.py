@@ -15,7 +15,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import BrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import BrokerRequestHeader
 from gantrymq.protocol.route import QueueData, TopicRouteData
 from gantrymq.protocol.topic_config import TopicConfig
 

@@ -13,7 +13,7 @@ from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.namesrv_headers import (
     BrokerHeartbeatRequestHeader,
     BrokerRequestHeader,
     KVConfigRequestHeader,

@@ -24,7 +24,8 @@ from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, Connection
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
 from gantrymq.remoting import client as client_module
-from gantrymq.remoting.connection import WRITE_HIGH_WATER, Connection, Reply, parse_address
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import WRITE_HIGH_WATER, Connection, Reply
 
 MIB = 1024 * 1024
 

@@ -9,7 +9,8 @@ from typing import Any
 from gantrymq.protocol.record import Record, decode_records, encode_host
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetStatus, MessageStore, PutResult
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import MessageStore, PutResult
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)

@@ -44,7 +44,7 @@ def write(root, mode, seed, fifo):
         else:
             os.write(fd, line)
         if n % 50 == 49:
-            store.build_index(rng.choice((0, 0.01)))
+            store.keys.build_index(rng.choice((0, 0.01)))
 
 for line in sys.stdin:
     pid = os.fork()
@@ -126,7 +126,7 @@ def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> No
                 assert found[offset] == key
             keys.update(found)
     assert keys >= {key for of_queue in acknowledged.values() for key in of_queue.values()}
-    while not store.build_index(1):
+    while not store.keys.build_index(1):
         pass
     for key in random.sample(sorted(keys), min(len(keys), 20)):
         assert [store.read_record(at).body.split()[0].decode() for at in _find(store, key)] == [key]
@@ -136,4 +136,4 @@ def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> No
 
 
 def _find(store, key: str) -> list[int]:
-    return [at for topic in "ABC" for at in store.find_by_unique_key(topic, key)]
+    return [at for topic in "ABC" for at in store.keys.find_by_unique_key(topic, key)]

@@ -36,7 +36,7 @@ def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
 
 
 def find(store: MessageStore, topic: str, key: str, begin: int = 0, end: int = FOREVER, limit: int = 64) -> list[bytes]:
-    return [store.read_record(at).body for at in store.find_by_key(topic, key, begin, end, limit)]
+    return [store.read_record(at).body for at in store.keys.find_by_key(topic, key, begin, end, limit)]
 
 
 def index_files(root: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def test_built_as_java_built_it(java_root):
     assert len(before) == 5
     shutil.rmtree(java_root / "index")
     store = java_store(java_root)
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     store.close()
     assert [path.read_bytes() for path in index_files(java_root)] == before
 
@@ -92,7 +92,7 @@ def test_javas_index_is_used(java_root, aborted):
     store = java_store(java_root)
     assert find(store, "Fruit", "订单3") == [b"body 3"]
     assert find(store, "Nut", "hot") == [b"body 0", b"body 20", b"body 40"]
-    assert len(store.find_by_tags("Nut", "A", 0, FOREVER, 64)) == 15
+    assert len(store.keys.find_by_tags("Nut", "A", 0, FOREVER, 64)) == 15
     put(store, store.queue("Nut", 0), b"ours", properties=properties(keys="hot"))
     assert find(store, "Nut", "hot")[-1] == b"ours"
     store.close()
@@ -158,10 +158,10 @@ def test_found_by_each_of_its_keys(store):
     assert find(store, "T", "c") == find(store, "T", "U1") == [b"one"]
     assert find(store, "T", "a b  c") == find(store, "T", "d") == find(store, "T", "") == find(store, "", "a") == []
     assert find(store, "T", "a", limit=0) == find(store, "T", "\ud800") == []
-    unique = store.find_by_unique_key("T", "U2")
+    unique = store.keys.find_by_unique_key("T", "U2")
     assert [store.read_record(at).body for at in unique] == [b"two"]
-    assert store.find_by_unique_key("T", "b") == []
-    tagged = store.find_by_tags("T", "b", 0, FOREVER, 64)
+    assert store.keys.find_by_unique_key("T", "b") == []
+    tagged = store.keys.find_by_tags("T", "b", 0, FOREVER, 64)
     assert [store.read_record(at).body for at in tagged] == [b"three"]
 
 
@@ -198,7 +198,7 @@ def test_newest_within_the_time(store, monkeypatch):
     for n in range(300):
         monkeypatch.setattr(message_store, "time", lambda n=n: 1_700_000_000 + n / 10)
         put(store, queue, b"%d" % n, properties=properties(keys=f"k{n} all"))
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     base = 1_700_000_000_000
     assert find(store, "T", "all", limit=3) == [b"297", b"298", b"299"]
     assert len(find(store, "T", "all", limit=1000)) == 64
@@ -222,8 +222,8 @@ def test_a_walk_ends(store, monkeypatch, caplog):
 def test_disabled(tmp_path):
     store = open_store(tmp_path, message_index_enable=False)
     put(store, store.queue("T", 0), b"x", properties=properties("k"))
-    assert store.build_index(1)
-    assert store.index_behind_bytes == 0
+    assert store.keys.build_index(1)
+    assert store.keys.index_behind_bytes == 0
     assert find(store, "T", "k") == []
     store.close()
     assert not (tmp_path / "index").exists()
@@ -240,16 +240,16 @@ def test_built_in_slices(store):
     queue = store.queue("T", 0)
     for n in range(1000):
         put(store, queue, b"%d" % n, properties=properties(f"U{n}"))
-    behind = store.index_behind_bytes
+    behind = store.keys.index_behind_bytes
     assert behind == store.max_physical_offset
     rounds = 0
-    while not store.build_index(0):
-        assert store.index_behind_bytes < behind
-        behind = store.index_behind_bytes
+    while not store.keys.build_index(0):
+        assert store.keys.index_behind_bytes < behind
+        behind = store.keys.index_behind_bytes
         rounds += 1
     assert rounds > 10
-    assert store.index_behind_bytes == 0
-    assert store.index_last_update == (store.store_time(queue, 999), queue.unit(999)[0])
+    assert store.keys.index_behind_bytes == 0
+    assert store.keys.index_last_update == (store.store_time(queue, 999), queue.unit(999)[0])
     assert find(store, "T", "U0") == [b"0"]
     assert find(store, "T", "U999") == [b"999"]
 
@@ -270,13 +270,13 @@ def fill(root: Path, count: int = 700, **options) -> dict[str, list[bytes]]:
         for key in keys:
             expected.setdefault(key, []).append(body)
         put(store, store.queue("T", n % 3), body, properties=properties(keys[0], " ".join(keys[1:])))
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     store.close()
     return expected
 
 
 def check(store: MessageStore, expected: dict[str, list[bytes]]) -> None:
-    while not store.build_index(60):
+    while not store.keys.build_index(60):
         pass
     for key, bodies in expected.items():
         assert find(store, "T", key) == bodies, key
@@ -291,8 +291,8 @@ def test_opened_again(tmp_path, aborted):
         (tmp_path / "abort").write_text("1")
     store = open_store(tmp_path)
     # After a clean close nothing is left to do, after a crash only the last file.
-    assert (store.index_behind_bytes == 0) == (not aborted)
-    assert store.index_behind_bytes < store.max_physical_offset // 2
+    assert (store.keys.index_behind_bytes == 0) == (not aborted)
+    assert store.keys.index_behind_bytes < store.max_physical_offset // 2
     check(store, expected)
     store.close()
     assert [path.read_bytes() for path in index_files(tmp_path)] == before
@@ -309,14 +309,14 @@ def test_unflushed_files_are_built_anew_after_a_crash(tmp_path):
     store = open_store(tmp_path, flush_interval_consume_queue_ms=60_000)
     for n in range(600):
         put(store, store.queue("T", 0), b"%d" % n, properties=properties(f"U{n}"))
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     crash(store)
     before = [path.read_bytes() for path in index_files(tmp_path)]
     # Power failed before these pages got to the disk.
     for path in index_files(tmp_path):
         path.write_bytes(path.read_bytes()[:40] + bytes(path.stat().st_size - 40))
     store = open_store(tmp_path)
-    assert store.index_behind_bytes == store.max_physical_offset
+    assert store.keys.index_behind_bytes == store.max_physical_offset
     check(store, {f"U{n}": [b"%d" % n] for n in range(600)})
     crash(store)
     assert [path.read_bytes()[40:] for path in index_files(tmp_path)] == [data[40:] for data in before]
@@ -343,8 +343,8 @@ def test_goes_on_within_a_records_keys(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(message_index.MessageIndex, "_roll", roll_once)
-        assert not store.build_index(60)
-    assert store.index_behind_bytes > 0
+        assert not store.keys.build_index(60)
+    assert store.keys.index_behind_bytes > 0
     assert len(index_files(tmp_path)) == 1
     monkeypatch.undo()
     store.close()
@@ -370,7 +370,7 @@ def test_waits_while_the_disk_is_full(store, monkeypatch, caplog):
 
         patch.setattr(mapped_file, "_allocate", full)
         for _ in range(3):
-            assert not store.build_index(60)
+            assert not store.keys.build_index(60)
         assert find(store, "T", "U299") == []
     assert caplog.text.count("the index waits") == 1
     assert find(store, "T", "U299") == [b"299"]
@@ -383,7 +383,7 @@ def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
         monkeypatch.setattr(message_index.time, "time", lambda second=second: second)
         for n in range(256):
             put(store, store.queue("T", 0), b"", properties=properties(f"U{n}"))
-        assert store.build_index(60)
+        assert store.keys.build_index(60)
     names = [path.name for path in index_files(tmp_path / "store")]
     assert len(names) == 4
     assert names == sorted(set(names))
@@ -396,7 +396,7 @@ def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
 def test_other_sizes_mean_a_new_index(tmp_path):
     expected = fill(tmp_path)
     store = open_store(tmp_path, max_hash_slot_num=10, max_index_num=500)
-    assert store.index_behind_bytes == store.max_physical_offset
+    assert store.keys.index_behind_bytes == store.max_physical_offset
     check(store, expected)
     store.close()
 
@@ -420,9 +420,9 @@ def test_a_record_that_is_none_costs_its_file_only(tmp_path):
     with log_files(tmp_path)[0].open("r+b") as file:
         file.write(b"damage")
     store = open_store(tmp_path)
-    while not store.build_index(60):
+    while not store.keys.build_index(60):
         pass
-    assert store.index_behind_bytes == 0
+    assert store.keys.index_behind_bytes == 0
     first = store.read_record(LOG_FILE)
     assert find(store, "T", f"U{first.body.decode()}") == [first.body]
     assert find(store, "T", "U5") == []
@@ -456,7 +456,7 @@ def test_any_damage(data):
                 assert set(find(store, "T", key)) <= set(bodies)
             for n in range(300):
                 put(store, store.queue("T", 0), b"new %d" % n, properties=properties(f"N{n}"))
-            assert store.build_index(60)
+            assert store.keys.build_index(60)
             for n in range(0, 300, 11):
                 assert find(store, "T", f"N{n}") == [b"new %d" % n]
         finally:

@@ -29,7 +29,8 @@ from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
 from gantrymq.protocol.record import decode_records, encode_host
 from gantrymq.store import mapped_file, message_store
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetStatus, MessageStore
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import MessageStore
 
 
 @pytest.fixture
@@ -298,6 +299,21 @@ def test_unit_that_points_to_another_record(store, caplog):
     result = store.get(queue, 3, 1, 100)
     assert (result.status, result.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 4)
     assert "points to no record" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", [0, 2, 5, 8, 9])
+@pytest.mark.parametrize("unit", [(0, 0), (-200, 100), (1 << 60, 1 << 30), None], ids=["empty", "neg", "far", "other"])
+def test_a_damaged_unit_among_records_side_by_side(store, damaged, unit):
+    queue, other = store.queue("T", 0), store.queue("Other", 0)
+    for n in range(10):
+        put(store, queue, b"%d" % n)
+    put(store, other, b"")
+    secret = put(store, other, b"secret")
+    struct.pack_into(">qi", queue.mapping, 20 * damaged, *(unit or (secret.physical_offset, secret.size)))
+    expected = [b"%d" % n for n in range(10) if n != damaged]
+    assert [record.body for record in read_all(store, queue)] == expected
+    result = store.get(queue, 0, 32, 1 << 20)
+    assert result.size == sum(map(len, result.buffers))
 
 
 def test_filter_sees_the_tags_code(store):

@@ -29,7 +29,7 @@ def fill(root: Path, count: int = 250) -> StoreConfig:
         queue = store.queue(("T", "U")[n % 2], n // 2 % 2)
         properties = b"UNIQ_KEY\x01u%d\x02KEYS\x01k%d all\x02TAGS\x01a\x02" % (n, n % 5)
         put(store, queue, b"%d " % n + bytes(2 * n), properties=properties, tags_code=TAG, sys_flag=4 * (n % 50 == 33))
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     store.close()
     return small_config(root)
 
@@ -194,7 +194,7 @@ def test_what_is_no_damage(tmp_path):
     store.delete_topic("Deleted")
     store.delete_topic("Anew")
     put(store, store.queue("Anew", 0), b"new")
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     store.close()
     for path in log_files(tmp_path)[:1]:
         path.unlink()

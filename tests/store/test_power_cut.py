@@ -127,7 +127,7 @@ def write(
         if rng.random() < 0.03:
             store._flushers[1].flush(thorough=rng.random() < 0.7)
         if rng.random() < 0.1:
-            store.build_index(rng.choice((0, 1)))
+            store.keys.build_index(rng.choice((0, 1)))
 
 
 def check(store: MessageStore, acknowledged: dict[tuple[str, int], dict[int, bytes]]) -> None:
@@ -136,10 +136,10 @@ def check(store: MessageStore, acknowledged: dict[tuple[str, int], dict[int, byt
         assert [record.queue_offset for record in records] == list(range(len(records)))
         for offset, body in messages.items():
             assert records[offset].body == body
-    while not store.build_index(1):
+    while not store.keys.build_index(1):
         pass
     for (topic, _), messages in acknowledged.items():
         for body in list(messages.values())[::7]:
             key = body.split(b" ", 1)[0].decode()
-            found = [store.read_record(at).body for at in store.find_by_unique_key(topic, key)]
+            found = [store.read_record(at).body for at in store.keys.find_by_unique_key(topic, key)]
             assert body in found

@@ -13,7 +13,8 @@ from gantrymq.errors import ConfigError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
 from gantrymq.store import cleaner, message_store
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.message_store import GetStatus, MessageStore
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import MessageStore
 from gantrymq.store.retention import Cleaning, Retention, used_percent
 
 HOUR_MS = 3_600_000
@@ -114,7 +115,7 @@ def fill(store: MessageStore, days: int = 5) -> int:
             put(store, store.queue("T", n % 3), body + bytes(size), properties=properties)
             n += 1
     flushed(store)
-    assert store.build_index(60)
+    assert store.keys.build_index(60)
     return begin
 
 
@@ -203,15 +204,15 @@ def test_the_index_follows(tmp_path, store, disk):
     fill(store)
     files = sorted((tmp_path / "index").iterdir())
     assert len(files) > 2
-    assert len(store.find_by_unique_key("T", "k0-1")) == 1
+    assert len(store.keys.find_by_unique_key("T", "k0-1")) == 1
     disk.used = 86.0
     while store.clean(at_hour(9)):
         pass
-    assert store.find_by_unique_key("T", "k0-1") == []
-    assert store.find_by_key("T", "all", 0, 1 << 62, 64) == [5 * LOG_FILE]
+    assert store.keys.find_by_unique_key("T", "k0-1") == []
+    assert store.keys.find_by_key("T", "all", 0, 1 << 62, 64) == [5 * LOG_FILE]
     assert sorted((tmp_path / "index").iterdir()) == files[-1:]
     put(store, store.queue("T", 0), b"new", properties=b"KEYS\x01all\x02")
-    assert len(store.find_by_key("T", "all", 0, 1 << 62, 64)) == 2
+    assert len(store.keys.find_by_key("T", "all", 0, 1 << 62, 64)) == 2
 
 
 def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
@@ -222,9 +223,9 @@ def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
     disk.used = 86.0
     while store.clean(at_hour(9)):
         pass
-    assert store.index_behind_bytes == store.max_physical_offset - store.min_physical_offset
-    assert len(store.find_by_unique_key("T", "k199")) == 1
-    assert store.index_behind_bytes == 0
+    assert store.keys.index_behind_bytes == store.max_physical_offset - store.min_physical_offset
+    assert len(store.keys.find_by_unique_key("T", "k199")) == 1
+    assert store.keys.index_behind_bytes == 0
     store.close()
 
 

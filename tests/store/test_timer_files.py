@@ -36,7 +36,7 @@ def drain(timer: TimerStore) -> dict[int, list[int]]:
     """{slot: physical offsets, the oldest first} of all that waits, slot by slot."""
     found: dict[int, list[int]] = {}
     while (slot_ms := timer.next_ms) is not None:
-        found[slot_ms] = [entry.physical_offset for entry in timer.chain(slot_ms)][::-1]
+        found[slot_ms] = [entry.physical_offset for _, entry in timer.chain(slot_ms)][::-1]
         timer.pass_slot()
     return found
 
@@ -87,7 +87,7 @@ def test_slots_come_in_order_and_once(tmp_path: Path) -> None:
 def test_what_is_beyond_the_window_is_rolled(tmp_path: Path, ahead: int, waits: int) -> None:
     timer = open_timer(tmp_path)
     add(timer, NOW + ahead * 1000, 1)
-    [entry] = timer.chain(NOW + waits * 1000)
+    [(_, entry)] = timer.chain(NOW + waits * 1000)
     assert entry.magic == (MAGIC_DEFAULT if ahead == waits else MAGIC_DEFAULT | MAGIC_ROLL)
     assert not entry.is_delete
 

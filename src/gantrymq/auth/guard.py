@@ -10,7 +10,8 @@ from typing import Protocol
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import Connection, Handler, Reply
 
 log = logging.getLogger(__name__)
 

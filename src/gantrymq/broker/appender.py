@@ -6,9 +6,19 @@ from gantrymq.broker.long_polling import LongPolling
 from gantrymq.errors import RequestRefused, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
-from gantrymq.protocol.record import Record
+from gantrymq.protocol.record import Record, encode_host
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
+
+
+def born_host(connection: Connection) -> bytes:
+    """The peer's address as in a record; kept in the connection's attributes."""
+    host: bytes | None = connection.attributes.get("born_host")
+    if host is None:
+        host = connection.attributes["born_host"] = encode_host(*parse_address(connection.address))
+    return host
 
 
 class Appender:

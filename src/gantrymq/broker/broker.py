@@ -54,7 +54,8 @@ from gantrymq.broker.transaction.transactions import Transactions
 from gantrymq.errors import StoreError
 from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
-from gantrymq.remoting.connection import Connection, Handler, format_address
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.connection import Connection, Handler
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
@@ -197,7 +198,7 @@ class Broker:
         """What answers administrators."""
         config, store, topics, groups = self.config, self.store, self.topics, self.groups
         members, offsets = self.members, self.offsets
-        self.runtime = RuntimeInfo(config, store, offsets, self._schedule, self._timer)
+        self.runtime = RuntimeInfo(config, store, self.deliveries, self._schedule, self._timer)
         self._locking = QueueLocking(topics)
         self._index_builder = IndexBuilder(store)
         self._store_admin = StoreAdmin(store, self._sending.topics_changed)

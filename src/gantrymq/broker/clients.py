@@ -17,14 +17,13 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.connection_body import CheckClientRequestBody
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
-    GroupRequestHeader,
+from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
+from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.offset_headers import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
-    UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.topic_name import retry_topic
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore

@@ -61,11 +61,6 @@ class ConsumerOffsets:
         """The groups that have offsets in a topic."""
         return {group for name, group in self._keys() if name == topic}
 
-    def totals(self) -> Iterator[tuple[str, int]]:
-        """("topic@group", sum of its offsets over all queues) of every group and topic."""
-        for key, queues in self._table.offset_table.items():
-            yield key, sum(queues.values())
-
     def _keys(self) -> Iterator[tuple[str, str]]:
         """(topic, group) of all that is known; no name has the separator in it."""
         for key in self._table.offset_table:

@@ -5,10 +5,11 @@ As `BrokerStatsManager.incGroupGetNums` and `ConsumerOffsetManager.commitPullOff
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetResult
+from gantrymq.store.get_result import GetResult
 
 
 @dataclass(slots=True)
@@ -35,6 +36,11 @@ class Deliveries:
         delivery.messages += result.message_count
         delivery.size += result.size
         delivery.read_to[queue.queue_id] = result.next_begin_offset
+
+    def totals(self) -> Iterator[tuple[str, int]]:
+        """("topic@group", messages) of all."""
+        for (topic, group), delivery in self.table.items():
+            yield f"{topic}@{group}", delivery.messages
 
     def read_to(self, queue: ConsumeQueue, group: str) -> int | None:
         """Where a group reads on, None if it hasn't read since the start."""

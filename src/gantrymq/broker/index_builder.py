@@ -44,9 +44,9 @@ class IndexBuilder:
         is_idle = position == self._position
         self._position = position
         pause_s = _LOOK_S
-        if self._store.index_behind_bytes and (is_idle or self._store.index_behind_bytes > _FAR_BEHIND):
+        if self._store.keys.index_behind_bytes and (is_idle or self._store.keys.index_behind_bytes > _FAR_BEHIND):
             try:
-                if not self._store.build_index(_SLICE_S) and is_idle:
+                if not self._store.keys.build_index(_SLICE_S) and is_idle:
                     # As much again for whoever wants to be served between two slices.
                     pause_s = _SLICE_S
             except StoreError as e:

@@ -1,6 +1,6 @@
 """Pulls that wait for messages (`PullRequestHoldService`).
 
-A waiting pull costs an entry in two dictionaries and no timer of its own: one timer a second looks at the pulls whose
+A waiting pull costs an entry in three dictionaries and no timer of its own: one timer a second looks at the pulls whose
 second has come. Arrivals are gathered and answered once per turn of the loop, so a pull gets all that came in one read.
 Others than pulls (`PopWaiting`) watch queues here too.
 """
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gantrymq.broker.message_filter import MessageFilter
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import PullMessageRequestHeader
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 
@@ -49,6 +49,7 @@ class LongPolling:
         #: The queues of both.
         self._wanted: set[ConsumeQueue] = set()
         self._by_second: dict[int, set[WaitingPull]] = {}
+        self._by_connection: dict[Connection, set[WaitingPull]] = {}
         self._arrived: set[ConsumeQueue] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -61,6 +62,7 @@ class LongPolling:
         self._waiting.setdefault(pull.queue, set()).add(pull)
         self._wanted.add(pull.queue)
         self._by_second.setdefault(int(pull.deadline), set()).add(pull)
+        self._by_connection.setdefault(pull.connection, set()).add(pull)
         if self._timer is None:
             self._timer = self._loop.call_later(1.0, self._expire)
 
@@ -82,7 +84,7 @@ class LongPolling:
 
     def drop(self, connection: Connection) -> None:
         """A client is gone, and its pulls with it."""
-        for pull in [pull for pulls in self._waiting.values() for pull in pulls if pull.connection is connection]:
+        for pull in list(self._by_connection.get(connection, ())):
             self._remove(pull)
 
     def stop(self) -> None:
@@ -117,6 +119,7 @@ class LongPolling:
     def _remove(self, pull: WaitingPull) -> None:
         _discard(self._waiting, pull.queue, pull)
         _discard(self._by_second, int(pull.deadline), pull)
+        _discard(self._by_connection, pull.connection, pull)
         self._forget(pull.queue)
 
     def _forget(self, queue: ConsumeQueue) -> None:

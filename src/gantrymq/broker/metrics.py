@@ -206,7 +206,7 @@ class BrokerMetrics:
             (
                 "dispatch_behind_bytes",
                 "Bytes of the commit log that are not in the key index yet.",
-                store.index_behind_bytes,
+                store.keys.index_behind_bytes,
             ),
             (
                 "message_reserve_time",

@@ -13,22 +13,23 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
+from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import encode_pull_head
 from gantrymq.protocol.route import MASTER_ID
 from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
-from gantrymq.protocol.topic_config import PERM_READ
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetResult, GetStatus, MessageStore
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -147,16 +148,8 @@ class Pulling:
 
     def _queue(self, header: PullMessageRequestHeader) -> tuple[ConsumeQueue, SubscriptionGroupConfig]:
         """The queue asked for, and the group that asks. Raises RequestRefused."""
-        if not self._config.broker_permission & PERM_READ:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pulling message is forbidden"
-            )
-        group = self._groups.get(header.consumer_group)
-        if group is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist",
-            )
+        check_broker(self._config, "pulling")
+        group = existing_group(self._groups, header.consumer_group)
         if not group.consume_enable:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
@@ -166,17 +159,7 @@ class Pulling:
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
             )
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
-        if not topic.is_readable:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
-        if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
-                f"[{topic.read_queue_nums}]",
-            )
+        check_queue_id(readable_topic(self._topics, header.topic, "pulling"), header.queue_id)
         return self._store.queue(header.topic, header.queue_id), group
 
 

@@ -6,7 +6,7 @@ from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.offset_headers import (
     OffsetResponseHeader,
     QueueRequestHeader,
     SearchOffsetRequestHeader,

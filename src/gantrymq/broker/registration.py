@@ -14,7 +14,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.topic_config import (
     PERM_READ,

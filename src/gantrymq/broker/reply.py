@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.topics import TopicTable
@@ -17,13 +17,16 @@ from gantrymq.errors import RemotingError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, SendMessageResponseHeader
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.record import encode_host
-from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
+from gantrymq.protocol.send_headers import (
+    ReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.remoting.connection import Connection, Handler, Reply
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +148,7 @@ class Replies:
             header.flag,
             header.sys_flag,
             header.born_timestamp,
-            encode_host(*parse_address(connection.address)),
+            born_host(connection),
             header.reconsume_times or 0,
             request.body,
             (header.properties or "").encode(),

@@ -17,10 +17,10 @@ from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.consume_queue import ConsumeQueue

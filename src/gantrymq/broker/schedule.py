@@ -24,8 +24,8 @@ from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.topic_config import DataVersion
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.get_result import GetStatus
 from gantrymq.store.json_config import JsonConfigFile
-from gantrymq.store.message_store import GetStatus
 
 log = logging.getLogger(__name__)
 

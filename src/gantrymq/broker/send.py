@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.retry import RetryTopics
@@ -22,17 +22,16 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
-from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.send_headers import SendMessageResponseHeader
 from gantrymq.protocol.send_request import SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
 
@@ -103,7 +102,7 @@ class Sending:
             flag,
             target.sys_flag,
             born_timestamp,
-            connection.attributes.get("born_host") or self._born_host(connection),
+            born_host(connection),
             options.reconsume_times,
             request.body,
             properties,
@@ -139,14 +138,14 @@ class Sending:
         ]
         if not messages:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
-        born_host = self._born_host(connection)
+        host = born_host(connection)
         results = [
             self._appender.append(
                 queue,
                 flag,
                 target.sys_flag,
                 born_timestamp,
-                born_host,
+                host,
                 options.reconsume_times,
                 body,
                 properties,
@@ -239,7 +238,7 @@ class Sending:
             flag,
             target.sys_flag & ~TRANSACTION_MASK,
             born_timestamp,
-            self._born_host(connection),
+            born_host(connection),
             options.reconsume_times,
             request.body,
             half_properties(properties, queue),
@@ -293,11 +292,6 @@ class Sending:
         if b"CLUSTER\x01" in properties:
             return encode_properties(decode_properties(properties) | {"CLUSTER": self._cluster_name})
         return properties + self._cluster_property
-
-    def _born_host(self, connection: Connection) -> bytes:
-        """As in a record; kept in the connection's attributes."""
-        host = connection.attributes["born_host"] = encode_host(*parse_address(connection.address))
-        return host
 
 
 def _delay_level(properties: bytes) -> int:

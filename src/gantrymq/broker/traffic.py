@@ -1,8 +1,7 @@
 """How many messages came and went lately, from what the tables say every ten seconds (`BrokerStatsManager`).
 
-Nothing is counted per message: a queue's last offset says how many messages its topic ever got, a group's committed
-offset how many it has consumed. So a message that a group skips counts as consumed. Plain tables, told the time in
-seconds.
+Nothing is counted per message: a queue's last offset says how many messages its topic ever got, `deliveries` how many
+went out to a group. Plain tables, told the time in seconds.
 """
 
 from __future__ import annotations
@@ -60,18 +59,14 @@ class Traffic:
         self._sums: deque[tuple[float, int]] = deque([(now, 0)])
         self.total = 0
 
-    def sample(self, totals: Iterable[tuple[str, int]], now: float, *, from_zero: bool) -> None:
-        """Takes in the totals of now. `from_zero`: a key seen for the first time had 0 before, else what it has now.
+    def sample(self, totals: Iterable[tuple[str, int]], now: float) -> None:
+        """Takes in the totals of now; a key seen for the first time had 0 before.
 
-        A total that fell, because the topic was deleted or the group put back, counts as nothing.
+        A total that fell, because the topic was deleted, counts as nothing.
         """
         before = self._totals
         self._totals = dict(totals)
-        counts = {
-            key: total - old
-            for key, total in self._totals.items()
-            if total > (old := before.get(key, 0 if from_zero else total))
-        }
+        counts = {key: total - old for key, total in self._totals.items() if total > (old := before.get(key, 0))}
         self.total += sum(counts.values())
         self._sums.append((now, self.total))
         while len(self._sums) > 1 and self._sums[1][0] <= now - 600:

@@ -34,19 +34,6 @@ class Start(NamedTuple):
     offset: int | None = None
 
 
-class _Reader(LitePullConsumer):
-    """Knows where it stands."""
-
-    def position(self, queue: MessageQueue) -> int:
-        """The first queue offset of an assigned queue that has not been handed out, or was by the last poll."""
-        return self._started().queues.process_queue(self._wire_queue(queue)).commit_offset
-
-    async def end(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will get."""
-        wire = self._wire_queue(queue)
-        return await self._started().client.api.max_offset(self._address(wire), wire.topic, wire.queue_id)
-
-
 def run_consume(
     topic: str,
     name_servers: str,
@@ -65,7 +52,7 @@ def run_consume(
 
     `expression` is the filter and its type. With a group what is written is committed, also at the end.
     """
-    reader = _Reader(
+    reader = LitePullConsumer(
         name_servers,
         group or TOOLS_GROUP,
         auto_commit=group is not None,
@@ -87,7 +74,7 @@ def run_consume(
                 if not queues:
                     raise ClientError(f"topic {topic} has no queue {queue_id}")
                 await _begin(reader, queues, expression, start)
-            ends = {queue: await reader.end(queue) for queue in queues} if exit_at_end else None
+            ends = {queue: await reader.end_offset(queue) for queue in queues} if exit_at_end else None
             try:
                 await _write(reader, form, count, ends)
             except asyncio.CancelledError:
@@ -102,12 +89,14 @@ def run_consume(
         runner.run(run())
 
 
-async def _begin(reader: _Reader, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start) -> None:
+async def _begin(
+    reader: LitePullConsumer, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start
+) -> None:
     await reader.assign(queues, *expression)
     # Sought in any case: brokers have new groups begin at 0 while a topic is young, whatever they ask for.
     for queue in queues:
         if start.offset is not None:
-            offset = start.offset if start.offset >= 0 else await reader.end(queue) + start.offset
+            offset = start.offset if start.offset >= 0 else await reader.end_offset(queue) + start.offset
             await reader.seek(queue, max(0, offset))
         elif start.from_where == CONSUME_FROM_TIMESTAMP:
             await reader.seek_to_time(queue, start.timestamp_ms)
@@ -117,7 +106,9 @@ async def _begin(reader: _Reader, queues: Sequence[MessageQueue], expression: tu
             await reader.seek_to_begin(queue)
 
 
-async def _write(reader: _Reader, form: Formatter, count: int | None, ends: dict[MessageQueue, int] | None) -> None:
+async def _write(
+    reader: LitePullConsumer, form: Formatter, count: int | None, ends: dict[MessageQueue, int] | None
+) -> None:
     output = sys.stdout.buffer
     left = count
     while left is None or left > 0:
@@ -132,7 +123,7 @@ async def _write(reader: _Reader, form: Formatter, count: int | None, ends: dict
             return
 
 
-def _is_at_end(reader: _Reader, ends: dict[MessageQueue, int]) -> bool:
+def _is_at_end(reader: LitePullConsumer, ends: dict[MessageQueue, int]) -> bool:
     """Whether every queue that is read now has been read to its end; not before there is one."""
     assignment = reader.assignment
     return bool(assignment) and all(reader.position(queue) >= ends.get(queue, 0) for queue in assignment)

@@ -191,7 +191,8 @@ class AssignedQueues:
             subscription,
             self._sink,
             self._moved,
-            batch_size=self._options.batch_size,
+            # Who wants to hold few messages isn't given many at once.
+            batch_size=min(self._options.batch_size, self._options.limits.max_messages),
             commits=self._commits_by_pull,
             lite=self._lite,
         )

@@ -14,34 +14,30 @@ from gantrymq.errors import BrokerError, NoRouteInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
-    ConsumerSendMsgBackRequestHeader,
-    CreateTopicRequestHeader,
-    GetRouteInfoRequestHeader,
-    GroupRequestHeader,
-    OffsetResponseHeader,
-    PullMessageRequestHeader,
-    PullMessageResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    QueueRequestHeader,
-    SearchOffsetRequestHeader,
-    SendMessageResponseHeader,
-    StoreTimeResponseHeader,
-    UnregisterClientRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
+from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
 from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
-from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.offset_headers import (
+    OffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    StoreTimeResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader, PullMessageResponseHeader
 from gantrymq.protocol.queue_map import QueueObject
 from gantrymq.protocol.route import TopicRouteData
+from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.send_response import decode_send_response
 from gantrymq.protocol.sys_flag import PULL_LITE
 from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
 from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 TIMEOUT_MS = 3000

@@ -28,15 +28,14 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.consumer_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    ResetOffsetRequestHeader,
 )
 from gantrymq.protocol.heartbeat import SubscriptionData
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.offset_body import ConsumerStatusBody, ResetOffsetBody
+from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX

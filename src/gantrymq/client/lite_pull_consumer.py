@@ -205,10 +205,7 @@ class LitePullConsumer(PullingConsumer):
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Goes on at the message that comes next."""
-        wire = self._wire_queue(queue)
-        await self.seek(
-            queue, await self._started().client.api.max_offset(self._address(wire), wire.topic, wire.queue_id)
-        )
+        await self.seek(queue, await self.end_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
         """Goes on at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
@@ -218,6 +215,17 @@ class LitePullConsumer(PullingConsumer):
         """The first queue offset stored at or after `timestamp_ms`, in ms since the epoch."""
         wire, api = self._wire_queue(queue), self._started().client.api
         return await api.search_offset(self._address(wire), wire.topic, wire.queue_id, timestamp_ms)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the queue's next message will get."""
+        wire, api = self._wire_queue(queue), self._started().client.api
+        return await api.max_offset(self._address(wire), wire.topic, wire.queue_id)
+
+    def position(self, queue: MessageQueue) -> int:
+        """The queue offset at which an assigned queue goes on: all before it was handed out or isn't selected."""
+        process_queue = self._started().queues.process_queue(self._wire_queue(queue))
+        ready = (message.queue_offset for held, message in self._ready if held is process_queue)
+        return next(ready, process_queue.next_offset)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Neither pulls nor hands out messages of these assigned queues, until `resume`."""

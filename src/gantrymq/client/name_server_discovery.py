@@ -7,7 +7,7 @@ import urllib.request
 from http.client import HTTPException
 
 from gantrymq.errors import ConnectFailed
-from gantrymq.remoting.connection import parse_address
+from gantrymq.remoting.address import parse_address
 
 #: How often the page is asked again, in seconds.
 POLL_INTERVAL_S = 120.0

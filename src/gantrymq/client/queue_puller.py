@@ -15,9 +15,9 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.process_queue import ProcessQueue
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, GantryError
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.route import MASTER_ID
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 SUSPEND_MS = 15_000
 #: CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND: how long the consumer waits for the broker.
 TIMEOUT_MS = 30_000
-#: pullBatchSize.
-PULL_BATCH_SIZE = 32
+#: pullBatchSize. Java's consumers ask for 32 and 10: its broker gives at most 32, whoever asks for more. This project's
+#: gives all, up to 4 MiB: with 256 consumers read nearly twice as fast as with 32, with 1024 no faster.
+PULL_BATCH_SIZE = 256
 #: The pause after a failed pull; after FLOW_CONTROL PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL.
 RETRY_DELAY_S = 1.0
 FLOW_CONTROL_DELAY_S = 0.02

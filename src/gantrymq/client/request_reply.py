@@ -18,8 +18,9 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import Record, encode_host
-from gantrymq.protocol.reply_header import ReplyMessageRequestHeader
-from gantrymq.remoting.connection import Connection, parse_address
+from gantrymq.protocol.send_headers import ReplyMessageRequestHeader
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from gantrymq.errors import ConnectFailed, GantryError, NoRouteInfo
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, retry_topic
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.producer_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from gantrymq.protocol.transaction_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from gantrymq.remoting.connection import Connection, Handler
 
 log = logging.getLogger(__name__)

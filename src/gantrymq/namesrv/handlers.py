@@ -26,25 +26,27 @@ from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.namesrv_headers import (
     AddWritePermResponseHeader,
     BrokerHeartbeatRequestHeader,
     BrokerNameRequestHeader,
     BrokerRequestHeader,
-    DeleteTopicInNamesrvRequestHeader,
     GetBrokerMemberGroupRequestHeader,
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,
-    GetTopicsByClusterRequestHeader,
     KVConfigRequestHeader,
     PutKVConfigRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerResponseHeader,
-    TopicRequestHeader,
     WipeWritePermResponseHeader,
 )
 from gantrymq.protocol.route import KVTable, TopicList, TopicRouteData
 from gantrymq.protocol.topic_config import DataVersion
+from gantrymq.protocol.topic_headers import (
+    DeleteTopicInNamesrvRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    TopicRequestHeader,
+)
 from gantrymq.remoting.connection import Connection, Handler
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import zlib
 from gantrymq.errors import BodyError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import VERSION_3_0_11, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.topic_config import DataVersion, RegisterBrokerBody, TopicConfigTable, decode_register_body
 
 #: Names and addresses may not be longer. Java has no bound here; its longest topic names have 255 characters.

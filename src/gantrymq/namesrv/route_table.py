@@ -24,7 +24,7 @@ from gantrymq.namesrv.answers import encode_body
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantrymq.protocol.headers import Header
+from gantrymq.protocol.header import Header
 
 
 class UserRequestHeader(Header):

@@ -5,7 +5,7 @@ Times are in ms; `pop_time` and `born_time` since the epoch.
 
 from __future__ import annotations
 
-from gantrymq.protocol.headers import Header
+from gantrymq.protocol.header import Header
 from gantrymq.protocol.java import Int32, Int64
 
 #: `init_mode`: where a group begins that has never been there.

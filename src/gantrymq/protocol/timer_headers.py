@@ -1,8 +1,8 @@
-"""Headers for messages with a delivery time of their own; see `headers`."""
+"""Headers for messages with a delivery time of their own."""
 
 from __future__ import annotations
 
-from gantrymq.protocol.headers import Header
+from gantrymq.protocol.header import Header
 
 
 class RecallMessageRequestHeader(Header):

@@ -1,7 +1,7 @@
 """RocketMQ's RPC over TCP, on asyncio: requests, responses, one-way calls, in both directions of a connection.
 
-`connection` is one socket (either side), `server` listens, `client` keeps one connection per address, `tls` has the
-modes and certificates of both.
+`connection` is one socket (either side), its own requests wait in `pending_requests`; `server` listens, `client` keeps
+one connection per address, `tls` has the modes and certificates of both.
 What the requests mean is not here: handlers are registered by request code.
 Open `connection.py` first.
 """

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, parse_address
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel

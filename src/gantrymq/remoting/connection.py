@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, GantryError, ProtocolError, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.pending_requests import PendingRequests
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,6 @@ JOIN_LIMIT = 16 * 1024
 GATHER_LIMIT = 2048
 #: Larger bodies are handed to the kernel apart, without a copy into the frame.
 LARGE_BODY = 64 * 1024
-#: Requests time out up to so much late, in seconds: one timer looks at all of a connection.
-TIMER_GRAIN_S = 0.01
 
 
 class RpcHook(Protocol):
@@ -62,14 +61,6 @@ class RpcHook(Protocol):
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
         """Called with the answer."""
-
-
-class _Pending(NamedTuple):
-    """A request that waits for its response."""
-
-    future: asyncio.Future[RemotingCommand]
-    deadline: float
-    timeout_ms: int
 
 
 class Connection(asyncio.Protocol):
@@ -99,14 +90,11 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._pending: dict[int, _Pending] = {}
+        self._pending = PendingRequests(self._loop)
         self._next_opaque = 0
         #: Requests of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        #: When `_timer` looks for requests that have waited too long, in the loop's time.
-        self._timer_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[RemotingCommand]] = set()
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
@@ -142,7 +130,8 @@ class Connection(asyncio.Protocol):
                 if self._closing:
                     break
                 if command.flag & RESPONSE_FLAG:
-                    self._response_received(command)
+                    if not self._pending.answer(command):
+                        log.debug("response %d of %s answers nothing, or came too late", command.opaque, self.address)
                 else:
                     self._request_received(command)
                     now = monotonic()
@@ -211,14 +200,9 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._wake_writers()
         message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
-        for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(ConnectionLost(message, self.address))
-        self._pending.clear()
+        self._pending.connection_lost(message)
         self._waiting = None
         self._gathered.clear()
-        if self._timer is not None:
-            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         self._lost.set_result(None)
@@ -298,7 +282,7 @@ class Connection(asyncio.Protocol):
         try:
             response = await future
         except asyncio.CancelledError:
-            self._pending.pop(opaque, None)
+            self._pending.discard(opaque)
             raise
         for hook in self._hooks:
             hook.after_response(self.address, request, response)
@@ -307,12 +291,7 @@ class Connection(asyncio.Protocol):
     def start_request(self, request: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
         self._send(request)
-        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        deadline = self._loop.time() + timeout_ms / 1000
-        self._pending[request.opaque] = _Pending(future, deadline, timeout_ms)
-        if deadline < self._timer_at:
-            self._look_at(deadline)
-        return future
+        return self._pending.add(request.opaque, self.address, timeout_ms)
 
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
         """Sends `request` without waiting for an answer, only for room in the write buffer.
@@ -363,34 +342,6 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(self._gathered))
             self._gathered.clear()
             self._gathered_bytes = 0
-
-    def _response_received(self, response: RemotingCommand) -> None:
-        pending = self._pending.pop(response.opaque, None)
-        if pending is not None and not pending.future.done():
-            pending.future.set_result(response)
-        else:
-            log.debug("response %d of %s answers nothing, or came too late", response.opaque, self.address)
-
-    def _look_at(self, deadline: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._end_late_requests)
-
-    def _end_late_requests(self) -> None:
-        now = self._loop.time()
-        self._timer_at = math.inf
-        for opaque, (future, deadline, timeout_ms) in list(self._pending.items()):
-            if future.done():
-                del self._pending[opaque]
-            elif deadline <= now:
-                del self._pending[opaque]
-                message = f"{self.address} did not answer in {timeout_ms} ms"
-                future.set_exception(RequestTimeout(message, self.address))
-            elif deadline < self._timer_at:
-                self._timer_at = deadline
-        if self._timer_at < math.inf:
-            self._look_at(max(self._timer_at, now + TIMER_GRAIN_S))
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -458,16 +409,3 @@ def error_response(error: Exception, request: RemotingCommand, address: str) -> 
 def _remark(text: str) -> str:
     """`text` as any header can carry it."""
     return text[:_LONGEST_REMARK].encode(errors="backslashreplace").decode()
-
-
-def format_address(host: str, port: int) -> str:
-    """host:port, an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of host:port. Raises ValueError."""
-    host, separator, port = address.strip().rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 <= int(port) < 65536:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.errors import GantryError
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all, format_address
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all
 from gantrymq.remoting.tls import ServerTls, TlsConfig
 
 log = logging.getLogger(__name__)

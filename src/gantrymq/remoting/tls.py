@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from gantrymq.errors import ConfigError
-from gantrymq.remoting.connection import Connection, format_address
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
+from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.spark.security import Security
 
 log = logging.getLogger(__name__)

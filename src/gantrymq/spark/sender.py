@@ -16,8 +16,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
 from gantrymq.protocol.properties import UNIQUE_KEY, find_property
+from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
 from gantrymq.spark.row_messages import Encoded, TopicMessages

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Set
-from enum import Enum
 from struct import Struct
 from struct import error as StructError
 from time import time
@@ -27,9 +26,11 @@ from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
-from gantrymq.store.message_index import TAGS_PREFIX, MessageIndex, keys_of
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.key_lookup import KeyLookup
+from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
-from gantrymq.store.record_crc import encode_record_with_crc
+from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,11 @@ _MAX_PULL_BYTES = 128 * 1024 * 1024
 _LEAST_PULL_BYTES = 100
 _NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
 _IPV4_HOST_LENGTH = 8
-#: A query first brings in the newest messages, for so long at most.
-_QUERY_BUILD_S = 0.05
 
 _pack_unit_into = UNIT.pack_into
 #: A record's size, queue offset and physical offset.
 _unpack_place = Struct(">i16xqq").unpack_from
+_unpack_offset = Struct(">q").unpack_from
 
 
 #: A NamedTuple's own constructor costs twice as much.
@@ -58,48 +58,6 @@ class PutResult(NamedTuple):
     physical_offset: int
     size: int
     store_timestamp: int
-
-
-class GetStatus(Enum):
-    """What became of a pull (`GetMessageStatus`)."""
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-
-
-class GetResult:
-    """Records found: `message_count` of them, `size` bytes, in `buffers`, which are slices of the mapped log.
-
-    `suggest_pulling_from_slave`: the consumer is so far behind that the records are hardly in memory.
-    """
-
-    __slots__ = (
-        "buffers",
-        "max_offset",
-        "message_count",
-        "min_offset",
-        "next_begin_offset",
-        "size",
-        "status",
-        "suggest_pulling_from_slave",
-    )
-
-    def __init__(self, status: GetStatus, next_begin_offset: int, min_offset: int, max_offset: int) -> None:
-        self.status = status
-        self.next_begin_offset = next_begin_offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
-        self.buffers: list[memoryview] = []
-        self.message_count = 0
-        self.size = 0
-        self.suggest_pulling_from_slave = False
 
 
 class MessageStore:
@@ -118,7 +76,8 @@ class MessageStore:
         self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
         self._dirty = self._queues.dirty
         self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
-        self._encode = encode_record_with_crc if config.enabled_append_prop_crc else encode_record
+        self.keys = KeyLookup(config, self._log, self._index)
+        self._with_crc = config.enabled_append_prop_crc
         self._cleaner = Cleaner(config, self._log, self._queues, self._index)
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
 
@@ -241,11 +200,13 @@ class MessageStore:
         # PREPARED and ROLLBACK have this bit, COMMIT hasn't.
         in_queue = not sys_flag & TRANSACTION_PREPARED
         queue_offset = queue.max_offset if in_queue else 0
+        if self._with_crc:
+            properties = reserve_crc(properties)
         physical_offset = log.position
         now = int(time() * 1000)
         while True:
             try:
-                record = self._encode(
+                record = encode_record(
                     queue.queue_id,
                     flag,
                     queue_offset,
@@ -261,6 +222,8 @@ class MessageStore:
                     queue.topic_bytes,
                     properties,
                 )
+                if self._with_crc:
+                    record = fill_crc(record)
                 size = len(record)
                 end = physical_offset + size
                 if end > log.limit:
@@ -361,7 +324,25 @@ class MessageStore:
         base = view_size = 0
         # Of the records not yet in a buffer: they stand in `view` from start to end.
         start = end = 0
-        physical_offset = 0
+        physical_offset, size, _ = UNIT.unpack_from(units)
+        if (
+            accepts is None
+            and matches is None
+            and physical_offset >= in_memory_from
+            and len(units) > UNIT_SIZE
+            and _unpack_offset(units, UNIT_SIZE) == (physical_offset + size,)
+            and (found := log.view_at(physical_offset)) is not None
+        ):
+            most = min(max_messages, config.max_transfer_count_on_message_in_memory)
+            limit = min(physical_offset + min(max_bytes, config.max_transfer_bytes_on_message_in_memory), log_end)
+            count, total = _side_by_side(units[: most * UNIT_SIZE], offset, *found, limit)
+            if count:
+                view, base = found
+                view_size = len(view)
+                start = physical_offset - base
+                end = start + total
+                offset += count
+                units = units[count * UNIT_SIZE :] if count < most else b""
         for physical_offset, size, tags_code in UNIT.iter_unpack(units):
             if on_disk and physical_offset >= in_memory_from:
                 # So are all that follow.
@@ -451,73 +432,6 @@ class MessageStore:
                 high = middle
         return max(low - 1, queue.min_offset) if upper else low
 
-    # -- keys ---------------------------------------------------------------------------------------------------
-
-    def build_index(self, budget_s: float) -> bool:
-        """Goes on to build the index, for about so long; whether all messages are in now.
-
-        To be called often, by the thread that calls everything else: `append` leaves this work undone. Raises
-        StoreError.
-        """
-        return not self.config.message_index_enable or self._index.build(budget_s)
-
-    @property
-    def index_behind_bytes(self) -> int:
-        """So much of the log isn't in the index yet."""
-        return self._index.behind_bytes if self.config.message_index_enable else 0
-
-    @property
-    def index_last_update(self) -> tuple[int, int]:
-        """(store timestamp, physical offset) of the newest message in the index; zeros when it is empty."""
-        return self._index.last_update
-
-    def find_by_key(self, topic: str, key: str, begin_ms: int, end_ms: int, max_num: int) -> list[int]:
-        """Physical offsets of the topic's messages with this unique key or among whose KEYS it is, the oldest first.
-
-        Of those stored between the times, both included, the newest `max_num`, at most `max_msgs_num_batch`; the
-        messages of a topic deleted since are among them. The newest messages are missing while the index is far
-        behind. None are found without `message_index_enable`.
-        """
-        return self._find(topic, key.encode(errors="replace"), begin_ms, end_ms, max_num, lambda keys, key: key in keys)
-
-    def find_by_tags(self, topic: str, tags: str, begin_ms: int, end_ms: int, max_num: int) -> list[int]:
-        """As `find_by_key`, of messages with these tags."""
-        key = TAGS_PREFIX + tags.encode(errors="replace")
-        return self._find(topic, key, begin_ms, end_ms, max_num, lambda keys, key: keys[-1:] == [key])
-
-    def find_by_unique_key(self, topic: str, unique_key: str) -> list[int]:
-        """As `find_by_key`, of messages that the client gave this id (UNIQ_KEY), whenever they were stored."""
-        key, limit = unique_key.encode(errors="replace"), self.config.max_msgs_num_batch
-        return self._find(topic, key, 0, 1 << 62, limit, lambda keys, key: keys[:1] == [key])
-
-    def _find(
-        self,
-        topic: str,
-        key: bytes,
-        begin_ms: int,
-        end_ms: int,
-        max_num: int,
-        matches: Callable[[list[bytes], bytes], bool],
-    ) -> list[int]:
-        limit = min(max_num, self.config.max_msgs_num_batch)
-        if limit < 1 or not self.config.message_index_enable:
-            return []
-        self._index.build(_QUERY_BUILD_S)
-        topic_bytes = topic.encode(errors="replace")
-        found: list[int] = []
-
-        def accepts(physical_offset: int) -> bool:
-            try:
-                record = self._log.read(physical_offset, check_crc=False)
-            except (RecordError, StoreError):
-                return True
-            if record.topic == topic_bytes and matches(keys_of(record.properties), key):
-                found.append(physical_offset)
-            return len(found) < limit
-
-        self._index.find(topic_bytes, key, begin_ms, end_ms, accepts)
-        return found[::-1]
-
     # -- cleaning -----------------------------------------------------------------------------------------------
 
     def clean(self, now_ms: int) -> bool:
@@ -562,3 +476,26 @@ class MessageStore:
     def flushed_offset(self) -> int:
         """All before it is on the disk."""
         return self._log.flushed
+
+
+def _side_by_side(units: bytes, offset: int, view: memoryview, base: int, limit: int) -> tuple[int, int]:
+    """(count, bytes): of the first units whose records stand in `view` one behind the other and end before `limit`.
+
+    Only the first and the last record are looked at, and if they are other ones the count is 0: a damaged unit between
+    them doesn't fit to both of its neighbours. `offset` is the first unit's, the view begins at `base` of the log.
+    """
+    (begin,) = _unpack_offset(units) if units else (0,)
+    limit = min(limit, base + len(view))
+    end = begin
+    count = 0
+    for place, size, _ in UNIT.iter_unpack(units):
+        following = end + size
+        if place != end or not end < following <= limit:
+            break
+        end = following
+        count += 1
+    for n in {0, count - 1} if count else ():
+        place, size, _ = UNIT.unpack_from(units, n * UNIT_SIZE)
+        if size < FIXED_SIZE_V4 or _unpack_place(view, place - base) != (size, offset + n, place):
+            return 0, 0
+    return count, end - begin

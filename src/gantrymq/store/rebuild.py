@@ -63,8 +63,8 @@ def _rebuild(config: StoreConfig, queues: Callable[[int], None], index: Callable
     store.open(queues)
     try:
         queues(store.max_physical_offset)
-        while not store.build_index(_BUILD_S):
-            index(store.max_physical_offset - store.index_behind_bytes)
+        while not store.keys.build_index(_BUILD_S):
+            index(store.max_physical_offset - store.keys.index_behind_bytes)
         index(store.max_physical_offset)
     finally:
         store.close()

@@ -7,52 +7,27 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from gantrymq.protocol.record import Buffer, encode_record
+from gantrymq.protocol.record import Buffer
 
 _NAME = b"__CRC32#\x01"
 _PLACE = _NAME + b"0" * 10 + b"\x02"
 
 
-def encode_record_with_crc(
-    queue_id: int,
-    flag: int,
-    queue_offset: int,
-    physical_offset: int,
-    sys_flag: int,
-    born_timestamp: int,
-    born_host: bytes,
-    store_timestamp: int,
-    store_host: bytes,
-    reconsume_times: int,
-    prepared_transaction_offset: int,
-    body: bytes,
-    topic: bytes,
-    properties: bytes,
-) -> bytes:
-    """As `encode_record`; a checksum that the properties have already is dropped."""
+def reserve_crc(properties: bytes) -> bytes:
+    """Properties with a place for the checksum; one that they have already is dropped."""
     if _NAME in properties:
         properties = b"".join(
             item + b"\x02" for item in properties.split(b"\x02") if item and not item.startswith(_NAME)
         )
     elif properties and not properties.endswith(b"\x02"):
         properties += b"\x02"
-    record = encode_record(
-        queue_id,
-        flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_timestamp,
-        born_host,
-        store_timestamp,
-        store_host,
-        reconsume_times,
-        prepared_transaction_offset,
-        body,
-        topic,
-        properties + _PLACE,
-    )
-    return record[: -len(_PLACE)] + _property(record[: -len(_PLACE)])
+    return properties + _PLACE
+
+
+def fill_crc(record: bytes) -> bytes:
+    """A record that was encoded with the place, with its checksum there."""
+    checked = record[: -len(_PLACE)]
+    return checked + _property(checked)
 
 
 def has_crc(record: Buffer) -> bool:

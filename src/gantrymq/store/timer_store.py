@@ -146,17 +146,24 @@ class TimerStore:
         """The time of the first slot with messages; None when nothing waits."""
         return self._due[0] if self._due else None
 
-    def chain(self, slot_ms: int) -> Iterator[TimerEntry]:
-        """The entries of a slot, the newest first."""
+    def chain(self, slot_ms: int) -> Iterator[tuple[int, TimerEntry]]:
+        """(place, entry) of a slot's entries, the newest first."""
         place = self._wheel.get(slot_ms).last
         while place >= 0:
             entry = self._log.read(place)
             if entry is None:
                 log.error("the timer log has no entry at %d: what else was due at %d ms is lost", place, slot_ms)
                 return
-            yield entry
+            yield place, entry
             # Backwards only, whatever a damaged entry says.
             place = min(entry.previous, place - ENTRY_SIZE)
+
+    def entry(self, place: int) -> TimerEntry | None:
+        """The entry at a place that `chain` gave; None where there is none any more."""
+        entry = self._log.read(place)
+        if entry is None:
+            log.error("the timer log has no entry at %d any more: its message is lost", place)
+        return entry
 
     def pass_slot(self) -> None:
         """The first slot is delivered."""

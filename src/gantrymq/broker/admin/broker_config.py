@@ -23,7 +23,7 @@ from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import GetBrokerConfigResponseHeader
+from gantrymq.protocol.stats_headers import GetBrokerConfigResponseHeader
 from gantrymq.protocol.topic_config import DataVersion
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.remoting.tls import TlsConfig

@@ -14,14 +14,13 @@ from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    ResetOffsetRequestHeader,
 )
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.offset_body import ConsumerStatusBody, ResetOffsetBody
+from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore
 

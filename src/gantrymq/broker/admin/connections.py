@@ -17,7 +17,7 @@ from gantrymq.protocol.connection_body import (
     ProducerTableInfo,
 )
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import GetProducerConnectionListRequestHeader, GroupRequestHeader
+from gantrymq.protocol.group_headers import GetProducerConnectionListRequestHeader, GroupRequestHeader
 from gantrymq.remoting.connection import Connection, Handler, Reply
 
 _LANGUAGES = {language.value: language.name for language in LanguageCode}

@@ -12,9 +12,9 @@ from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList, OffsetWrapper
+from gantrymq.protocol.stats_headers import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore

@@ -13,11 +13,10 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     QuerySubscriptionByConsumerRequestHeader,
-    TopicRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
 from gantrymq.protocol.offset_body import GroupList
@@ -28,6 +27,7 @@ from gantrymq.protocol.subscription_group import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
 )
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply
 

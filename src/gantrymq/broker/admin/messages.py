@@ -5,7 +5,7 @@ from __future__ import annotations
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.query_headers import (
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
@@ -37,9 +37,9 @@ class MessageAdmin:
         """The newest records with a key that were stored in a span of time; no answer has more than a frame's worth."""
         header = request.read_header(QueryMessageRequestHeader)
         if request.ext_fields.get(_UNIQUE_KEY_FIELD) == "true":
-            offsets = self._store.find_by_unique_key(header.topic, header.key)
+            offsets = self._store.keys.find_by_unique_key(header.topic, header.key)
         else:
-            offsets = self._store.find_by_key(
+            offsets = self._store.keys.find_by_key(
                 header.topic, header.key, header.begin_timestamp, header.end_timestamp, header.max_num
             )
         records: list[bytes] = []
@@ -52,7 +52,7 @@ class MessageAdmin:
             records.append(record)
         if not records:
             raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
-        timestamp, physical_offset = self._store.index_last_update
+        timestamp, physical_offset = self._store.keys.index_last_update
         return RemotingCommand.response(
             header=QueryMessageResponseHeader(
                 index_last_update_timestamp=timestamp, index_last_update_phyoffset=physical_offset

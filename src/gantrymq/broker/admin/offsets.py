@@ -15,13 +15,13 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
+from gantrymq.protocol.offset_headers import (
     CloneGroupOffsetRequestHeader,
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore

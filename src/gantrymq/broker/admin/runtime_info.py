@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
@@ -21,9 +21,9 @@ from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.stats_body import BrokerStatsData, BrokerStatsItem
+from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection, Handler, Reply
@@ -39,11 +39,11 @@ class RuntimeInfo:
     """Figures of a broker that begins now. `sample` is to be called every `traffic.SAMPLE_S`."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, schedule: Schedule, timer: Timer
+        self, config: BrokerConfig, store: MessageStore, deliveries: Deliveries, schedule: Schedule, timer: Timer
     ) -> None:
         self._config = config
         self._store = store
-        self._offsets = offsets
+        self._deliveries = deliveries
         self._delays = schedule
         self._timer = timer
         self._clock = asyncio.get_running_loop().time
@@ -51,7 +51,7 @@ class RuntimeInfo:
         self._boot_timestamp = time.time_ns() // 1_000_000
         self._boot_position = store.max_physical_offset
         self._put = Traffic(self.put_totals(), self._started)
-        self._got = Traffic(offsets.totals(), self._started)
+        self._got = Traffic(deliveries.totals(), self._started)
         self._timed = Traffic(timer.totals(), self._started)
         today = date.today().toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
@@ -63,21 +63,21 @@ class RuntimeInfo:
         }
 
     def sample(self) -> None:
-        """Takes in how far queues and groups have got."""
+        """Takes in what has come and gone so far."""
         now = self._sampled = self._clock()
         today = date.today().toordinal()
         self._put_days.update(today, self._put.total)
         self._got_days.update(today, self._got.total)
-        self._put.sample(self.put_totals(), now, from_zero=True)
-        self._got.sample(self._offsets.totals(), now, from_zero=False)
-        self._timed.sample(self._timer.totals(), now, from_zero=True)
+        self._put.sample(self.put_totals(), now)
+        self._got.sample(self._deliveries.totals(), now)
+        self._timed.sample(self._timer.totals(), now)
 
     def put_tps(self, topic: str) -> float:
         """Messages a second that came to a topic in the last minute."""
         return self._put.recent(topic, MINUTE, self._now()).tps
 
     def get_tps(self, group: str, topic: str) -> float:
-        """Messages a second that a group consumed of a topic in the last minute."""
+        """Messages a second that a group got of a topic in the last minute."""
         return self._got.recent(f"{topic}@{group}", MINUTE, self._now()).tps
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -13,12 +13,8 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.headers import (
-    QueryConsumeQueueRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-    TopicRequestHeader,
-)
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.queue_map import QueueObject
 from gantrymq.protocol.stats_body import (
     ConsumeQueueData,
@@ -28,7 +24,9 @@ from gantrymq.protocol.stats_body import (
     TopicOffset,
     TopicStatsTable,
 )
+from gantrymq.protocol.stats_headers import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_headers import TopicRequestHeader
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore

@@ -13,10 +13,10 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.topic_name import is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.message_store import MessageStore

@@ -50,7 +50,8 @@ from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Handler, Reply, error_response
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetResult, GetStatus, MessageStore
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.message_store import MessageStore
 
 #: No request may be older than it was willing to wait by more, ms.
 _MAX_LATE_MS = 500

@@ -5,12 +5,13 @@ from __future__ import annotations
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import TopicTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.topic_config import PERM_READ, TopicConfig
+from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
@@ -36,25 +37,11 @@ class PopQueues:
 
     def readable(self, topic: str, group: str, queue_id: int) -> TopicConfig:
         """The topic, if the group may pop from it. Raises RequestRefused as each of Java's processors does."""
-        if not self._config.broker_permission & PERM_READ:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pop message is forbidden"
-            )
-        config = self._topics.get(topic)
-        if config is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
-        if not config.is_readable:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
-        if queue_id >= config.read_queue_nums:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queue_nums}]",
-            )
-        group_config = self._groups.get(group)
-        if group_config is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist"
-            )
+        check_broker(self._config, "pop")
+        config = readable_topic(self._topics, topic, "peeking")
+        if queue_id >= 0:
+            check_queue_id(config, queue_id)
+        group_config = existing_group(self._groups, group)
         if not group_config.consume_enable or not self._groups.may_read(group, topic):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
         return config
@@ -79,14 +66,7 @@ class PopQueues:
 
     def handed_out(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue of a message that was popped. Raises RequestRefused when there is none."""
-        config = self._topics.get(topic)
-        if config is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
-        if not 0 <= queue_id < config.read_queue_nums:
-            raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queue_nums}]",
-            )
+        check_queue_id(existing_topic(self._topics, topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
         return self._store.queue(topic, queue_id)
 
     def of_topic(self, config: TopicConfig, queue_id: int, first: int = 0) -> list[ConsumeQueue]:

@@ -39,7 +39,7 @@ from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_propertie
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record, decode_records
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
-from gantrymq.store.message_store import GetStatus
+from gantrymq.store.get_result import GetStatus
 
 log = logging.getLogger(__name__)
 

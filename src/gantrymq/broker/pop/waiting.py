@@ -45,6 +45,7 @@ class PopWaiting:
         self._loop = asyncio.get_running_loop()
         self._lines: dict[LineKey, _Line] = {}
         self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
+        self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -59,6 +60,7 @@ class PopWaiting:
         if line.queues != queues:
             self._watch(key, line, queues)
         line.waiters[waiter] = None
+        self._by_connection.setdefault(waiter.connection, {})[waiter] = line
         self._count += 1
         if self._timer is None:
             self._timer = self._loop.call_later(1.0, self._expire)
@@ -92,11 +94,8 @@ class PopWaiting:
 
     def drop(self, connection: Connection) -> None:
         """A client is gone, and its requests with it."""
-        if not self._count:
-            return
-        for line in self._lines.values():
-            for waiter in [waiter for waiter in line.waiters if waiter.connection is connection]:
-                self._remove(line, waiter)
+        for waiter, line in list(self._by_connection.get(connection, {}).items()):
+            self._remove(line, waiter)
 
     def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
@@ -141,4 +140,8 @@ class PopWaiting:
     def _remove(self, line: _Line, waiter: Waiter) -> None:
         if waiter in line.waiters:
             del line.waiters[waiter]
+            of_connection = self._by_connection[waiter.connection]
+            del of_connection[waiter]
+            if not of_connection:
+                del self._by_connection[waiter.connection]
             self._count -= 1

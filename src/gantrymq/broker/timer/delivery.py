@@ -6,6 +6,7 @@ A plain state machine that is told the time. Each step is short, however many me
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator
 from enum import Enum
 
@@ -143,34 +144,33 @@ class TimerDelivery:
         files = self._files
         slot_ms = files.next_ms
         assert slot_ms is not None, "a slot is due"
-        entries: list[TimerEntry] = []
+        #: Where the entries of messages are; a slot may have a million.
+        places = array("q")
         #: (topic, delete key), and those whose message was there. Java looks at no topic, so that who may send to one
         #: takes back messages of another.
         taken_back: set[tuple[str, str]] = set()
         met: set[tuple[str, str]] = set()
-        for number, entry in enumerate(files.chain(slot_ms), 1):
+        for number, (place, entry) in enumerate(files.chain(slot_ms), 1):
             if entry.is_delete:
                 taken_back |= self._taken_back(entry)
             else:
-                entries.append(entry)
+                places.append(place)
             if number % _ENTRIES == 0:
                 yield Step.MORE
-        while entries:
-            entry = entries[-1]
-            record = self._record(entry.physical_offset, entry.size)
-            if record is not None:
+        while places:
+            due = files.entry(places.pop())
+            if due is not None and (record := self._record(due.physical_offset, due.size)) is not None:
                 fields = decode_properties(record.properties)
                 topic = fields.get(names.REAL_TOPIC, "")
                 if keys := {(topic, key) for key in delete_keys(fields)} & taken_back:
                     met |= keys
                 else:
-                    rolled = bool(entry.magic & MAGIC_ROLL)
-                    while not self._put(record, fields, entry.write_time_ms, rolled=rolled):
+                    rolled = bool(due.magic & MAGIC_ROLL)
+                    while not self._put(record, fields, due.write_time_ms, rolled=rolled):
                         yield Step.BLOCKED
                     self._is_blocked = False
                     takes_back = names.TIMER_DEL_UNIQKEY in fields
                     self._metrics.add(topic, 1 if takes_back else -1, self._now_ms)
-            entries.pop()
             yield Step.MORE
         for topic, _ in taken_back - met:
             # It took nothing back, but was counted so.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.timer.timer import Timer
@@ -20,9 +20,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
-from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply, parse_address
+from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.config import SYNC_FLUSH
 
 _TAG = "_RECALL_TAG_"
@@ -69,8 +68,7 @@ class Recall:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(e)) from e
         store = self._appender.store
         queue, properties, code = self._timer.redirect(store.queue(topic, 0), properties, tags_code(_TAG.encode()))
-        born_host = encode_host(*parse_address(connection.address))
-        result = self._appender.append(queue, 0, 0, now_ms, born_host, 0, b"0", properties, code)
+        result = self._appender.append(queue, 0, 0, now_ms, born_host(connection), 0, b"0", properties, code)
         response = RemotingCommand.response(header=RecallMessageResponseHeader(msg_id=handle.unique_key))
         if self._config.store.flush_disk_type == SYNC_FLUSH:
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)

@@ -25,12 +25,13 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.producer_headers import CheckTransactionStateRequestHeader
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record, decode_records, encode_again
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
+from gantrymq.protocol.transaction_headers import CheckTransactionStateRequestHeader
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import GetStatus, PutResult
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,11 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.producer_headers import EndTransactionRequestHeader
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
-from gantrymq.protocol.transaction_headers import ResumeCheckHalfMessageRequestHeader
+from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from gantrymq.remoting.connection import Connection, Handler, Reply
 from gantrymq.store.consume_queue import ConsumeQueue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import typer
@@ -111,40 +112,28 @@ async def copy_user(
     return Output(names, [f"copy user of {name} from {broker} to {target} success." for name in names])
 
 
-@command(app, "createAcl", without_name_server=True)
-async def create_acl(
-    admin: AdminClient,
-    subject: Subject,
-    resources: Resources,
-    actions: Actions,
-    decision: AclDecision,
-    cluster: Cluster = None,
-    broker: Broker = None,
-    source_ips: SourceIps = "",
-) -> Output:
-    """Create acl to cluster."""
-    addresses = await _targets(admin, cluster, broker)
-    acl = acl_of(subject, _split(resources), _split(actions), _split(source_ips), decision)
-    await admin.create_acl(addresses, acl)
-    return _done("create acl", addresses)
+def _acl_command(name: str, what: str, change: Callable[[AdminClient, list[str], AclInfo], Awaitable[None]]) -> None:
+    async def change_acl(
+        admin: AdminClient,
+        subject: Subject,
+        resources: Resources,
+        actions: Actions,
+        decision: AclDecision,
+        cluster: Cluster = None,
+        broker: Broker = None,
+        source_ips: SourceIps = "",
+    ) -> Output:
+        addresses = await _targets(admin, cluster, broker)
+        acl = acl_of(subject, _split(resources), _split(actions), _split(source_ips), decision)
+        await change(admin, addresses, acl)
+        return _done(what, addresses)
+
+    change_acl.__doc__ = f"{what.capitalize()} to cluster."
+    command(app, name, without_name_server=True)(change_acl)
 
 
-@command(app, "updateAcl", without_name_server=True)
-async def update_acl(
-    admin: AdminClient,
-    subject: Subject,
-    resources: Resources,
-    actions: Actions,
-    decision: AclDecision,
-    cluster: Cluster = None,
-    broker: Broker = None,
-    source_ips: SourceIps = "",
-) -> Output:
-    """Update acl to cluster."""
-    addresses = await _targets(admin, cluster, broker)
-    acl = acl_of(subject, _split(resources), _split(actions), _split(source_ips), decision)
-    await admin.update_acl(addresses, acl)
-    return _done("update acl", addresses)
+_acl_command("createAcl", "create acl", AdminClient.create_acl)
+_acl_command("updateAcl", "update acl", AdminClient.update_acl)
 
 
 @command(app, "deleteAcl", without_name_server=True)

@@ -17,7 +17,7 @@ from gantrymq.errors import ClientError, GantryError, PartialFailure, RemotingEr
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import Header
+from gantrymq.protocol.header import Header
 from gantrymq.protocol.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RpcHook

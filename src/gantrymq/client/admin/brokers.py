@@ -9,9 +9,10 @@ from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import QueryConsumeQueueRequestHeader, ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.route import KVTable
 from gantrymq.protocol.stats_body import BrokerStatsData, QueryConsumeQueueResponseBody
+from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
 
 
 class AdminBrokers(AdminBase):

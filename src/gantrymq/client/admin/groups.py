@@ -12,16 +12,18 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.connection_body import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
 from gantrymq.protocol.consumer_bodies import ConsumerRunningInfo
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.group_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumeStatsInBrokerHeader,
-    GetConsumeStatsRequestHeader,
     GetProducerConnectionListRequestHeader,
     GroupRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
 )
 from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList, QueryConsumeTimeSpanBody, QueueTimeSpan
+from gantrymq.protocol.stats_headers import (
+    GetConsumeStatsInBrokerHeader,
+    GetConsumeStatsRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+)
 from gantrymq.protocol.subscription_group import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,

@@ -16,16 +16,13 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.consumer_bodies import ConsumeMessageDirectlyResult
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import (
-    ConsumeMessageDirectlyResultRequestHeader,
-    PullMessageRequestHeader,
-    QueryMessageRequestHeader,
-    ViewMessageRequestHeader,
-)
+from gantrymq.protocol.group_headers import ConsumeMessageDirectlyResultRequestHeader
 from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
+from gantrymq.protocol.query_headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 

@@ -9,7 +9,7 @@ from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.namesrv_headers import (
     AddWritePermResponseHeader,
     BrokerNameRequestHeader,
     GetKVConfigResponseHeader,

@@ -11,13 +11,13 @@ from gantrymq.client.admin.groups import AdminGroups
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.headers import (
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.offset_body import ResetOffsetBody
+from gantrymq.protocol.offset_headers import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     ResetOffsetRequestHeader,
 )
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import ResetOffsetBody
 from gantrymq.protocol.route import BrokerData
 
 #: A timestamp that stands for the end of a queue.

@@ -11,15 +11,15 @@ from gantrymq.client.admin.namesrv import AdminNamesrv
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.headers import (
-    DeleteTopicInNamesrvRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    TopicRequestHeader,
-)
 from gantrymq.protocol.offset_body import GroupList
 from gantrymq.protocol.route import TopicList
 from gantrymq.protocol.stats_body import TopicStatsTable
 from gantrymq.protocol.topic_config import TopicConfig, TopicConfigTable
+from gantrymq.protocol.topic_headers import (
+    DeleteTopicInNamesrvRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    TopicRequestHeader,
+)
 
 
 class _TopicConfigList(msgspec.Struct, rename="camel"):

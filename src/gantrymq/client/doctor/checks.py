@@ -11,7 +11,7 @@ from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, named
 from gantrymq.errors import BrokerError, ConnectFailed, ConnectionLost, GantryError, ProtocolError, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.remoting.connection import parse_address
+from gantrymq.remoting.address import parse_address
 
 #: A broker's clock may differ by so much without a word; it is seen to the second.
 CLOCK_TOLERANCE_S = 10.0

@@ -1,0 +1,52 @@
+"""What pulling and popping check alike (`PullMessageProcessor`, `PopMessageProcessor`); each in its own order.
+
+All raise RequestRefused.
+"""
+
+from __future__ import annotations
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import TopicTable
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.topic_config import PERM_READ, TopicConfig
+
+
+def check_broker(config: BrokerConfig, doing: str) -> None:
+    """`doing` is Java's word for the request."""
+    if not config.broker_permission & PERM_READ:
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] {doing} message is forbidden"
+        )
+
+
+def existing_topic(topics: TopicTable, name: str) -> TopicConfig:
+    topic = topics.get(name)
+    if topic is None:
+        raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    return topic
+
+
+def readable_topic(topics: TopicTable, name: str, doing: str) -> TopicConfig:
+    topic = existing_topic(topics, name)
+    if not topic.is_readable:
+        raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{name}] {doing} message is forbidden")
+    return topic
+
+
+def check_queue_id(topic: TopicConfig, queue_id: int, code: int = ResponseCode.INVALID_PARAMETER) -> None:
+    if not 0 <= queue_id < topic.read_queue_nums:
+        raise RequestRefused(
+            code,
+            f"queueId[{queue_id}] is illegal, topic:[{topic.topic_name}] topicConfig.readQueueNums:"
+            f"[{topic.read_queue_nums}]",
+        )
+
+
+def existing_group(groups: SubscriptionGroupTable, name: str) -> SubscriptionGroupConfig:
+    group = groups.get(name)
+    if group is None:
+        raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+    return group
