@@ -6,127 +6,21 @@ Each test reads both brokers back afterwards. A message may be there twice: a se
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numbered import TOPIC, Sends, restarted, send_numbered, stored, two_brokers
 
-from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.producer import Producer
-from gantrymq.errors import BrokerError, GantryError, RemotingError
-from gantrymq.protocol.headers import PullMessageRequestHeader
-from gantrymq.protocol.message import Message, MessageQueue, decode_messages
-from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.remoting.connection import parse_address
-from gantrymq.testing.processes import ProcessCluster, ServerProcess
+from gantrymq.remoting.address import parse_address
+from gantrymq.testing.processes import ProcessCluster
 
-#: Sends under way at a time.
-SENDERS = 32
-TOPIC = "numbered"
-QUEUES = 4
-
-Fault = Callable[[ProcessCluster, "Sends"], Awaitable[None]]
-
-
-class Sends:
-    """The numbers that were acknowledged, each with its broker; `failed` counts sends that were given up."""
-
-    def __init__(self) -> None:
-        self.acknowledged: dict[int, str] = {}
-        self.failed: Counter[str] = Counter()
-
-    async def reach(self, count: int) -> None:
-        while len(self.acknowledged) < count:
-            await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def two_brokers(directory: Path) -> AsyncIterator[ProcessCluster]:
-    cluster = ProcessCluster(directory, brokers=2)
-    await asyncio.to_thread(cluster.start)
-    try:
-        async with Producer(cluster.namesrv_addr, "makers") as producer:
-            for broker in cluster.brokers:
-                await producer.client.api.create_topic(broker.address, TopicConfig(TOPIC, QUEUES, QUEUES))
-            async with asyncio.timeout(20):
-                while len(await known_queues(producer)) < 2 * QUEUES:
-                    await producer.client.routes.refresh_all()
-                    await asyncio.sleep(0.01)
-        yield cluster
-    finally:
-        await asyncio.to_thread(cluster.stop)
-
-
-async def known_queues(producer: Producer) -> list[MessageQueue]:
-    try:
-        return list(await producer.queues(TOPIC))
-    except GantryError:
-        return []
-
-
-async def send_numbered(producer: Producer, count: int, sends: Sends) -> None:
-    numbers = iter(range(count))
-
-    async def sender() -> None:
-        for number in numbers:
-            while True:
-                try:
-                    result = await producer.send(Message(TOPIC, b"%d" % number), 3000)
-                except (RemotingError, BrokerError) as e:
-                    sends.failed[type(e).__name__] += 1
-                    continue
-                sends.acknowledged[number] = result.queue.broker_name
-                break
-
-    await asyncio.gather(*(sender() for _ in range(SENDERS)))
-
-
-async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]:
-    """How often each number is in the brokers."""
-    found: Counter[int] = Counter()
-    async with Producer(name_server, "readers") as reader:
-        for broker, queue_id in itertools.product(brokers, range(QUEUES)):
-            offset = 0
-            while True:
-                header = PullMessageRequestHeader(
-                    consumer_group="readers",
-                    topic=TOPIC,
-                    queue_id=queue_id,
-                    queue_offset=offset,
-                    max_msg_nums=1000,
-                    sys_flag=PULL_SUBSCRIPTION,
-                    commit_offset=0,
-                    suspend_timeout_millis=0,
-                    sub_version=0,
-                    subscription="*",
-                    expression_type="TAG",
-                )
-                result = await reader.client.api.pull(broker.address, header, 10_000)
-                if result.status is not PullStatus.FOUND:
-                    break
-                found.update(int(message.body) for message in decode_messages(result.body))
-                offset = result.next_begin_offset
-    return found
-
-
-# -- faults ---------------------------------------------------------------------------------------------------------
-
-
-def restarted(cluster: ProcessCluster, number: int) -> ServerProcess:
-    """A killed broker, started again where it was."""
-    properties = cluster._properties_of_broker(number)
-    properties["listenPort"] = str(parse_address(cluster.brokers[number].address)[1])
-    cluster.brokers[number].stop()
-    broker = cluster._start("broker", properties["brokerName"], properties)
-    broker.wait_until_ready(time.monotonic() + 30)
-    return broker
+Fault = Callable[[ProcessCluster, Sends], Coroutine[Any, Any, None]]
 
 
 async def broker_killed(cluster: ProcessCluster, sends: Sends) -> None:
@@ -166,7 +60,7 @@ async def test_no_acknowledged_message_is_lost(tmp_path: Path, fault: Fault) -> 
         sends = Sends()
         async with Producer(cluster.namesrv_addr, "numbers", try_timeout_ms=500) as producer:
             failing = asyncio.create_task(fault(cluster, sends))
-            await send_numbered(producer, count, sends)
+            await send_numbered(producer, range(count), sends)
             await failing
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert sends.acknowledged.keys() == set(range(count))
@@ -224,7 +118,7 @@ async def test_a_connection_that_swallows_everything(tmp_path: Path) -> None:
         ) as producer:
             (name,) = {queue.broker_name for queue in await producer.queues(TOPIC)} - {"broker-b"}
             producer.client.routes.all_brokers()[name][0] = proxy.address
-            sending = asyncio.create_task(send_numbered(producer, count, sends))
+            sending = asyncio.create_task(send_numbered(producer, range(count), sends))
             await sends.reach(count // 4)
             proxy.halted = True
             await sending

@@ -1,0 +1,118 @@
+"""Numbered messages to two brokers in processes of their own: sending them, and what the brokers have of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gantrymq.client.broker_api import PullStatus
+from gantrymq.client.producer import Producer
+from gantrymq.errors import BrokerError, GantryError, RemotingError
+from gantrymq.protocol.message import Message, MessageQueue, decode_messages
+from gantrymq.protocol.pull_headers import PullMessageRequestHeader
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
+from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.remoting.address import parse_address
+from gantrymq.testing.processes import ProcessCluster, ServerProcess
+
+#: Sends under way at a time.
+SENDERS = 32
+TOPIC = "numbered"
+QUEUES = 4
+
+
+class Sends:
+    """The numbers that were acknowledged, each with its broker; `failed` counts sends that were given up."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[int, str] = {}
+        self.failed: Counter[str] = Counter()
+
+    async def reach(self, count: int) -> None:
+        while len(self.acknowledged) < count:
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def two_brokers(directory: Path) -> AsyncIterator[ProcessCluster]:
+    cluster = ProcessCluster(directory, brokers=2)
+    await asyncio.to_thread(cluster.start)
+    try:
+        async with Producer(cluster.namesrv_addr, "makers") as producer:
+            for broker in cluster.brokers:
+                await producer.client.api.create_topic(broker.address, TopicConfig(TOPIC, QUEUES, QUEUES))
+            async with asyncio.timeout(20):
+                while len(await known_queues(producer)) < 2 * QUEUES:
+                    await producer.client.routes.refresh_all()
+                    await asyncio.sleep(0.01)
+        yield cluster
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+async def known_queues(producer: Producer) -> list[MessageQueue]:
+    try:
+        return list(await producer.queues(TOPIC))
+    except GantryError:
+        return []
+
+
+async def send_numbered(producer: Producer, numbers: Iterable[int], sends: Sends, timeout_ms: int = 3000) -> None:
+    """Sends each number until it is acknowledged."""
+    numbers = iter(numbers)
+
+    async def sender() -> None:
+        for number in numbers:
+            while True:
+                try:
+                    result = await producer.send(Message(TOPIC, b"%d" % number), timeout_ms)
+                except (RemotingError, BrokerError) as e:
+                    sends.failed[type(e).__name__] += 1
+                    continue
+                sends.acknowledged[number] = result.queue.broker_name
+                break
+
+    await asyncio.gather(*(sender() for _ in range(SENDERS)))
+
+
+async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]:
+    """How often each number is in the brokers."""
+    found: Counter[int] = Counter()
+    async with Producer(name_server, "readers") as reader:
+        for broker, queue_id in itertools.product(brokers, range(QUEUES)):
+            offset = 0
+            while True:
+                header = PullMessageRequestHeader(
+                    consumer_group="readers",
+                    topic=TOPIC,
+                    queue_id=queue_id,
+                    queue_offset=offset,
+                    max_msg_nums=1000,
+                    sys_flag=PULL_SUBSCRIPTION,
+                    commit_offset=0,
+                    suspend_timeout_millis=0,
+                    sub_version=0,
+                    subscription="*",
+                    expression_type="TAG",
+                )
+                result = await reader.client.api.pull(broker.address, header, 10_000)
+                if result.status is not PullStatus.FOUND:
+                    break
+                found.update(int(message.body) for message in decode_messages(result.body))
+                offset = result.next_begin_offset
+    return found
+
+
+def restarted(cluster: ProcessCluster, number: int, **changes: str) -> ServerProcess:
+    """A broker, stopped or killed, started again where it was; `changes` are of its configuration."""
+    properties = cluster._properties_of_broker(number) | changes
+    properties["listenPort"] = str(parse_address(cluster.brokers[number].address)[1])
+    cluster.brokers[number].stop()
+    broker = cluster._start("broker", properties["brokerName"], properties)
+    broker.wait_until_ready(time.monotonic() + 30)
+    return broker
