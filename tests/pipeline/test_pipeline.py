@@ -21,6 +21,7 @@ from gantrymq.protocol.message import Message
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
 from gantrymq.sync import SyncProducer
+from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ProcessCluster
 
 RUN_TIMEOUT_S = 240
@@ -92,6 +93,14 @@ def test_a_directory_that_is_no_project(tmp_path: Path) -> None:
     done = gantry(tmp_path, "run")
     assert done.returncode == 1
     assert f"{tmp_path} has no {SPEC}" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs gantrymq[spark]")
+async def test_a_topic_that_no_message_has_made_has_none() -> None:
+    from gantrymq.pipeline.run import messages_of
+
+    with EmbeddedCluster() as cluster:
+        assert await messages_of(cluster.name_server, "large-orders") == 0
 
 
 @needs_connect

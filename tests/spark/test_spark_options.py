@@ -53,6 +53,7 @@ def test_a_wrong_name_is_answered_with_a_right_one(name: str, hint: str) -> None
         ("consumergroup", "a b"),
         ("maxoffsetspertrigger", "0"),
         ("maxoffsetspertrigger", "many"),
+        ("maxbytespertrigger", "1g"),
         ("minpartitions", "-1"),
         ("failondataloss", "yes"),
         ("startingtimestamp", "2024-01-01"),
@@ -78,6 +79,8 @@ def test_options_of_the_other_kind() -> None:
         parse(True, endingoffsets="latest")
     with pytest.raises(ConfigError, match="batch"):
         parse(False, maxoffsetspertrigger="5")
+    with pytest.raises(ConfigError, match="batch"):
+        parse(False, maxbytespertrigger="5")
     with pytest.raises(ConfigError, match="exclude each other"):
         parse(startingoffsets="latest", startingtimestamp="5")
     with pytest.raises(ConfigError, match="topic"):

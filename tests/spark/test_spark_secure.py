@@ -1,15 +1,17 @@
-"""Reading from brokers that ask for keys, or for TLS."""
+"""Reading from brokers that ask for keys; reading and writing where there is TLS only."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
@@ -86,16 +88,25 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.fixture
+async def tls_only(certificate: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a NameServer that, like its broker, takes TLS connections only."""
     cert, key = certificate
+    tls: dict[str, Any] = {
+        "tls_server_mode": TlsMode.ENFORCING,
+        "tls_server_cert_path": cert,
+        "tls_server_key_path": key,
+        "tls_enable": True,
+        "tls_client_auth_server": True,
+        "tls_client_trust_cert_path": cert,
+    }
     name_server = NameServer(
         NamesrvConfig(
             bind_address="127.0.0.1",
             listen_port=0,
             kv_config_path=tmp_path / "kv.json",
             config_store_path=tmp_path / "namesrv.properties",
-            tls_server_cert_path=cert,
-            tls_server_key_path=key,
+            **tls,
         )
     )
     await name_server.start()
@@ -105,21 +116,35 @@ async def test_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:
             broker_ip1="127.0.0.1",
             listen_port=0,
             namesrv_addr=[name_server.address],
-            tls_server_mode=TlsMode.PERMISSIVE,
-            tls_server_cert_path=cert,
-            tls_server_key_path=key,
             store=StoreConfig(store_path_root_dir=tmp_path / "store", mapped_file_size_commit_log=16 * 1024 * 1024),
+            **tls,
         )
     )
     await broker.start()
-    try:
-        async with Producer(name_server.address, "senders", default_topic_queue_nums=1) as producer:
-            await producer.send(Message("kept", b"secret"))
-        tls = {"tls.enable": "true", "tls.client.authserver": "true", "tls.client.trustcertpath": str(cert)}
-        assert await asyncio.to_thread(bodies, name_server.address, **tls) == [b"secret"]
-        # Only the certificate is missing: what is checked is who signed the server's.
-        with pytest.raises(ConnectFailed, match="certificate"):
-            await asyncio.to_thread(bodies, name_server.address, **(tls | {"tls.client.trustcertpath": ""}))
-    finally:
-        await broker.stop()
-        await name_server.stop()
+    yield name_server.address
+    await broker.stop()
+    await name_server.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("transactional", ["false", "true"])
+async def test_tls(spark: SparkSession, tls_only: str, certificate: tuple[Path, Path], transactional: str) -> None:
+    tls = {"tls.enable": "true", "tls.client.authServer": "true", "tls.client.trustCertPath": str(certificate[0])}
+    rows = [(f"key-{n}", f"body-{n}") for n in range(50)]
+
+    def write(**options: str) -> None:
+        df = spark.createDataFrame(rows, "keys string, body string")
+        target = df.write.format("rocketmq").options(nameServer=tls_only, topic="kept", retryTimeoutMs="0", **options)
+        target.mode("append").save()
+
+    def read() -> list[tuple[str, str]]:
+        source = spark.read.format("rocketmq").options(nameServer=tls_only, subscribe="kept", **tls)
+        return sorted((row.keys, bytes(row.body).decode()) for row in source.load().select("keys", "body").collect())
+
+    with pytest.raises(Exception, match="closed before the answer"):
+        await asyncio.to_thread(write)
+    await asyncio.to_thread(lambda: write(**tls, transactional=transactional))
+    assert await asyncio.to_thread(read) == sorted(rows)
+    # Only the certificate is missing: what is checked is who signed the server's.
+    with pytest.raises(ConnectFailed, match="certificate"):
+        await asyncio.to_thread(lambda: bodies(tls_only, **{n: v for n, v in tls.items() if "trust" not in n}))

@@ -68,7 +68,7 @@ def run_project(directory: Path, name_server: str | None, master: str | None, te
         finally:
             spark.stop()
         if topic := settings.get(RESULT_TOPIC):
-            tell(f"{topic} has {asyncio.run(_messages(name_server, topic))} messages")
+            tell(f"{topic} has {asyncio.run(messages_of(name_server, topic))} messages")
 
 
 def _local_settings(directory: Path) -> dict[str, str]:
@@ -121,12 +121,8 @@ def _follow(results: Iterator[dict[str, Any]], tell: Callable[[str], None]) -> N
 
 async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
     """Sends the lines while the topic is empty; how many."""
-    try:
-        if await _messages(name_server, topic):
-            return 0
-    except NoRouteInfo:
-        # The first message makes it.
-        pass
+    if await messages_of(name_server, topic):
+        return 0
     messages = [Message(topic, line.encode()) for line in lines if line]
     async with Producer(name_server, "gantry-pipeline") as producer:
         for start in range(0, len(messages), SEND_AT_ONCE):
@@ -134,8 +130,12 @@ async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
     return len(messages)
 
 
-async def _messages(name_server: str, topic: str) -> int:
-    """How many messages `topic` has. Raises NoRouteInfo."""
+async def messages_of(name_server: str, topic: str) -> int:
+    """How many messages `topic` has."""
     async with AdminClient(name_server) as admin:
-        stats = await admin.topic_stats(topic)
+        try:
+            stats = await admin.topic_stats(topic)
+        except NoRouteInfo:
+            # The first message makes it.
+            return 0
         return sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values())

@@ -17,7 +17,7 @@ from gantrymq.errors import ConfigError
 from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
-from gantrymq.remoting.connection import parse_address
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary, parse_queues, parse_times
 from gantrymq.spark.security import Security
@@ -58,6 +58,7 @@ READ_OPTIONS = (
     "sql92",
     "consumerGroup",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "minPartitions",
     "failOnDataLoss",
     "deduplicate",
@@ -68,7 +69,7 @@ READ_OPTIONS = (
 WRITE_OPTIONS = (*_BOTH, "topic", "transactional", "transactionTimeoutMs", *_SECURITY)
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,6 +92,9 @@ class ReadOptions:
     consumerGroup           streaming: where the query has got to is committed for this group after each batch, so that
                             brokers show its lag. Where a query starts is never taken from it but from the checkpoint
     maxOffsetsPerTrigger    streaming: at most so many messages a batch, shared out by what each queue has
+    maxBytesPerTrigger      streaming: at most about so many bytes a batch, of messages as they are stored, also of
+                            those that a filter leaves out; estimated from samples (`sizes`). Where both are given both
+                            hold
     minPartitions           at least so many partitions, by splitting large queues, and no fewer than one a queue;
                             without it queues with few messages share partitions
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
@@ -118,6 +122,7 @@ class ReadOptions:
     sql92: str | None = None
     consumer_group: str | None = None
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     deduplicate: bool = False
@@ -155,6 +160,7 @@ class ReadOptions:
             values.get("sql92"),
             group,
             values.number("maxOffsetsPerTrigger", None, 1),
+            values.number("maxBytesPerTrigger", None, 1),
             values.number("minPartitions", None, 1),
             values.flag("failOnDataLoss", True),
             values.flag("deduplicate", False),

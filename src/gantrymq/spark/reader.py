@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from gantrymq.errors import ClientError
 from gantrymq.protocol.heartbeat import SubscriptionData
@@ -29,6 +35,7 @@ from gantrymq.spark.planning import (
     plan_partitions,
 )
 from gantrymq.spark.rows import read_ranges
+from gantrymq.spark.sizes import estimate_size, limit_bytes
 
 #: In the offset of a micro-batch: where queues start that the offset before it doesn't have, or has by chance only.
 #: `latest` is another place when a first batch that failed is planned again after a restart, and what lies between
@@ -110,8 +117,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        # Spark takes one limit: where there are two it knows of the first, and `latestOffset` keeps both.
+        if (most_rows := self._options.max_offsets_per_trigger) is not None:
+            return ReadMaxRows(most_rows)
+        most_bytes = self._options.max_bytes_per_trigger
+        return ReadAllAvailable() if most_bytes is None else ReadMaxBytes(most_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ask(lambda cluster: latest_offsets(cluster, self._options))
@@ -134,6 +144,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = known | new
         if isinstance(limit, ReadMaxRows):
             ends = limit_rows(starts, ends, limit.max_rows)
+        if not isinstance(limit, ReadAllAvailable):
+            ends = self._limit_bytes(starts, ends)
         if ends == known:
             return start
         offset: dict[str, Any] = to_json(ends)
@@ -163,6 +175,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._connections is not None:
             self._connections.close()
             self._connections = None
+
+    def _limit_bytes(self, starts: Offsets, ends: Offsets) -> Offsets:
+        most, group = self._options.max_bytes_per_trigger, self._options.pull_group
+        if most is None:
+            return ends
+        return self._ask(
+            lambda cluster: limit_bytes(starts, ends, most, lambda ranges: estimate_size(cluster, group, ranges))
+        )
 
     def _commit(self, offsets: Offsets) -> None:
         group = self._options.consumer_group

@@ -1,0 +1,115 @@
+"""What docs/spark.md says about clusters, run: its commands, an environment to ship, and the processes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyspark
+
+from gantrymq.spark.session import java_home
+
+ROOT = Path(__file__).parent.parent.parent
+SPARK_HOME = Path(pyspark.__file__).parent
+START_S = 120
+END_S = 20
+#: Where it stands in the documented commands.
+PROGRAM = "lake_ingest.py --topic orders ..."
+
+
+def documented_command(heading: str, replaced: Mapping[str, str]) -> str:
+    """The shell's lines under `**heading.**`, from the first `export` on; each of `replaced` must be there."""
+    section = (ROOT / "docs" / "spark.md").read_text().split(f"**{heading}.**")[1].split("**")[0]
+    block = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
+    command = block[block.index("export ") :]
+    for old, new in replaced.items():
+        assert old in command, f"{old} is not in: {command}"
+        command = command.replace(old, new)
+    return command
+
+
+def lake_ingest(name_server: str, topic: str, directory: Path) -> str:
+    """The program of the documented commands, with its arguments; the table is `directory`/table."""
+    program = ROOT / "examples" / "pipelines" / "lake_ingest.py"
+    where = f"--out {directory / 'table'} --checkpoint {directory / 'checkpoint'}"
+    return f"{program} --name-server {name_server} --topic {topic} {where} --once"
+
+
+def pack_environment(directory: Path) -> None:
+    """`directory`/environment and environment.tar.gz, as venv and venv-pack make them; the packages in it are those of
+    this process."""
+    home = directory / "environment"
+    venv.create(home, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "these.pth").write_text("".join(f"{path}\n" for path in (sysconfig.get_path("purelib"), ROOT / "src")))
+    for script in ("bin/spark-submit", "bin/find-spark-home", "find_spark_home.py"):
+        (home / "bin" / Path(script).name).symlink_to(SPARK_HOME / script)
+    with tarfile.open(directory / "environment.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The variables of a user's shell: none of Spark's, which a session in this process may have set."""
+    of_spark = ("SPARK_", "PYSPARK_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(of_spark)}
+    return own | {"JAVA_HOME": str(java_home()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], ready: str, log: Path, variables: Mapping[str, str]
+) -> Iterator[re.Match[str]]:
+    """A process, ended with what it has started; yields what the regular expression `ready` finds in its log."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while (found := re.search(ready, log.read_text())) is None:
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.05)
+        yield found
+    finally:
+        _end(process)
+
+
+def run(command: Sequence[str | Path], directory: Path, variables: Mapping[str, str], timeout_s: float) -> str:
+    """What the command prints; it must succeed."""
+    log = directory / "command.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=directory, env=variables, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = None
+        _end(process)
+    printed = log.read_text()
+    assert code == 0, f"{code or 'not ended'}: {printed[-6000:]}"
+    return printed
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order, so that it ends executors and containers, which have sessions of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+
+
+def gantry(*arguments: str) -> list[str | Path]:
+    return [sys.executable, "-m", "gantrymq.cli", *arguments]

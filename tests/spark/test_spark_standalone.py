@@ -1,0 +1,107 @@
+"""On a standalone cluster, a master and a worker from PySpark's own jars: the commands of docs/spark.md."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from cluster_support import (
+    PROGRAM,
+    SPARK_HOME,
+    documented_command,
+    environment,
+    gantry,
+    lake_ingest,
+    pack_environment,
+    run,
+    started,
+)
+from spark_support import send_numbers
+
+from gantrymq.client.producer import Producer
+from gantrymq.pipeline.project import create_project
+from gantrymq.protocol.message import Message
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+RUN_S = 180
+#: What an administrator configures: the machines are small, and tables outlive a session.
+DEFAULTS = """
+spark.ui.enabled false
+spark.driver.host 127.0.0.1
+spark.executor.memory 512m
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -Dderby.stream.error.file={directory}/derby.log
+spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1
+spark.sql.catalogImplementation hive
+spark.sql.warehouse.dir file://{directory}/warehouse
+spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={directory}/names;create=true
+"""
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("standalone")
+
+
+@pytest.fixture(scope="module")
+def variables(directory: Path) -> dict[str, str]:
+    (directory / "conf").mkdir()
+    (directory / "conf" / "spark-defaults.conf").write_text(DEFAULTS.format(directory=directory))
+    return environment(SPARK_CONF_DIR=str(directory / "conf"))
+
+
+@pytest.fixture(scope="module")
+def master(directory: Path, variables: dict[str, str]) -> Iterator[str]:
+    """The master's URL."""
+    spark_class = SPARK_HOME / "bin" / "spark-class"
+    address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        command = [spark_class, "org.apache.spark.deploy.master.Master", *address]
+        found = stack.enter_context(started(command, r"spark://127\.0\.0\.1:\d+", directory / "master.log", variables))
+        size = ["--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work")]
+        command = [spark_class, "org.apache.spark.deploy.worker.Worker", *address, *size, found.group()]
+        stack.enter_context(started(command, "Successfully registered", directory / "worker.log", variables))
+        yield found.group()
+
+
+def test_the_documented_command(
+    cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(500))
+    pack_environment(tmp_path)
+    program = lake_ingest(cluster.name_server, topic, tmp_path)
+    command = documented_command("Standalone", {"spark://spark1:7077": master, PROGRAM: program})
+    run(["bash", "-ec", command], tmp_path, variables, RUN_S)
+    bodies = pq.read_table(tmp_path / "table", columns=["body"]).column("body").to_pylist()
+    assert sorted(map(int, bodies)) == list(range(500))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio")
+def test_a_pipeline(
+    cluster: EmbeddedCluster, master: str, variables: dict[str, str], directory: Path, tmp_path: Path
+) -> None:
+    project = create_project(tmp_path / "shop")
+    command = gantry("pipeline", "run", "--name-server", cluster.name_server, "--master", master)
+    for number, quantity in enumerate((1, 2, 1000)):
+        send_order(cluster, f"order-{number}", quantity)
+    assert "large-orders has 1 messages" in run(command, project, variables, RUN_S)
+    assert pq.read_table(directory / "warehouse" / "silver_orders").num_rows == 3
+
+
+def send_order(cluster: EmbeddedCluster, name: str, quantity: int) -> None:
+    order = {"id": name, "customer": "c", "item": "tea", "quantity": quantity, "price_cents": 450}
+
+    async def send() -> None:
+        async with Producer(cluster.name_server, "orders") as producer:
+            await producer.send(Message("orders", json.dumps(order).encode()))
+
+    asyncio.run(send())
