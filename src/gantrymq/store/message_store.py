@@ -9,20 +9,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Set
-from struct import Struct
 from struct import error as StructError
 from time import time
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import FIXED_SIZE_V4, Record, encode_record
+from gantrymq.protocol.record import Record, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.cleaner import Cleaner
+from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
@@ -35,18 +35,10 @@ from gantrymq.store.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
-#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
-_MAX_PULL_BYTES = 128 * 1024 * 1024
-_LEAST_PULL_BYTES = 100
 _NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
 _IPV4_HOST_LENGTH = 8
 
 _pack_unit_into = UNIT.pack_into
-#: A record's size, queue offset and physical offset.
-_unpack_place = Struct(">i16xqq").unpack_from
-_unpack_offset = Struct(">q").unpack_from
-
-
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
 
@@ -294,115 +286,12 @@ class MessageStore:
             wanted = min(max_messages, config.max_transfer_count_on_message_in_memory)
             units = queue.units(offset, max(config.max_filter_message_size // UNIT_SIZE, wanted, 1))
             if units:
-                self._collect(result, units, max_messages, max_bytes, accepts, matches)
+                in_memory_from = self._log.position - self.in_memory_bytes
+                collect(result, units, self._log, in_memory_from, config, max_messages, max_bytes, accepts, matches)
             else:
                 result.status = GetStatus.OFFSET_FOUND_NULL
                 result.next_begin_offset = queue.next_file_offset(offset)
         return result
-
-    def _collect(
-        self,
-        result: GetResult,
-        units: bytes,
-        max_messages: int,
-        max_bytes: int,
-        accepts: Callable[[int], bool] | None,
-        matches: Callable[[memoryview], bool] | None,
-    ) -> None:
-        """Puts the records of the units into the result; those that lie side by side in the log become one buffer."""
-        config, log = self.config, self._log
-        max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
-        in_memory_from = log.position - self.in_memory_bytes
-        log_end = log.position
-        on_disk = True
-        most = min(max_messages, config.max_transfer_count_on_message_in_disk)
-        most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
-        buffers = result.buffers
-        offset = result.next_begin_offset
-        count = total = 0
-        view: memoryview | None = None
-        base = view_size = 0
-        # Of the records not yet in a buffer: they stand in `view` from start to end.
-        start = end = 0
-        physical_offset, size, _ = UNIT.unpack_from(units)
-        if (
-            accepts is None
-            and matches is None
-            and physical_offset >= in_memory_from
-            and len(units) > UNIT_SIZE
-            and _unpack_offset(units, UNIT_SIZE) == (physical_offset + size,)
-            and (found := log.view_at(physical_offset)) is not None
-        ):
-            most = min(max_messages, config.max_transfer_count_on_message_in_memory)
-            limit = min(physical_offset + min(max_bytes, config.max_transfer_bytes_on_message_in_memory), log_end)
-            count, total = _side_by_side(units[: most * UNIT_SIZE], offset, *found, limit)
-            if count:
-                view, base = found
-                view_size = len(view)
-                start = physical_offset - base
-                end = start + total
-                offset += count
-                units = units[count * UNIT_SIZE :] if count < most else b""
-        for physical_offset, size, tags_code in UNIT.iter_unpack(units):
-            if on_disk and physical_offset >= in_memory_from:
-                # So are all that follow.
-                on_disk = False
-                most = min(max_messages, config.max_transfer_count_on_message_in_memory)
-                most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
-            if (count >= most or total + size > most_bytes) and count:
-                break
-            offset += 1
-            if accepts is not None and not accepts(tags_code):
-                if not count:
-                    result.status = GetStatus.NO_MATCHED_MESSAGE
-                continue
-            at = physical_offset - base
-            if view is None or not 0 <= at < view_size:
-                if end > start and view is not None:
-                    buffers.append(view[start:end])
-                start = end = 0
-                found = log.view_at(physical_offset)
-                if found is None:
-                    view = None
-                    if not count:
-                        result.status = GetStatus.MESSAGE_WAS_REMOVING
-                    continue
-                view, base = found
-                view_size = len(view)
-                at = physical_offset - base
-            # Whether the unit points to the right record: damaged units mustn't serve another message.
-            if (
-                size < FIXED_SIZE_V4
-                or at + size > view_size
-                or physical_offset + size > log_end
-                or _unpack_place(view, at) != (size, offset - 1, physical_offset)
-            ):
-                if size != FILLER_SIZE:
-                    logger.warning(
-                        "queue offset %d points to no record of this queue, at %d", offset - 1, physical_offset
-                    )
-                if not count:
-                    result.status = GetStatus.MESSAGE_WAS_REMOVING
-                continue
-            if matches is not None and not matches(view[at : at + size]):
-                if not count:
-                    result.status = GetStatus.NO_MATCHED_MESSAGE
-                continue
-            if at != end:
-                if end > start:
-                    buffers.append(view[start:end])
-                start = at
-            end = at + size
-            count += 1
-            total += size
-        if end > start and view is not None:
-            buffers.append(view[start:end])
-        if count:
-            result.status = GetStatus.FOUND
-        result.next_begin_offset = offset
-        result.message_count = count
-        result.size = total
-        result.suggest_pulling_from_slave = physical_offset < in_memory_from
 
     def read_record(self, physical_offset: int) -> Record:
         """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
@@ -476,26 +365,3 @@ class MessageStore:
     def flushed_offset(self) -> int:
         """All before it is on the disk."""
         return self._log.flushed
-
-
-def _side_by_side(units: bytes, offset: int, view: memoryview, base: int, limit: int) -> tuple[int, int]:
-    """(count, bytes): of the first units whose records stand in `view` one behind the other and end before `limit`.
-
-    Only the first and the last record are looked at, and if they are other ones the count is 0: a damaged unit between
-    them doesn't fit to both of its neighbours. `offset` is the first unit's, the view begins at `base` of the log.
-    """
-    (begin,) = _unpack_offset(units) if units else (0,)
-    limit = min(limit, base + len(view))
-    end = begin
-    count = 0
-    for place, size, _ in UNIT.iter_unpack(units):
-        following = end + size
-        if place != end or not end < following <= limit:
-            break
-        end = following
-        count += 1
-    for n in {0, count - 1} if count else ():
-        place, size, _ = UNIT.unpack_from(units, n * UNIT_SIZE)
-        if size < FIXED_SIZE_V4 or _unpack_place(view, place - base) != (size, offset + n, place):
-            return 0, 0
-    return count, end - begin

@@ -1,0 +1,148 @@
+"""From units of a queue to the records that a pull is answered with: slices of the mapped log (`getMessage`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+from struct import Struct
+
+from gantrymq.protocol.record import FIXED_SIZE_V4
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.store.get_result import GetResult, GetStatus
+
+logger = logging.getLogger(__name__)
+
+#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
+_MAX_PULL_BYTES = 128 * 1024 * 1024
+_LEAST_PULL_BYTES = 100
+
+#: A record's size, queue offset and physical offset.
+_unpack_place = Struct(">i16xqq").unpack_from
+
+
+def collect(
+    result: GetResult,
+    units: bytes,
+    log: CommitLog,
+    in_memory_from: int,
+    config: StoreConfig,
+    max_messages: int,
+    max_bytes: int,
+    accepts: Callable[[int], bool] | None,
+    matches: Callable[[memoryview], bool] | None,
+) -> None:
+    """Puts the records of the units into the result; those that lie side by side in the log become one buffer.
+
+    The result's `next_begin_offset` is the first unit's. What begins before `in_memory_from` counts as on the disk.
+    `accepts(tags_code)` and `matches(record)` say which records are wanted; None takes all.
+    """
+    max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
+    log_end = log.position
+    on_disk = True
+    most = min(max_messages, config.max_transfer_count_on_message_in_disk)
+    most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
+    buffers = result.buffers
+    offset = result.next_begin_offset
+    count = total = 0
+    view: memoryview | None = None
+    base = view_size = 0
+    # Of the records not yet in a buffer: they stand in `view` from start to end.
+    start = end = 0
+    physical_offset = 0
+    first_offset, plain = offset, accepts is None and matches is None
+    following = UNIT.iter_unpack(units)
+    for physical_offset, size, tags_code in following:
+        if on_disk and physical_offset >= in_memory_from:
+            # So are all that follow.
+            on_disk = False
+            most = min(max_messages, config.max_transfer_count_on_message_in_memory)
+            most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
+        if (count >= most or total + size > most_bytes) and count:
+            break
+        offset += 1
+        if accepts is not None and not accepts(tags_code):
+            if not count:
+                result.status = GetStatus.NO_MATCHED_MESSAGE
+            continue
+        at = physical_offset - base
+        if view is None or not 0 <= at < view_size:
+            if end > start and view is not None:
+                buffers.append(view[start:end])
+            start = end = 0
+            found = log.view_at(physical_offset)
+            if found is None:
+                view = None
+                if not count:
+                    result.status = GetStatus.MESSAGE_WAS_REMOVING
+                continue
+            view, base = found
+            view_size = len(view)
+            at = physical_offset - base
+        # Whether the unit points to the right record: damaged units mustn't serve another message.
+        if (
+            size < FIXED_SIZE_V4
+            or at + size > view_size
+            or physical_offset + size > log_end
+            or _unpack_place(view, at) != (size, offset - 1, physical_offset)
+        ):
+            if size != FILLER_SIZE:
+                logger.warning("queue offset %d points to no record of this queue, at %d", offset - 1, physical_offset)
+            if not count:
+                result.status = GetStatus.MESSAGE_WAS_REMOVING
+            continue
+        if matches is not None and not matches(view[at : at + size]):
+            if not count:
+                result.status = GetStatus.NO_MATCHED_MESSAGE
+            continue
+        count += 1
+        total += size
+        if at == end and plain:
+            # Side by side with the one before; more of them are taken in one step.
+            ahead = memoryview(units)[UNIT_SIZE * (offset - first_offset) :][: UNIT_SIZE * max(0, most - count)]
+            limit = min(physical_offset + size + most_bytes - total, in_memory_from if on_disk else log_end)
+            more, end = _side_by_side(ahead, offset, view, base, at + size, limit - base)
+            offset += more
+            count += more
+            total += end - at - size
+            next(islice(following, more, more), None)
+            continue
+        if at != end:
+            if end > start:
+                buffers.append(view[start:end])
+            start = at
+        end = at + size
+    if end > start and view is not None:
+        buffers.append(view[start:end])
+    if count:
+        result.status = GetStatus.FOUND
+    result.next_begin_offset = offset
+    result.message_count = count
+    result.size = total
+    result.suggest_pulling_from_slave = physical_offset < in_memory_from
+
+
+def _side_by_side(
+    units: memoryview, offset: int, view: memoryview, base: int, start: int, limit: int
+) -> tuple[int, int]:
+    """(count, end): of the first units whose records stand in `view` one behind the other, from `start` up to `limit`.
+
+    Only the first and the last record are looked at, and if they are other ones the count is 0: a damaged unit between
+    them doesn't fit to both of its neighbours. `offset` is the first unit's, the view begins at `base` of the log.
+    """
+    place = base + start
+    limit = base + min(limit, len(view))
+    count = 0
+    for physical_offset, size, _ in UNIT.iter_unpack(units):
+        end = place + size
+        if physical_offset != place or not place < end <= limit:
+            break
+        place = end
+        count += 1
+    for n in {0, count - 1} if count else ():
+        physical_offset, size, _ = UNIT.unpack_from(units, n * UNIT_SIZE)
+        if size < FIXED_SIZE_V4 or _unpack_place(view, physical_offset - base) != (size, offset + n, physical_offset):
+            return 0, start
+    return count, place - base
