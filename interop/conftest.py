@@ -63,5 +63,5 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", request.node.name).strip("_")[:100]
+    """A topic of the test's own: tests of several files have the same name."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", f"{request.path.stem}_{request.node.name}").strip("_")[:120]
