@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
+from systems import settled_cpu_seconds
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producer import Producer
@@ -81,7 +82,8 @@ def main() -> None:
             deadline = args.began + 60 * args.minutes * number / len(args.sizes)
             topic = f"bench-{size}"
             asyncio.run(fill(cluster, topic, QUEUES, args.rows, size))
-            wait_until_idle(cluster.brokers[0].pid)
+            # It indexes keys after it has stored.
+            settled_cpu_seconds(cluster.brokers[0].pid, "GantryMQ")
             sources = [
                 Source("ready-made", ready_made(spark, args.rows, size)),
                 Source("rocketmq", rocketmq(spark, cluster, topic), cluster.brokers[0].pid),
@@ -151,14 +153,6 @@ def cpu_s(jvm: int, broker: int | None) -> tuple[float, float, float]:
     of_python = of_its_children + sum(sum(stats[pid][1:]) for pid in below - {jvm})
     ticks = (of_jvm, of_python, sum(stats[broker][1:3]) if broker else 0)
     return tuple(t / _TICKS_PER_S for t in ticks)  # type: ignore[return-value]
-
-
-def wait_until_idle(pid: int) -> None:
-    """Until a process used hardly any processor time for half a second: a broker indexes keys after it has stored."""
-    used = 0.0
-    while (now := sum(_stat(Path(f"/proc/{pid}"))[1:3]) / _TICKS_PER_S) - used > 0.02:
-        used = now
-        time.sleep(0.5)
 
 
 def _stat(process: Path) -> list[int]:

@@ -84,15 +84,7 @@ class Cluster:
 
     def settled_cpu_seconds(self) -> float:
         """The same, once the broker has done what it had put off. Raises RuntimeError."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-        before = self.cpu_seconds()
-        while time.monotonic() < deadline:
-            time.sleep(_SETTLE_WINDOW_S)
-            now = self.cpu_seconds()
-            if now - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
-                return now
-            before = now
-        raise RuntimeError(f"{self.system.name}'s broker is still busy {_SETTLE_TIMEOUT_S} s after the load")
+        return settled_cpu_seconds(self.broker.process.pid, self.system.name)
 
 
 @contextmanager
@@ -110,6 +102,19 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of a process with all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def settled_cpu_seconds(pid: int, name: str) -> float:
+    """The same of a broker, once it has done what it had put off. Raises RuntimeError with the `name` of its system."""
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    before = cpu_seconds(pid)
+    while time.monotonic() < deadline:
+        time.sleep(_SETTLE_WINDOW_S)
+        now = cpu_seconds(pid)
+        if now - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
+            return now
+        before = now
+    raise RuntimeError(f"{name}'s broker is still busy {_SETTLE_TIMEOUT_S} s after the load")
 
 
 def resident_mib(pid: int) -> float:
