@@ -97,23 +97,25 @@ def collect(
             if not count:
                 result.status = GetStatus.NO_MATCHED_MESSAGE
             continue
-        count += 1
-        total += size
-        if at == end and plain:
-            # Side by side with the one before; more of them are taken in one step.
-            ahead = memoryview(units)[UNIT_SIZE * (offset - first_offset) :][: UNIT_SIZE * max(0, most - count)]
-            limit = min(physical_offset + size + most_bytes - total, in_memory_from if on_disk else log_end)
-            more, end = _side_by_side(ahead, offset, view, base, at + size, limit - base)
-            offset += more
-            count += more
-            total += end - at - size
-            next(islice(following, more, more), None)
-            continue
-        if at != end:
+        is_next = at == end
+        if not is_next:
             if end > start:
                 buffers.append(view[start:end])
             start = at
         end = at + size
+        count += 1
+        total += size
+        if is_next and plain:
+            # Side by side with the one before; more of them are taken in one step.
+            ahead = memoryview(units)[UNIT_SIZE * (offset - first_offset) :][: UNIT_SIZE * max(0, most - count)]
+            begin = physical_offset + size
+            limit = min(begin + most_bytes - total, in_memory_from if on_disk else log_end)
+            more, more_bytes = _side_by_side(ahead, offset, view, base, begin, limit)
+            offset += more
+            count += more
+            total += more_bytes
+            end += more_bytes
+            next(islice(following, more, more), None)
     if end > start and view is not None:
         buffers.append(view[start:end])
     if count:
@@ -125,24 +127,24 @@ def collect(
 
 
 def _side_by_side(
-    units: memoryview, offset: int, view: memoryview, base: int, start: int, limit: int
+    units: memoryview, offset: int, view: memoryview, base: int, begin: int, limit: int
 ) -> tuple[int, int]:
-    """(count, end): of the first units whose records stand in `view` one behind the other, from `start` up to `limit`.
+    """(count, bytes) of the first units whose records stand one behind the other from `begin` to at most `limit`.
 
     Only the first and the last record are looked at, and if they are other ones the count is 0: a damaged unit between
-    them doesn't fit to both of its neighbours. `offset` is the first unit's, the view begins at `base` of the log.
+    them doesn't fit to both of its neighbours. `offset` is the first unit's; `view` begins at `base` of the log.
     """
-    place = base + start
-    limit = base + min(limit, len(view))
+    limit = min(limit, base + len(view))
+    end = begin
     count = 0
     for physical_offset, size, _ in UNIT.iter_unpack(units):
-        end = place + size
-        if physical_offset != place or not place < end <= limit:
+        following = end + size
+        if physical_offset != end or not end < following <= limit:
             break
-        place = end
+        end = following
         count += 1
     for n in {0, count - 1} if count else ():
         physical_offset, size, _ = UNIT.unpack_from(units, n * UNIT_SIZE)
         if size < FIXED_SIZE_V4 or _unpack_place(view, physical_offset - base) != (size, offset + n, physical_offset):
-            return 0, start
-    return count, place - base
+            return 0, 0
+    return count, end - begin
