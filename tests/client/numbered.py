@@ -14,8 +14,6 @@ from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.producer import Producer
 from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.protocol.message import Message, MessageQueue, decode_messages
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
-from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.address import parse_address
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
@@ -87,20 +85,9 @@ async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]
         for broker, queue_id in itertools.product(brokers, range(QUEUES)):
             offset = 0
             while True:
-                header = PullMessageRequestHeader(
-                    consumer_group="readers",
-                    topic=TOPIC,
-                    queue_id=queue_id,
-                    queue_offset=offset,
-                    max_msg_nums=1000,
-                    sys_flag=PULL_SUBSCRIPTION,
-                    commit_offset=0,
-                    suspend_timeout_millis=0,
-                    sub_version=0,
-                    subscription="*",
-                    expression_type="TAG",
-                )
-                result = await reader.client.api.pull(broker.address, header, 10_000)
+                queue = MessageQueue(TOPIC, broker.name, queue_id)
+                api = reader.client.api
+                result = await api.pull_at_once(broker.address, queue, offset, 1000, "readers", timeout_ms=10_000)
                 if result.status is not PullStatus.FOUND:
                     break
                 found.update(int(message.body) for message in decode_messages(result.body))

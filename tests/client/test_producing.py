@@ -12,8 +12,6 @@ from gantrymq.client.queue_selector import select_by_hash
 from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_messages
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
-from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 
 
 async def stored(producer: Producer, queue: MessageQueue, offset: int, count: int = 32) -> list[MessageExt]:
@@ -22,20 +20,7 @@ async def stored(producer: Producer, queue: MessageQueue, offset: int, count: in
     assert address is not None
     async with asyncio.timeout(10):
         while True:
-            header = PullMessageRequestHeader(
-                consumer_group="readers",
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=offset,
-                max_msg_nums=32,
-                sys_flag=PULL_SUBSCRIPTION,
-                commit_offset=0,
-                suspend_timeout_millis=0,
-                sub_version=0,
-                subscription="*",
-                expression_type="TAG",
-            )
-            result = await producer.client.api.pull(address, header, 3000)
+            result = await producer.client.api.pull_at_once(address, queue, offset, 32, "readers")
             messages = list(decode_messages(result.body, queue.broker_name))
             if result.status == PullStatus.FOUND and len(messages) >= count:
                 return messages

@@ -15,7 +15,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.offset_headers import (
@@ -32,7 +32,7 @@ from gantrymq.protocol.queue_map import QueueObject
 from gantrymq.protocol.route import TopicRouteData
 from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.send_response import decode_send_response
-from gantrymq.protocol.sys_flag import PULL_LITE
+from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION
 from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
 from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader
@@ -177,6 +177,36 @@ class BrokerApi:
             answer.suggest_which_broker_id,
             response.body,
         )
+
+    async def pull_at_once(
+        self,
+        address: str,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        group: str,
+        *,
+        max_bytes: int | None = None,
+        filter_expression: tuple[str, str] = (SUBSCRIBE_ALL, EXPRESSION_TAG),
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> PullResult:
+        """What `queue` has from `offset` on, for a `group` that isn't subscribed: the filter comes with the request."""
+        subscription, expression_type = filter_expression
+        header = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            max_msg_bytes=max_bytes,
+            sys_flag=PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription=subscription,
+            expression_type=expression_type,
+        )
+        return await self.pull(address, header, timeout_ms)
 
     async def send_back(
         self, address: str, header: ConsumerSendMsgBackRequestHeader, timeout_ms: int = TIMEOUT_MS

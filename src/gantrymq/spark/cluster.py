@@ -22,9 +22,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.spark.security import Security
 
@@ -181,22 +179,19 @@ class Cluster:
         filter_expression: tuple[str, str],
     ) -> PullResult:
         """What is there from `offset` on, at once; `filter_expression` is an expression and its type."""
-        subscription, expression_type = filter_expression
-        header = PullMessageRequestHeader(
-            consumer_group=group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=max_messages,
-            max_msg_bytes=max_bytes,
-            sys_flag=PULL_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            sub_version=0,
-            subscription=subscription,
-            expression_type=expression_type,
+        return await self.ask(
+            queue,
+            lambda to: self._api.pull_at_once(
+                to,
+                queue,
+                offset,
+                max_messages,
+                group,
+                max_bytes=max_bytes,
+                filter_expression=filter_expression,
+                timeout_ms=PULL_TIMEOUT_MS,
+            ),
         )
-        return await self.ask(queue, lambda to: self._api.pull(to, header, PULL_TIMEOUT_MS))
 
     async def send(
         self, queues: Sequence[MessageQueue], command: Callable[[MessageQueue], RemotingCommand]

@@ -21,9 +21,7 @@ from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, EXP
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.query_headers import QueryMessageRequestHeader, ViewMessageRequestHeader
-from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
 #: MixAll.TOOLS_CONSUMER_GROUP: with it mqadmin reads queues.
@@ -187,20 +185,15 @@ class AdminMessages(AdminOffsets):
     async def _pull(
         self, address: str, queue: MessageQueue, offset: int, expression: str, max_num: int
     ) -> tuple[PullStatus, int, list[MessageExt]]:
-        header = PullMessageRequestHeader(
-            consumer_group=TOOLS_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=max_num,
-            sys_flag=PULL_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            sub_version=0,
-            subscription=expression,
-            expression_type=EXPRESSION_TAG,
+        result = await self.api.pull_at_once(
+            address,
+            queue,
+            offset,
+            max_num,
+            TOOLS_GROUP,
+            filter_expression=(expression, EXPRESSION_TAG),
+            timeout_ms=self.timeout_ms,
         )
-        result = await self.api.pull(address, header, self.timeout_ms)
         messages = list(decode_messages(result.body, queue.broker_name))
         return result.status, result.next_begin_offset, messages
 
