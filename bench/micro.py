@@ -14,12 +14,12 @@ from typing import Any
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.client.send_command import send_command
+from gantrymq.client.producing.send_command import send_command
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.remoting.connection import Connection

@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
 from servers import Server, build, gantry_namesrv, java_namesrv, missing_tools
 
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import (
+from gantrymq.protocol.bodies.topic_config import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigTable,
     encode_register_body,
 )
-from gantrymq.protocol.topic_headers import GetRouteInfoRequestHeader
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

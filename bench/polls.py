@@ -13,8 +13,8 @@ from systems import Cluster, resident_mib
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
-from gantrymq.protocol.send_headers import SendMessageRequestHeaderV2
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection

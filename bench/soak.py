@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
-from gantrymq.client.queue_selector import select_by_hash
-from gantrymq.client.simple_consumer import SimpleConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import GantryError
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.processes import ProcessCluster
 

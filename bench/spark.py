@@ -29,10 +29,10 @@ from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
 from systems import settled_cpu_seconds
 
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark import register, session_builder
 from gantrymq.spark.pull import BATCH_BYTES, BATCH_ROWS

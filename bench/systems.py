@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.topic_config import TopicConfig
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: 1 GiB, both systems' default; the tests take smaller files.

@@ -15,9 +15,9 @@ from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_nam
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
-from gantrymq.protocol.auth_body import UserInfo
+from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 

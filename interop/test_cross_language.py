@@ -17,12 +17,17 @@ from conftest import Cluster
 from programs import PROGRAM_TIMEOUT_S, Sent, _lines, _run, command_line, consume, produce, sample
 from servers import gantry_broker, gantry_namesrv, java_broker
 
-from gantrymq.client.lite_pull_consumer import LitePullConsumer
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
-from gantrymq.client.queue_selector import select_by_hash
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_FROM_FIRST_OFFSET,
+    EXPRESSION_SQL92,
+    EXPRESSION_TAG,
+    SUBSCRIBE_ALL,
+)
 from gantrymq.protocol.compression import CompressionType, compression_flag
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from programs import PROGRAM_TIMEOUT_S, command_line
 
-from gantrymq.client.offset_store import LocalOffsetStore
+from gantrymq.client.consuming.offset_store import LocalOffsetStore
 from gantrymq.protocol.message import MessageQueue
 
 CLIENT, GROUP = "10.0.0.1@DEFAULT", "group"

@@ -7,11 +7,11 @@ import asyncio
 from conftest import Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
-from gantrymq.client.lite_pull_consumer import LitePullConsumer
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.compression import CompressionType
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 CONSUME_TIMEOUT_S = 60.0

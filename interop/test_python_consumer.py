@@ -8,9 +8,9 @@ from conftest import ONE_KIND, Cluster
 from programs import mqadmin
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 TIMEOUT_S = 60.0

@@ -11,11 +11,11 @@ import pytest
 from programs import ask, consume, mqadmin, replier
 from servers import Server, gantry_broker, gantry_namesrv, java_broker
 
-from gantrymq.client.lite_pull_consumer import LitePullConsumer
-from gantrymq.client.producer import Producer
-from gantrymq.client.request_reply import reply_message
-from gantrymq.client.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.request_reply import reply_message
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 #: Half messages are asked about after a second or two, not after half a minute.

@@ -35,7 +35,7 @@ def test_contracts() -> None:
         "gantrymq.namesrv.server",
         "gantrymq.store.message_store",
         "gantrymq.broker.broker",
-        "gantrymq.client.producer",
+        "gantrymq.client.producing.producer",
         "gantrymq.cli.main",
     ],
 )

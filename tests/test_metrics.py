@@ -15,11 +15,16 @@ from gantrymq.errors import GantryError
 from gantrymq.metrics import Kind, Metric, MetricsServer, gauge, render
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import (
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    encode_register_body,
+)
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

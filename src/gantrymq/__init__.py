@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq.client.acl_hook import AclHook
     from gantrymq.client.broker_api import SendResult, SendStatus
-    from gantrymq.client.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
-    from gantrymq.client.lite_pull_consumer import LitePullConsumer
-    from gantrymq.client.pop_queues import PopOptions
-    from gantrymq.client.process_queue import FlowLimits
-    from gantrymq.client.producer import Producer
-    from gantrymq.client.push_consumer import PushConsumer
-    from gantrymq.client.queue_selector import select_by_hash, select_by_machine_room, select_randomly
-    from gantrymq.client.rebalance import (
+    from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
+    from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+    from gantrymq.client.consuming.process_queue import FlowLimits
+    from gantrymq.client.consuming.push_consumer import PushConsumer
+    from gantrymq.client.consuming.rebalance import (
         allocate_averagely,
         allocate_by_circle,
         allocate_by_config,
@@ -25,17 +22,24 @@ if TYPE_CHECKING:
         allocate_by_machine_room,
         allocate_machine_room_nearby,
     )
-    from gantrymq.client.request_reply import reply_message
-    from gantrymq.client.send_hook import SendContext
-    from gantrymq.client.simple_consumer import SimpleConsumer
-    from gantrymq.client.transaction_producer import (
+    from gantrymq.client.popping.popped_queues import PopOptions
+    from gantrymq.client.popping.simple_consumer import SimpleConsumer
+    from gantrymq.client.producing.producer import Producer
+    from gantrymq.client.producing.queue_selector import select_by_hash, select_by_machine_room, select_randomly
+    from gantrymq.client.producing.request_reply import reply_message
+    from gantrymq.client.producing.send_hook import SendContext
+    from gantrymq.client.producing.transaction_producer import (
         LocalTransactionState,
         TransactionListener,
         TransactionProducer,
         TransactionSendResult,
     )
+    from gantrymq.protocol.bodies.heartbeat import (
+        CONSUME_FROM_FIRST_OFFSET,
+        CONSUME_FROM_LAST_OFFSET,
+        CONSUME_FROM_TIMESTAMP,
+    )
     from gantrymq.protocol.compression import CompressionType
-    from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
     from gantrymq.protocol.message import Message, MessageExt, MessageQueue
     from gantrymq.sync import (
         SyncLitePullConsumer,
@@ -46,45 +50,45 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.heartbeat",
-    "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.heartbeat",
-    "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.heartbeat",
+    "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
+    "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
+    "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
     "AclHook": "gantrymq.client.acl_hook",
     "CompressionType": "gantrymq.protocol.compression",
-    "ConsumeContext": "gantrymq.client.consume_hooks",
-    "ConsumeHook": "gantrymq.client.consume_hooks",
-    "ConsumeReturnType": "gantrymq.client.consume_hooks",
-    "FlowLimits": "gantrymq.client.process_queue",
-    "LitePullConsumer": "gantrymq.client.lite_pull_consumer",
-    "LocalTransactionState": "gantrymq.client.transaction_producer",
+    "ConsumeContext": "gantrymq.client.consuming.consume_hooks",
+    "ConsumeHook": "gantrymq.client.consuming.consume_hooks",
+    "ConsumeReturnType": "gantrymq.client.consuming.consume_hooks",
+    "FlowLimits": "gantrymq.client.consuming.process_queue",
+    "LitePullConsumer": "gantrymq.client.consuming.lite_pull_consumer",
+    "LocalTransactionState": "gantrymq.client.producing.transaction_producer",
     "Message": "gantrymq.protocol.message",
     "MessageExt": "gantrymq.protocol.message",
     "MessageQueue": "gantrymq.protocol.message",
-    "PopOptions": "gantrymq.client.pop_queues",
-    "Producer": "gantrymq.client.producer",
-    "PushConsumer": "gantrymq.client.push_consumer",
-    "SendContext": "gantrymq.client.send_hook",
+    "PopOptions": "gantrymq.client.popping.popped_queues",
+    "Producer": "gantrymq.client.producing.producer",
+    "PushConsumer": "gantrymq.client.consuming.push_consumer",
+    "SendContext": "gantrymq.client.producing.send_hook",
     "SendResult": "gantrymq.client.broker_api",
     "SendStatus": "gantrymq.client.broker_api",
-    "SimpleConsumer": "gantrymq.client.simple_consumer",
+    "SimpleConsumer": "gantrymq.client.popping.simple_consumer",
     "SyncLitePullConsumer": "gantrymq.sync",
     "SyncProducer": "gantrymq.sync",
     "SyncPushConsumer": "gantrymq.sync",
     "SyncSimpleConsumer": "gantrymq.sync",
     "SyncTransactionProducer": "gantrymq.sync",
-    "TransactionListener": "gantrymq.client.transaction_producer",
-    "TransactionProducer": "gantrymq.client.transaction_producer",
-    "TransactionSendResult": "gantrymq.client.transaction_producer",
-    "allocate_averagely": "gantrymq.client.rebalance",
-    "allocate_by_circle": "gantrymq.client.rebalance",
-    "allocate_by_config": "gantrymq.client.rebalance",
-    "allocate_by_consistent_hash": "gantrymq.client.rebalance",
-    "allocate_by_machine_room": "gantrymq.client.rebalance",
-    "allocate_machine_room_nearby": "gantrymq.client.rebalance",
-    "reply_message": "gantrymq.client.request_reply",
-    "select_by_hash": "gantrymq.client.queue_selector",
-    "select_by_machine_room": "gantrymq.client.queue_selector",
-    "select_randomly": "gantrymq.client.queue_selector",
+    "TransactionListener": "gantrymq.client.producing.transaction_producer",
+    "TransactionProducer": "gantrymq.client.producing.transaction_producer",
+    "TransactionSendResult": "gantrymq.client.producing.transaction_producer",
+    "allocate_averagely": "gantrymq.client.consuming.rebalance",
+    "allocate_by_circle": "gantrymq.client.consuming.rebalance",
+    "allocate_by_config": "gantrymq.client.consuming.rebalance",
+    "allocate_by_consistent_hash": "gantrymq.client.consuming.rebalance",
+    "allocate_by_machine_room": "gantrymq.client.consuming.rebalance",
+    "allocate_machine_room_nearby": "gantrymq.client.consuming.rebalance",
+    "reply_message": "gantrymq.client.producing.request_reply",
+    "select_by_hash": "gantrymq.client.producing.queue_selector",
+    "select_by_machine_room": "gantrymq.client.producing.queue_selector",
+    "select_randomly": "gantrymq.client.producing.queue_selector",
 }
 
 __all__ = [

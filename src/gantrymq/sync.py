@@ -20,16 +20,16 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
-from gantrymq.client.consumer_base import GroupConsumer
-from gantrymq.client.handler_pool import CANCEL_TIMEOUT_S
-from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
-from gantrymq.client.queue_selector import QueueSelector
-from gantrymq.client.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
-from gantrymq.client.transaction_producer import TransactionProducer, TransactionSendResult
+from gantrymq.client.consuming.consumer_base import GroupConsumer
+from gantrymq.client.consuming.handler_pool import CANCEL_TIMEOUT_S
+from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import QueueSelector
+from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError
-from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from gantrymq.auth.plain_acl_file import PlainAclFiles
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.protocol.acl_signature import Signer
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
-from gantrymq.protocol.pop_bodies import BatchAck, BatchAckBody
 
 #: Apache's example, with one more account.
 TEXT = b"""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.auth.policy import Acl, Action, Decision, PolicyType, Resource, ResourceType
-from gantrymq.protocol.auth_body import PolicyEntryInfo, PolicyInfo
+from gantrymq.protocol.bodies.auth import PolicyEntryInfo, PolicyInfo
 
 HOST = "127.0.0.1"
 PUB, SUB = (Action.PUB,), (Action.SUB,)

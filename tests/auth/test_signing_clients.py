@@ -12,7 +12,7 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
-from gantrymq.protocol.auth_body import UserInfo
+from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.testing.embedded import EmbeddedCluster
 
 TIMEOUT_S = 20.0

@@ -14,11 +14,11 @@ from gantrymq.auth.users import UserType
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import ConfigError, RequestRefused, StoreError
-from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 
 HOST = "127.0.0.1"
 BOTH = AuthConfig(authentication_enabled=True, authorization_enabled=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from broker_support import Peer
 
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_headers import UpdateConsumerOffsetRequestHeader
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 
 
 def queue(topic: str, queue_id: int) -> MessageQueue:

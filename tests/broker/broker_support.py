@@ -8,10 +8,10 @@ from pathlib import Path
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
-from gantrymq.protocol.header import Header
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
-from gantrymq.protocol.send_headers import SendMessageRequestHeaderV2
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.config import StoreConfig

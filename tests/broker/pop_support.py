@@ -9,12 +9,12 @@ from broker_support import Peer
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.message import MessageExt, decode_messages
-from gantrymq.protocol.pop_headers import (
+from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     PopMessageRequestHeader,
 )
+from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.receipt_handle import ReceiptHandle, parse_offset_info, real_topic, retry_flag
 
 

@@ -16,7 +16,7 @@ from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ConfigError
-from gantrymq.protocol.auth_body import UserInfo
+from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.message_id import decode_offset_message_id

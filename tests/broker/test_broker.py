@@ -13,12 +13,12 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import ConfigError, GantryError, StoreError, StoreLocked
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfigTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.topic_config import TopicConfigTable
-from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader, TopicRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, GetRouteInfoRequestHeader, TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

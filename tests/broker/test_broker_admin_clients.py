@@ -12,25 +12,25 @@ from broker_support import Peer
 
 from gantrymq.broker.admin import client_relay
 from gantrymq.broker.broker import Broker
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.connection_body import (
+from gantrymq.protocol.bodies.connection import (
     CheckClientRequestBody,
     ConsumerConnection,
     ProducerConnection,
     ProducerTableInfo,
 )
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.offset import ConsumerStatusBody
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import (
+from gantrymq.protocol.headers.group import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
     GroupRequestHeader,
 )
-from gantrymq.protocol.heartbeat import SubscriptionData
+from gantrymq.protocol.headers.offset import GetConsumerStatusRequestHeader
 from gantrymq.protocol.message import decode_messages
-from gantrymq.protocol.offset_body import ConsumerStatusBody
-from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

@@ -11,13 +11,13 @@ from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.config import load_properties, parse_properties
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.stats import BrokerStatsData
+from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.route import KVTable
-from gantrymq.protocol.stats_body import BrokerStatsData
-from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
-from gantrymq.protocol.topic_config import DataVersion
+from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

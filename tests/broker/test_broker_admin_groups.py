@@ -10,25 +10,25 @@ from administration import beat, commit, send
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import (
-    DeleteSubscriptionGroupRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
-    QuerySubscriptionByConsumerRequestHeader,
-    UpdateGroupForbiddenRequestHeader,
-)
-from gantrymq.protocol.offset_body import GroupList
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.subscription_group import (
+from gantrymq.protocol.bodies.offset import GroupList
+from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.subscription_group import (
     GroupForbidden,
     QuerySubscriptionResponseBody,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
 )
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.group import (
+    DeleteSubscriptionGroupRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 
 #: As mqadmin updateSubGroup writes it.
 JAVA_GROUP = (

@@ -8,9 +8,9 @@ from broker_support import Peer
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.query_headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 
 
 async def test_message_is_found_by_its_id(peer: Peer) -> None:

@@ -12,18 +12,18 @@ from administration import beat, commit, queue, send
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData
+from gantrymq.protocol.bodies.offset import CorrectionOffsetBody, ResetOffsetBody
+from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData
-from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.offset import (
     CloneGroupOffsetRequestHeader,
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList
-from gantrymq.protocol.stats_headers import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
+from gantrymq.protocol.headers.stats import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

@@ -10,14 +10,14 @@ from administration import beat, commit, queue, send
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.stats import QueryConsumeQueueResponseBody, QueryConsumeTimeSpanBody, TopicStatsTable
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.stats_body import QueryConsumeQueueResponseBody, QueryConsumeTimeSpanBody, TopicStatsTable
-from gantrymq.protocol.stats_headers import QueryConsumeTimeSpanRequestHeader
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, TopicRequestHeader
+from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 
 
 async def make(peer: Peer, *topics: dict[str, object]) -> int:

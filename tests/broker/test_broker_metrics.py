@@ -16,9 +16,9 @@ from pop_support import PopPeer, popped
 from transaction_support import Producer
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from gantrymq.remoting.client import RemotingClient
 

@@ -9,12 +9,12 @@ from administration import create_group
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
-from gantrymq.protocol.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.group import GroupRequestHeader, UnregisterClientRequestHeader
+from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
     QueueRequestHeader,
     SearchOffsetRequestHeader,

@@ -14,17 +14,17 @@ from broker_support import config
 from pop_support import Popped, PopPeer, now_ms
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.message import decode_messages
-from gantrymq.protocol.pop_headers import (
+from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     NotificationRequestHeader,
     PeekMessageRequestHeader,
     PollingInfoRequestHeader,
 )
+from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.message_store import MessageStore
 

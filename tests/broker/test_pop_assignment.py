@@ -13,12 +13,12 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.query_assignment import allocate
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.pop import MODE_POP, MODE_PULL, RequestMode
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.pop_bodies import MODE_POP, MODE_PULL, RequestMode
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 
 TOPIC, GROUP = "orders", "poppers"

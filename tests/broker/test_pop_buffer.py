@@ -12,7 +12,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.revive import ReviveQueue
 from gantrymq.errors import StoreFull
-from gantrymq.protocol.pop_bodies import Ack, Checkpoint, PopKey
+from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 
 QUEUE = ("t", "g", 0)
 

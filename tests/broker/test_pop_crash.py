@@ -10,7 +10,7 @@ from broker_support import config
 from pop_support import PopPeer
 
 from gantrymq.broker.broker import Broker
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 
 TOPIC = "orders"

@@ -11,8 +11,8 @@ from pop_support import Popped, PopPeer, popped
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 
 TOPIC, GROUP = "orders", "poppers"

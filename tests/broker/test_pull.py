@@ -12,8 +12,8 @@ from gantrymq.errors import ConnectionLost
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.client import RemotingClient
 

@@ -6,10 +6,10 @@ from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.queue_locks import LOCK_LIFE_S, QueueLocks
+from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
+from gantrymq.protocol.bodies.queue_map import QueueObject
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
-from gantrymq.protocol.queue_map import QueueObject
 
 
 def test_lock_is_its_clients_until_it_expires() -> None:

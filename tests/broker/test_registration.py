@@ -11,12 +11,12 @@ from broker_support import config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.topic_config import TopicConfigTable, decode_register_body
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
-from gantrymq.protocol.route import KVTable
-from gantrymq.protocol.topic_config import TopicConfigTable, decode_register_body
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.server import RemotingServer
 

@@ -8,13 +8,13 @@ import pytest
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import HeartbeatData, ProducerData
+from gantrymq.protocol.headers.send import ReplyMessageRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import MESSAGE_REPLY_TO_CLIENT, PUSH_REPLY_TIME, decode_properties
-from gantrymq.protocol.send_headers import ReplyMessageRequestHeader, SendMessageResponseHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
 

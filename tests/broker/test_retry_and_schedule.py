@@ -11,8 +11,8 @@ from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
-from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 

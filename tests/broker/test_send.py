@@ -8,10 +8,10 @@ from broker_support import Peer
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.topic_headers import CreateTopicRequestHeader
 
 
 async def pulled(peer: Peer, topic: str, queue_id: int = 0) -> list[MessageExt]:

@@ -13,12 +13,12 @@ from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
+from gantrymq.protocol.bodies.connection import CheckClientRequestBody
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.connection_body import CheckClientRequestBody
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.group_headers import UnregisterClientRequestHeader
-from gantrymq.protocol.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.headers.group import UnregisterClientRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUSPEND
 from gantrymq.remoting.client import RemotingClient

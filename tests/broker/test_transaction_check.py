@@ -18,9 +18,9 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.transaction import ResumeCheckHalfMessageRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from gantrymq.protocol.transaction_headers import ResumeCheckHalfMessageRequestHeader
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.heartbeat import HeartbeatData, ProducerData
+from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
-from gantrymq.protocol.transaction_headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gantrymq.cli.main import run
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 

@@ -13,10 +13,15 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import NoRouteInfo
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import (
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    encode_register_body,
+)
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 CLUSTER = "DefaultCluster"

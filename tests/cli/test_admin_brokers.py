@@ -8,7 +8,7 @@ import pytest
 from admin_support import CLUSTER, Admin, admin, cluster, producer, topic
 
 from gantrymq.cli.main import run
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -10,7 +10,7 @@ import pytest
 from admin_support import CLUSTER, Admin, admin, cluster, producer, topic
 
 from gantrymq.cli.main import run
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.sync import SyncProducer, SyncPushConsumer
 from gantrymq.testing.embedded import EmbeddedCluster

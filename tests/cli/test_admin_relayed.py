@@ -12,18 +12,18 @@ from admin_support import CLUSTER, cluster
 
 from gantrymq.cli.main import run
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import (
+from gantrymq.protocol.headers.group import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
 )
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.message import Message
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer

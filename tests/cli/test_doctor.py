@@ -24,8 +24,8 @@ from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, clock_ahead_s, named
 from gantrymq.errors import ClientError, ConnectFailed, NoRouteInfo
-from gantrymq.protocol.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import TlsMode
 from gantrymq.testing.embedded import EmbeddedCluster

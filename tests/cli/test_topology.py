@@ -23,7 +23,7 @@ from gantrymq.cli.main import run
 from gantrymq.client import topology as topology_module
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import Topology
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.testing.embedded import EmbeddedCluster
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import java_cluster
 import pytest
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import NoRouteInfo
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
 #: Messages that a consumer failed on come back after a second, not after ten.

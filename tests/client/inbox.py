@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageExt
 
 

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gantrymq.client.broker_api import PullStatus
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError, RemotingError
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageQueue, decode_messages
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.address import parse_address
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 

@@ -8,19 +8,19 @@ from typing import Protocol
 
 import msgspec
 
+from gantrymq.protocol.bodies.heartbeat import ConsumerList, HeartbeatData
+from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
-from gantrymq.protocol.offset_headers import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader, PullMessageResponseHeader
-from gantrymq.protocol.route import BrokerData, QueueData, TopicRouteData
-from gantrymq.protocol.send_headers import (
+from gantrymq.protocol.headers.offset import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from gantrymq.protocol.headers.send import (
     ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer
 

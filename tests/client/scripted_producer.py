@@ -8,15 +8,15 @@ from typing import Any
 
 from scripted import ScriptedNameServer, route_over, serving
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import encode_host
-from gantrymq.protocol.send_headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer
 

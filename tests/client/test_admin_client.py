@@ -10,19 +10,24 @@ from typing import TypeVar
 import pytest
 from waiting import TIMEOUT_S
 
-from gantrymq.client import assigned_queues
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import decode_trace
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming import assigned_queues
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BodyError, BrokerError, ClientError, ConnectFailed, NoRouteInfo, PartialFailure
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import (
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    encode_register_body,
+)
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
-from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig, TopicConfigTable, encode_register_body
 
 CLUSTER = "DefaultCluster"
 #: Nobody listens there.

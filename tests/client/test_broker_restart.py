@@ -10,13 +10,13 @@ from waiting import eventually
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.client import queue_puller
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError, RemotingError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.store.config import StoreConfig
 

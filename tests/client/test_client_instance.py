@@ -6,9 +6,9 @@ import pytest
 from scripted_producer import ProducerBroker, scripted_cluster
 
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.heartbeat import ProducerData
 
 
 class BrokenHook:

@@ -8,7 +8,7 @@ import pytest
 from scripted import ScriptedBroker, ScriptedNameServer, route_over, serving
 
 from gantrymq.client.name_server_discovery import discovery_url, fetch_name_servers, parse_page
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConnectFailed
 from gantrymq.protocol.message import Message
 

@@ -9,8 +9,8 @@ from scripted import ScriptedNameServer, route_over, serving
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import ClientError, NoRouteInfo, RemotingError
+from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.client import RemotingClient
 
 

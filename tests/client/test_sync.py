@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gantrymq.client.lite_pull_consumer import LitePullConsumer
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
-from gantrymq.client.queue_selector import select_by_hash
-from gantrymq.client.simple_consumer import SimpleConsumer
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
 

@@ -12,11 +12,11 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.topic_headers import GetRouteInfoRequestHeader
+from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
 

@@ -6,16 +6,16 @@ import asyncio
 import zlib
 from collections.abc import Callable
 
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import (
+from gantrymq.protocol.bodies.topic_config import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigTable,
     encode_register_body,
 )
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 
 def broker_header(

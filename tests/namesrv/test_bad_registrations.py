@@ -10,11 +10,11 @@ from namesrv_support import broker_header, registration, topics_body
 
 from gantrymq.errors import BrokerError
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import MAX_REGISTER_BODY, DataVersion, TopicConfig, encode_register_body
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.topic_config import MAX_REGISTER_BODY, DataVersion, TopicConfig, encode_register_body
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 _NEW = {"name": "broker-b", "address": "10.0.0.2:10911"}

@@ -22,8 +22,8 @@ from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.namesrv_headers import PutKVConfigRequestHeader
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer

@@ -13,11 +13,13 @@ from gantrymq.config import load_properties
 from gantrymq.errors import BrokerError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.route import ClusterInfo, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import DataVersion, TopicConfig, TopicConfigTable
 from gantrymq.protocol.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.header import Header
-from gantrymq.protocol.namesrv_headers import (
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.headers.namesrv import (
     BrokerNameRequestHeader,
     BrokerRequestHeader,
     GetBrokerMemberGroupRequestHeader,
@@ -25,9 +27,7 @@ from gantrymq.protocol.namesrv_headers import (
     KVConfigRequestHeader,
     PutKVConfigRequestHeader,
 )
-from gantrymq.protocol.route import ClusterInfo, TopicList, TopicRouteData
-from gantrymq.protocol.topic_config import DataVersion, TopicConfig, TopicConfigTable
-from gantrymq.protocol.topic_headers import (
+from gantrymq.protocol.headers.topic import (
     DeleteTopicInNamesrvRequestHeader,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,

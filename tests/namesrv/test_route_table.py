@@ -10,8 +10,8 @@ from namesrv_support import broker_header, topics_body
 from gantrymq.errors import RequestRefused
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.route_table import DEFAULT_HEARTBEAT_TIMEOUT_MS, MinBrokerIdChange, Registered, RouteTable
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import RegisterBrokerBody, TopicConfig
+from gantrymq.protocol.bodies.topic_config import RegisterBrokerBody, TopicConfig
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 
 MASTER, SLAVE, SLAVE_2 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
 

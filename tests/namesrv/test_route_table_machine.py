@@ -14,10 +14,10 @@ from namesrv_support import broker_header, topics_body
 from gantrymq.errors import RequestRefused
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.route_table import RouteTable
+from gantrymq.protocol.bodies.route import QueueData, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader
-from gantrymq.protocol.route import QueueData, TopicRouteData
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader
 
 CLUSTERS = {"a": "c1", "b": "c1", "c": "c2"}
 TOPICS = ["T", "U", "V"]

@@ -11,16 +11,16 @@ from namesrv_support import broker_header, registration, topics_body, until
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import (
+from gantrymq.protocol.headers.namesrv import (
     BrokerHeartbeatRequestHeader,
     BrokerRequestHeader,
     KVConfigRequestHeader,
     NotifyMinBrokerIdChangeRequestHeader,
     PutKVConfigRequestHeader,
 )
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE, create_project, sample_orders
 from gantrymq.protocol.message import Message

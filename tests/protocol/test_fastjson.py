@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.errors import BodyError
+from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
 from gantrymq.protocol.fastjson import decode_json, encode_json, quote_bare_keys
-from gantrymq.protocol.route import BrokerData, TopicRouteData
 
 #: Strings that look like the keys.
 TEXT = st.one_of(st.text(), st.sampled_from(['{1:"x"}', ",2:3", '"', "\\", '{"1":2}', "{ -5 :", '\\",1:']))

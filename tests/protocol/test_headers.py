@@ -14,21 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gantrymq import protocol
 from gantrymq.errors import HeaderError
+from gantrymq.protocol import headers
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.header import Header
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.headers.offset import QueueRequestHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeader
 from gantrymq.protocol.java import Int32, Int64
-from gantrymq.protocol.offset_headers import QueueRequestHeader
-from gantrymq.protocol.send_headers import SendMessageRequestHeader
 
-#: Those of every `*_headers` module.
+#: Those of every module of `headers`.
 HEADERS = [
     value
-    for module in pkgutil.iter_modules(protocol.__path__)
-    if module.name.endswith("_headers")
-    for value in vars(importlib.import_module(f"gantrymq.protocol.{module.name}")).values()
+    for module in pkgutil.iter_modules(headers.__path__)
+    for value in vars(importlib.import_module(f"gantrymq.protocol.headers.{module.name}")).values()
     if isinstance(value, type) and issubclass(value, Header) and value is not Header
 ]
 VALUES: dict[Any, st.SearchStrategy[Any]] = {

@@ -9,22 +9,22 @@ import pytest
 
 from gantrymq.protocol import codes
 from gantrymq.protocol.batch import decode_batch, encode_batch
+from gantrymq.protocol.bodies.heartbeat import ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.bodies.route import ClusterInfo, KVTable, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import DataVersion, decode_register_body
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.compression import CompressionType, compression_flag, decompress
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.headers.pull import PullMessageResponseHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import UniqueKeys, decode_offset_message_id, encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
-from gantrymq.protocol.pull_headers import PullMessageResponseHeader
 from gantrymq.protocol.record import MAX_TOPIC_LENGTH_V1, decode_record, encode_again, encode_host
-from gantrymq.protocol.route import ClusterInfo, KVTable, TopicList, TopicRouteData
-from gantrymq.protocol.send_headers import SendMessageRequestHeaderV2
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
-from gantrymq.protocol.topic_config import DataVersion, decode_register_body
 
 JAVA = Path(__file__).parent / "java"
 ENCODINGS = {"json": SerializeType.JSON, "rocketmq": SerializeType.ROCKETMQ}

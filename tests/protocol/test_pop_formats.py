@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gantrymq.errors import BodyError
+from gantrymq.protocol.bodies.pop import Ack, BatchAckBody, Checkpoint
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.pop_bodies import Ack, BatchAckBody, Checkpoint
 from gantrymq.protocol.receipt_handle import (
     ReceiptHandle,
     message_offset_entry,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gantrymq.errors import ClientError, IllegalMessage, ProtocolError
 from gantrymq.protocol import topic_name
-from gantrymq.protocol.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message_id import UniqueKeys, decode_offset_message_id, encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property

@@ -14,7 +14,7 @@ from gantrymq.protocol.binary_header import encode_fields
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader, PullMessageResponseHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import encode_pull_head
 

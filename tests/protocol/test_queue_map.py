@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.errors import BodyError
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import ConsumerStatusBody, ResetOffsetBody
-from gantrymq.protocol.queue_map import by_queue, decode_with_queue_maps, encode_queue_map, quote_object_keys
-from gantrymq.protocol.stats_body import (
+from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
+from gantrymq.protocol.bodies.queue_map import by_queue, decode_with_queue_maps, encode_queue_map, quote_object_keys
+from gantrymq.protocol.bodies.stats import (
     ConsumeStats,
     ConsumeStatsList,
     OffsetWrapper,
     TopicOffset,
     TopicStatsTable,
 )
+from gantrymq.protocol.message import MessageQueue
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ['a"b', "\\", "{{", '}:{"', ""]

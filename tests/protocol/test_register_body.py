@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.errors import BodyError
-from gantrymq.protocol import topic_config
-from gantrymq.protocol.codes import PROTOCOL_VERSION, VERSION_3_0_11, VERSION_5_0_0
-from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.topic_config import (
+from gantrymq.protocol.bodies import topic_config
+from gantrymq.protocol.bodies.topic_config import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
@@ -22,6 +20,8 @@ from gantrymq.protocol.topic_config import (
     decode_register_body,
     encode_register_body,
 )
+from gantrymq.protocol.codes import PROTOCOL_VERSION, VERSION_3_0_11, VERSION_5_0_0
+from gantrymq.protocol.fastjson import encode_json
 
 WORDS = st.text(st.characters(exclude_characters=" ", codec="utf-8"), min_size=1, max_size=10)
 TOPICS = st.builds(

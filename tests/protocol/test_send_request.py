@@ -16,7 +16,7 @@ from gantrymq.protocol.binary_header import encode_fields
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.protocol.send_headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from gantrymq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from gantrymq.protocol.send_request import SendRequest, decode_send_request
 
 USUAL = {

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.record import encode_host
-from gantrymq.protocol.send_headers import SendMessageResponseHeader
 from gantrymq.protocol.send_response import SendResponses, decode_send_response
 
 HOST = encode_host("127.0.0.1", 10911)

@@ -11,7 +11,7 @@ from typing import Any
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.server import RemotingServer
 
 TIMEOUT_S = 20.0
@@ -42,7 +42,7 @@ async def eventually(condition: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
-async def serving(handlers: dict[int, Handler] | None = None, **options: Any) -> AsyncIterator[RemotingServer]:
+async def serving(handlers: dict[int, RequestHandler] | None = None, **options: Any) -> AsyncIterator[RemotingServer]:
     server = RemotingServer({ECHO: echo, SILENT: silent} | (handlers or {}), host="127.0.0.1", **options)
     await server.start()
     try:
@@ -52,7 +52,7 @@ async def serving(handlers: dict[int, Handler] | None = None, **options: Any) ->
 
 
 @asynccontextmanager
-async def calling(handlers: dict[int, Handler] | None = None, **options: Any) -> AsyncIterator[RemotingClient]:
+async def calling(handlers: dict[int, RequestHandler] | None = None, **options: Any) -> AsyncIterator[RemotingClient]:
     client = RemotingClient(handlers, **options)
     try:
         yield client

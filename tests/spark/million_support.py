@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 
 COUNT = 1_000_000

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.testing.embedded import EmbeddedCluster
 

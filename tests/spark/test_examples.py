@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_support import create_topic, send_numbers
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import TraceBean, TraceContext, TraceType, trace_messages
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -11,7 +11,7 @@ from spark_support import send_numbers
 
 from gantrymq.spark.options import READ_OPTIONS, WRITE_OPTIONS
 from gantrymq.spark.row_messages import COLUMNS
-from gantrymq.spark.store_options import STORE_OPTIONS
+from gantrymq.spark.store.options import STORE_OPTIONS
 from gantrymq.testing.embedded import EmbeddedCluster
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "spark.md").read_text()

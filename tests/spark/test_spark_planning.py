@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_support import create_topic, send_numbers
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError, DataLost, NoRouteInfo
 from gantrymq.protocol.message import Message
 from gantrymq.spark.arrow_records import ARROW_TYPES

@@ -14,7 +14,7 @@ from spark_support import BULK_TRANSFER, create_topic, send_numbers
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ClientError, RecordError, RemotingError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import create_topic, send_numbers
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.row_messages import GANTRY_ID

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_support import send_numbers
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ProcessCluster, ServerProcess

@@ -17,7 +17,7 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ConnectFailed
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.offsets import OffsetRange

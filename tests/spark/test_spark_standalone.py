@@ -24,7 +24,7 @@ from cluster_support import (
 )
 from spark_support import send_numbers
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.pipeline.project import create_project
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -14,9 +14,9 @@ from spark_support import send_numbers
 
 from gantrymq.errors import StoreError
 from gantrymq.spark.columns import arrow_schema, default_schema
-from gantrymq.spark.store_options import StoreOptions
-from gantrymq.spark.store_planning import plan
-from gantrymq.spark.store_rows import read_range
+from gantrymq.spark.store.options import StoreOptions
+from gantrymq.spark.store.planning import plan
+from gantrymq.spark.store.rows import read_range
 from gantrymq.store.offline import OfflineLog
 from gantrymq.testing.embedded import EmbeddedCluster
 

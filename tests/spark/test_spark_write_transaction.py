@@ -26,7 +26,7 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import HalfMessage, Sender
+from gantrymq.spark.sender import HalfMessage, RowSender
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -113,7 +113,7 @@ def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, ne
     options = WriteOptions([cluster.name_server], new_topic(1), transactional=True, transaction_timeout_s=5)
 
     async def store() -> list[HalfMessage]:
-        sender = Sender(Cluster(options.name_servers, 5000), 0, transactional=True)
+        sender = RowSender(Cluster(options.name_servers, 5000), 0, transactional=True)
         await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
         await sender.close()
         return sender.halves

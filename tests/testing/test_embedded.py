@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -78,7 +78,7 @@ def test_it_starts_once() -> None:
 def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        from gantrymq.client.producer import Producer
+        from gantrymq.client.producing.producer import Producer
         from gantrymq.protocol.message import Message
 
         async def send(cluster):

@@ -11,7 +11,7 @@ from typing import Protocol
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Access(Protocol):
         """Raises RequestRefused when a client at address `host` may not make this request."""
 
 
-def guarded(handler: Handler, access: Access) -> Handler:
+def guarded(handler: RequestHandler, access: Access) -> RequestHandler:
     """The handler, called only for requests that `access` allows."""
 
     def guard(connection: Connection, request: RemotingCommand) -> Reply:

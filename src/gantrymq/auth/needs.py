@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from gantrymq.auth.policy import Action, Resource, ResourceType
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.heartbeat import HeartbeatData
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRANSACTION_HALF_TOPIC
 

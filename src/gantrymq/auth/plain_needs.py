@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gantrymq.auth.plain_acl import Perm
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData
+from gantrymq.protocol.bodies.pop import BatchAckBody
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.heartbeat import HeartbeatData
-from gantrymq.protocol.pop_bodies import BatchAckBody
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
 

@@ -11,7 +11,7 @@ from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple, Self
 
-from gantrymq.protocol.auth_body import AclInfo, PolicyEntryInfo, PolicyInfo
+from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo
 
 
 class _Named(Enum):

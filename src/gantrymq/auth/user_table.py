@@ -15,7 +15,7 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.policy import Acl, PolicyType, Resource
 from gantrymq.auth.users import User, UserType, subject_of, username_of
 from gantrymq.errors import ConfigError, RequestRefused
-from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.store.json_config import JsonConfigFile

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from gantrymq.protocol.acl_signature import Signer
-from gantrymq.protocol.auth_body import UserInfo
+from gantrymq.protocol.bodies.auth import UserInfo
 
 E = TypeVar("E", bound=Enum)
 

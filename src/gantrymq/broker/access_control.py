@@ -10,7 +10,7 @@ from gantrymq.auth.guard import Access, guarded
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import ConfigError
-from gantrymq.remoting.connection import Handler
+from gantrymq.remoting.connection import RequestHandler
 
 if TYPE_CHECKING:
     from gantrymq.auth.plain_access import PlainAccess
@@ -43,7 +43,7 @@ class AccessControl:
             self._plain_files = PlainAclFiles(self._plain_acl_path())
             self._plain = PlainAccess(self._plain_files.load())
 
-    def guard(self, handlers: dict[int, Handler]) -> None:
+    def guard(self, handlers: dict[int, RequestHandler]) -> None:
         """Puts the check before each handler, if there is one to be made."""
         access = self._access()
         if access is not None:

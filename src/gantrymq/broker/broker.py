@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection
 from functools import partial
 from typing import Protocol
@@ -48,14 +47,15 @@ from gantrymq.broker.send import Sending
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.recall import Recall
 from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.traffic import SAMPLE_S
 from gantrymq.broker.transaction.transactions import Transactions
+from gantrymq.clock import now_ms
 from gantrymq.errors import StoreError
 from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.connection import Connection, Handler
+from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
@@ -69,7 +69,7 @@ _CLIENT_SCAN_S = 10.0
 class HandlesRequests(Protocol):
     """A part of the broker that answers requests, by code."""
 
-    def handlers(self) -> dict[int, Handler]: ...
+    def handlers(self) -> dict[int, RequestHandler]: ...
 
 
 class Broker:
@@ -77,7 +77,7 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
             self._handlers,
             host=config.bind_address,
@@ -129,7 +129,7 @@ class Broker:
     def _wire(self, store_host: bytes) -> None:
         config, store = self.config, self.store
         directory = config.store.config_directory
-        self.topics = TopicTable(config, directory / "topics.json", self._topics_changed)
+        self.topics = BrokerTopics(config, directory / "topics.json", self._topics_changed)
         self.groups = SubscriptionGroupTable(
             directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group
         )
@@ -174,7 +174,7 @@ class Broker:
         tables = (self.topics, self.groups, self.offsets, self._schedule, self._timer, self.pops, modes, self.access)
         for table in tables:
             table.load()
-        self.consumer_filters.load(_now_ms())
+        self.consumer_filters.load(now_ms())
         parts: list[HandlesRequests] = [
             self._sending,
             self._transactions,
@@ -275,7 +275,7 @@ class Broker:
 
     def _save_tables(self) -> None:
         """Writes what changed. What can't be written now is tried again the next time."""
-        save_filters = partial(self.consumer_filters.save, _now_ms())
+        save_filters = partial(self.consumer_filters.save, now_ms())
         for save in (self.offsets.save, self.pops.save, save_filters, self._schedule.save):
             try:
                 save()
@@ -302,7 +302,3 @@ class Broker:
             self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
 
         self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
+from gantrymq import clock
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
+from gantrymq.protocol.bodies.connection import CheckClientRequestBody
+from gantrymq.protocol.bodies.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.connection_body import CheckClientRequestBody
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
-from gantrymq.protocol.heartbeat import ConsumerList, HeartbeatData
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.group import GroupRequestHeader, UnregisterClientRequestHeader
+from gantrymq.protocol.headers.offset import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from gantrymq.protocol.topic_name import retry_topic
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Clients:
     def __init__(
         self,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
@@ -53,7 +53,7 @@ class Clients:
         self._consumer_filters = consumer_filters
         self._loop = asyncio.get_running_loop()
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
@@ -77,7 +77,7 @@ class Clients:
                 self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
         data.consumer_data_set = known
         changed = self._members.heartbeat(data, connection, request.language, request.version, self._loop.time())
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         for consumer in known:
             self._consumer_filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
         self.notify(changed)
@@ -104,7 +104,7 @@ class Clients:
         for name in group_names:
             group = self._members.consumers.get(name)
             if group is None:
-                self._consumer_filters.unregister(name, time.time_ns() // 1_000_000)
+                self._consumer_filters.unregister(name, clock.now_ms())
             config = self._groups.get(name)
             if group is None or config is None or not config.notify_consumer_ids_changed_enable:
                 continue

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError
-from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, SubscriptionData
 from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.store.json_config import JsonConfigFile
 

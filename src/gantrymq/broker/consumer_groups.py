@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 
 M = TypeVar("M")
 

@@ -12,8 +12,8 @@ from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.pop.queues import PopQueues
-from gantrymq.broker.topics import TopicTable
-from gantrymq.protocol.heartbeat import CONSUME_POP
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.protocol.bodies.heartbeat import CONSUME_POP
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -47,7 +47,7 @@ class ConsumerLag:
     def __init__(
         self,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         deliveries: Deliveries,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.topic_config import DataVersion
 from gantrymq.store.json_config import JsonConfigFile
 
 _SEPARATOR = "@"

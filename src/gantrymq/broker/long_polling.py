@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gantrymq.broker.message_filter import MessageFilter
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 

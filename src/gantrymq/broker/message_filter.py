@@ -17,11 +17,11 @@ from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.errors import ClientError, RecordError, RequestRefused
 from gantrymq.filter.sql import SqlFilter, compile_sql
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING, EXPRESSION_SQL92, EXPRESSION_TAG, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.heartbeat import BROADCASTING, EXPRESSION_SQL92, EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.properties import RETRY_TOPIC, find_property
 from gantrymq.protocol.record import record_properties
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection
 

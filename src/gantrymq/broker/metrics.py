@@ -6,10 +6,10 @@ have to be measured for each request isn't there, nor what belongs to Java's thr
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from gantrymq import clock
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
@@ -18,11 +18,11 @@ from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.pop.service import PopService
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.transactions import Transactions
 from gantrymq.metrics import Kind, Metric
+from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, CONSUME_POP
 from gantrymq.protocol.codes import LanguageCode
-from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, CONSUME_POP
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.protocol.version_name import version_name
@@ -46,7 +46,7 @@ class BrokerMetrics:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         deliveries: Deliveries,
@@ -164,7 +164,7 @@ class BrokerMetrics:
         )
 
     def _lags(self) -> Iterator[Metric]:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         backlogs = [
             (self._of_group(backlog.group, backlog.topic, is_retry=backlog.is_retry), backlog)
             for backlog in self._lag.backlogs()
@@ -211,7 +211,7 @@ class BrokerMetrics:
             (
                 "message_reserve_time",
                 "Age of the oldest message, ms.",
-                _age(earliest_ms if earliest_ms > 0 else None, time.time_ns() // 1_000_000),
+                _age(earliest_ms if earliest_ms > 0 else None, clock.now_ms()),
             ),
         ):
             yield self._storage_gauge(f"rocketmq_storage_{name}", description, value)

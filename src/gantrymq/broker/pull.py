@@ -15,18 +15,18 @@ from gantrymq.broker.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.route import MASTER_ID
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import encode_pull_head
-from gantrymq.protocol.route import MASTER_ID
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -58,7 +58,7 @@ class Pulling:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         filters: MessageFilters,
         offsets: ConsumerOffsets,
@@ -74,7 +74,7 @@ class Pulling:
         self._loop = asyncio.get_running_loop()
         self.polling = LongPolling(self._retry)
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:

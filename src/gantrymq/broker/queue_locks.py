@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
+from gantrymq.protocol.bodies.queue_map import QueueObject
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
-from gantrymq.protocol.queue_map import QueueObject
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 #: A lock that its client doesn't renew in so many seconds is free (rocketmq.broker.rebalance.lockMaxLiveTime); clients
 #: renew theirs every 20 s.
@@ -64,12 +64,12 @@ class QueueLocks:
 class QueueLocking:
     """The requests; a queue that this broker doesn't have can't be locked."""
 
-    def __init__(self, topics: TopicTable) -> None:
+    def __init__(self, topics: BrokerTopics) -> None:
         self.locks = QueueLocks()
         self._topics = topics
         self._clock = asyncio.get_running_loop().time
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
     def lock(self, connection: Connection, request: RemotingCommand) -> Reply:

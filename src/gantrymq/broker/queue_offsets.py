@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.offset import (
     OffsetResponseHeader,
     QueueRequestHeader,
     SearchOffsetRequestHeader,
     StoreTimeResponseHeader,
 )
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
@@ -20,11 +20,11 @@ from gantrymq.store.message_store import MessageStore
 class QueueOffsets:
     """Answers from the store; a queue that was never written is empty."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, store: MessageStore, topics: BrokerTopics) -> None:
         self._store = store
         self._topics = topics
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_MAX_OFFSET: self.max_offset,
             RequestCode.GET_MIN_OFFSET: self.min_offset,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import PERM_READ, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig
-from gantrymq.protocol.topic_config import PERM_READ, TopicConfig
 
 
 def check_broker(config: BrokerConfig, doing: str) -> None:
@@ -22,14 +22,14 @@ def check_broker(config: BrokerConfig, doing: str) -> None:
         )
 
 
-def existing_topic(topics: TopicTable, name: str) -> TopicConfig:
+def existing_topic(topics: BrokerTopics, name: str) -> TopicConfig:
     topic = topics.get(name)
     if topic is None:
         raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
     return topic
 
 
-def readable_topic(topics: TopicTable, name: str, doing: str) -> TopicConfig:
+def readable_topic(topics: BrokerTopics, name: str, doing: str) -> TopicConfig:
     topic = existing_topic(topics, name)
     if not topic.is_readable:
         raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{name}] {doing} message is forbidden")

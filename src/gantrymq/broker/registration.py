@@ -9,14 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
-from gantrymq.protocol.route import KVTable
-from gantrymq.protocol.topic_config import (
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.topic_config import (
     PERM_READ,
     PERM_WRITE,
     RegisterBrokerBody,
@@ -24,6 +20,10 @@ from gantrymq.protocol.topic_config import (
     TopicConfigTable,
     encode_register_body,
 )
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
 
@@ -47,7 +47,7 @@ class _Changes:
 class Registration:
     """Registers with each NameServer apart, so that one that is down holds up no other."""
 
-    def __init__(self, config: BrokerConfig, address: str, topics: TopicTable) -> None:
+    def __init__(self, config: BrokerConfig, address: str, topics: BrokerTopics) -> None:
         self._config = config
         self._address = address
         self._topics = topics

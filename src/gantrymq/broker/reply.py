@@ -7,26 +7,26 @@ the topic CLUSTER_REPLY_TOPIC unless storeReplyMessageEnable is off. The replier
 from __future__ import annotations
 
 import logging
-import time
 
+from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.send_headers import (
+from gantrymq.protocol.headers.send import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Replies:
         config: BrokerConfig,
         address: str,
         appender: Appender,
-        topics: TopicTable,
+        topics: BrokerTopics,
         members: GroupMembers[Connection],
     ) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class Replies:
         self._topics = topics
         self._members = members
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.SEND_REPLY_MESSAGE: self.reply, RequestCode.SEND_REPLY_MESSAGE_V2: self.reply}
 
     def reply(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -109,7 +109,7 @@ class Replies:
         member = self._members.producer_member(client_id)
         if member is None:
             return f"push reply message fail, channel of <{client_id}> not found."
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         fields[names.PUSH_REPLY_TIME] = str(now_ms)
         push = ReplyMessageRequestHeader(
             producer_group=header.producer_group,

@@ -7,22 +7,22 @@ CONSUMER_SEND_MSG_BACK (`AbstractSendMessageProcessor.consumerSendMsgBack`) and 
 from __future__ import annotations
 
 import random
-import time
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 
 DLQ_QUEUE_NUMS = 1
@@ -34,14 +34,14 @@ class RetryTopics:
     """The retry and dead-letter topics of one broker."""
 
     def __init__(
-        self, appender: Appender, topics: TopicTable, groups: SubscriptionGroupTable, schedule: Schedule
+        self, appender: Appender, topics: BrokerTopics, groups: SubscriptionGroupTable, schedule: Schedule
     ) -> None:
         self._appender = appender
         self._topics = topics
         self._groups = groups
         self._schedule = schedule
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -73,9 +73,7 @@ class RetryTopics:
                     ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
                 )
             target = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
-            queue, properties, code = self._schedule.redirect(
-                target, encode_properties(fields), level, time.time_ns() // 1_000_000
-            )
+            queue, properties, code = self._schedule.redirect(target, encode_properties(fields), level, now_ms())
         self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
         return RemotingCommand.response()
 

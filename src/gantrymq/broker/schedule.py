@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 import msgspec
 
+from gantrymq import clock
 from gantrymq.broker.appender import Appender
 from gantrymq.errors import GantryError
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
 from gantrymq.protocol.record import decode_records
-from gantrymq.protocol.topic_config import DataVersion
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
@@ -122,7 +122,7 @@ class Schedule:
             if found.next_begin_offset != offset:
                 self._advance(level, found.next_begin_offset)
             return None if found.next_begin_offset >= queue.max_offset else 0.0
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         for buffer in found.buffers:
             for record in decode_records(buffer):
                 due_ms = record.store_timestamp + delay_ms

@@ -7,7 +7,6 @@ without an object per message. What depends on the topic alone is looked up once
 from __future__ import annotations
 
 import random
-import time
 
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
@@ -16,22 +15,23 @@ from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.message import recall_handle
 from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
+from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.batch import decode_batch
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
-from gantrymq.protocol.send_headers import SendMessageResponseHeader
 from gantrymq.protocol.send_request import SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
 
@@ -45,7 +45,7 @@ class Sending:
         self,
         config: BrokerConfig,
         appender: Appender,
-        topics: TopicTable,
+        topics: BrokerTopics,
         schedule: Schedule,
         timer: Timer,
         retry: RetryTopics,
@@ -67,7 +67,7 @@ class Sending:
         #: Topic -> its queues by id, for topics that may be written; emptied whenever a topic changes.
         self._writable: dict[str, list[ConsumeQueue]] = {}
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.SEND_MESSAGE: self.send,
             RequestCode.SEND_MESSAGE_V2: self.send,
@@ -278,7 +278,7 @@ class Sending:
         """Where a message goes that isn't to be consumed at once (`HookUtils.handleScheduleMessage`)."""
         level = _delay_level(properties)
         if level:
-            return self._schedule.redirect(queue, properties, level, time.time_ns() // 1_000_000)
+            return self._schedule.redirect(queue, properties, level, now_ms())
         if any(find_property(properties, name) for name in _TIMER_PROPERTIES):
             return self._timer.redirect(queue, properties, code)
         return queue, properties, code

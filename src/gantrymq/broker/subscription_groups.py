@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.protocol.bodies.topic_config import PERM_READ
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
-from gantrymq.protocol.topic_config import PERM_READ
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.store.json_config import JsonConfigFile
 

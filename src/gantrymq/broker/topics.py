@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.topic_config import (
+from gantrymq.protocol.bodies.topic_config import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     TopicConfig,
     TopicConfigTable,
 )
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -35,7 +35,7 @@ REVIVE_QUEUE_NUMS = 8
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
 
 
-class TopicTable:
+class BrokerTopics:
     """Topic name -> TopicConfig.
 
     `on_change` is called after every change, once it is on disk, with the names of the topics that are new or changed;

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.app import app as admin_app
 from gantrymq.cli.bench import app as bench_app
 from gantrymq.cli.consume import consume
-from gantrymq.cli.main import INTERRUPTED
+from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.options import NameServers, TlsConfigFile
 from gantrymq.cli.pipeline import app as pipeline_app
 from gantrymq.cli.produce import produce

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
 from gantrymq.cli.admin.output import Output, Table, write
 from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context
+from gantrymq.clock import now_ms
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster under load, with the options of Java's benchmarks.")
 
@@ -41,7 +41,7 @@ def bench_produce(
 ) -> None:
     """Send messages and say how many and how fast. The last figures are those of the whole run."""
     from gantrymq.cli.bench_load import Sends, run_sends
-    from gantrymq.client.producer import Producer
+    from gantrymq.client.producing.producer import Producer
 
     if batch > 1 and delay_level:
         raise typer.BadParameter("delayed messages can't go in a batch", param_hint="'-e' / '--delayLevel'")
@@ -83,17 +83,17 @@ def bench_consume(
 ) -> None:
     """Consume messages and say how many, how fast, and how long after they were born and stored."""
     from gantrymq.cli.bench_load import run_reads
-    from gantrymq.client.handler_pool import Handler
-    from gantrymq.client.push_consumer import PushConsumer
-    from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET
+    from gantrymq.client.consuming.handler_pool import MessageHandler
+    from gantrymq.client.consuming.push_consumer import PushConsumer
+    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET
 
     if filter_type not in ("TAG", "SQL92"):
         raise typer.BadParameter(f"{filter_type!r} is neither TAG nor SQL92", param_hint="'-f' / '--filterType'")
 
-    def consumer(handler: Handler) -> PushConsumer:
+    def consumer(handler: MessageHandler) -> PushConsumer:
         return PushConsumer(
             name_servers,
-            f"{group}_{time.time_ns() // 1_000_000}" if suffix else group,
+            f"{group}_{now_ms()}" if suffix else group,
             handler,
             concurrency=workers,
             consume_from_where=CONSUME_FROM_FIRST_OFFSET if from_first else CONSUME_FROM_LAST_OFFSET,

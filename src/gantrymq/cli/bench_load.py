@@ -14,10 +14,11 @@ from typing import Any
 
 import uvloop
 
+from gantrymq import clock
 from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.producer import Producer
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.message import Message, MessageExt
 
@@ -40,7 +41,7 @@ class Sends:
     delay_level: int
 
     def message(self, body: bytes) -> Message:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         message = Message(self.topic, body, delay_level=self.delay_level)
         if self.keys:
             message.properties["KEYS"] = str(now_ms // 1000)

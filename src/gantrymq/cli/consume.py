@@ -60,7 +60,7 @@ def consume(
     from gantrymq.cli.consume_format import formatter
     from gantrymq.cli.consume_reading import run_consume
     from gantrymq.cli.json_message import encode
-    from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+    from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 
     if tags is not None and sql is not None:
         raise typer.BadParameter("one of the two is possible", param_hint="'--tags' / '--sql'")
@@ -87,7 +87,7 @@ def consume(
 def _start(offset: str) -> Start:
     """What `--offset` says."""
     from gantrymq.cli.consume_reading import Start
-    from gantrymq.protocol.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
 
     if offset == "beginning":
         return Start()

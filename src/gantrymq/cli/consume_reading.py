@@ -12,10 +12,14 @@ import uvloop
 
 from gantrymq.cli.consume_format import Formatter
 from gantrymq.client.admin.messages import TOOLS_GROUP
-from gantrymq.client.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
-from gantrymq.client.process_queue import FlowLimits
+from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
+from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.errors import ClientError
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_FROM_FIRST_OFFSET,
+    CONSUME_FROM_LAST_OFFSET,
+    CONSUME_FROM_TIMESTAMP,
+)
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import RpcHook
 

@@ -9,9 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.errors import GantryError
-
-INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

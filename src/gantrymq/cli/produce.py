@@ -58,7 +58,7 @@ def produce(
     """
     from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_MS, run_produce
     from gantrymq.cli.produce_input import MessageMaker
-    from gantrymq.client.producer import Producer
+    from gantrymq.client.producing.producer import Producer
     from gantrymq.protocol.message import Message
 
     def separator(text: str | None, hint: str) -> bytes | None:

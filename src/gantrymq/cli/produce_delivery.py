@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gantrymq.cli.main import INTERRUPTED
+from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
-from gantrymq.client.outgoing import may_be_batched
 from gantrymq.client.periodic import repeat
-from gantrymq.client.producer import Producer
-from gantrymq.client.queue_selector import select_by_hash
+from gantrymq.client.producing.outgoing import may_be_batched
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import BodyError, ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import KEYS

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from gantrymq.cli.main import INTERRUPTED
+from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.errors import GantryError
 from gantrymq.testing.processes import ProcessCluster
 from gantrymq.testing.signals import Interrupted, interruptible

@@ -11,14 +11,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
+from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import GroupRequestHeader, UnregisterClientRequestHeader
-from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import QueueLockAnswer, QueueLockRequest
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.group import GroupRequestHeader, UnregisterClientRequestHeader
+from gantrymq.protocol.headers.offset import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     QueueRequestHeader,
@@ -26,18 +28,16 @@ from gantrymq.protocol.offset_headers import (
     StoreTimeResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
+from gantrymq.protocol.headers.timer import RecallMessageRequestHeader, RecallMessageResponseHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, GetRouteInfoRequestHeader
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader, PullMessageResponseHeader
-from gantrymq.protocol.queue_map import QueueObject
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.send_headers import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.send_response import decode_send_response
 from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION
-from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
-from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 TIMEOUT_MS = 3000

@@ -26,10 +26,10 @@ from gantrymq.client.name_server_discovery import (
 from gantrymq.client.periodic import repeat
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
 from gantrymq.errors import ClientClosed, GantryError
-from gantrymq.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData
-from gantrymq.protocol.route import MASTER_ID
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import Handler, RpcHook
+from gantrymq.remoting.connection import RequestHandler, RpcHook
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ClientInstance:
         *,
         producer_data: ProducerData | None = None,
         consumer_data: ConsumerData | None = None,
-        handlers: Mapping[int, Handler] | None = None,
+        handlers: Mapping[int, RequestHandler] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         instance_name: str | None = None,

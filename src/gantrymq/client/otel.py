@@ -16,8 +16,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
-from gantrymq.client.consume_hooks import ConsumeContext
-from gantrymq.client.send_hook import SendContext
+from gantrymq.client.consuming.consume_hooks import ConsumeContext
+from gantrymq.client.producing.send_hook import SendContext
 from gantrymq.protocol.message import Message
 
 _SPAN = "opentelemetry.span"

@@ -12,11 +12,11 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
-from gantrymq.client.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.errors import ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.route import MASTER_ID, TopicRouteData
-from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import msgspec
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
-from gantrymq.protocol.route import MASTER_ID
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.route import MASTER_ID
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import is_system_topic
 
 #: How often a broker is asked for its topics, which may be thousands, s.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.message_id import UniqueKeys
@@ -95,7 +95,7 @@ class TraceContext:
     trace_type: TraceType
     group: str
     beans: Sequence[TraceBean]
-    timestamp: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    timestamp: int = field(default_factory=now_ms)
     region_id: str = DEFAULT_REGION
     cost_time_ms: int = 0
     success: bool = True

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from gantrymq.client.broker_api import SendStatus
-from gantrymq.client.outgoing import DELAYS
-from gantrymq.client.send_hook import SendContext
+from gantrymq.client.producing.outgoing import DELAYS
+from gantrymq.client.producing.send_hook import SendContext
 from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
+from gantrymq.clock import now_ms
 from gantrymq.protocol import properties as names
 
 
@@ -42,7 +41,7 @@ class SendTraceHook:
                 [bean],
                 timestamp=context.began_ms,
                 region_id=result.region_id or DEFAULT_REGION,
-                cost_time_ms=max(0, time.time_ns() // 1_000_000 - context.began_ms),
+                cost_time_ms=max(0, now_ms() - context.began_ms),
                 success=result.status is SendStatus.SEND_OK,
             )
         )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gantrymq.client.push_consumer import PushConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.demo.flights import FIGURES
-from gantrymq.protocol.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gantrymq.client.producer import Producer
-from gantrymq.client.queue_selector import select_by_hash
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.demo.flights import encode_flights
 from gantrymq.errors import GantryError, NoRouteInfo
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.protocol.topic_config import TopicConfig
 
 if TYPE_CHECKING:
     import pandas as pd

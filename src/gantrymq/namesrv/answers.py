@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.route import TopicRouteData
 
 
 def encode_body(value: msgspec.Struct | dict[str, Any]) -> bytes:

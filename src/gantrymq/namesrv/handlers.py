@@ -23,10 +23,12 @@ from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.registration import check_queues, read_registration
 from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
+from gantrymq.protocol.bodies.route import KVTable, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.namesrv_headers import (
+from gantrymq.protocol.headers.namesrv import (
     AddWritePermResponseHeader,
     BrokerHeartbeatRequestHeader,
     BrokerNameRequestHeader,
@@ -40,14 +42,12 @@ from gantrymq.protocol.namesrv_headers import (
     RegisterBrokerResponseHeader,
     WipeWritePermResponseHeader,
 )
-from gantrymq.protocol.route import KVTable, TopicList, TopicRouteData
-from gantrymq.protocol.topic_config import DataVersion
-from gantrymq.protocol.topic_headers import (
+from gantrymq.protocol.headers.topic import (
     DeleteTopicInNamesrvRequestHeader,
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,
 )
-from gantrymq.remoting.connection import Connection, Handler
+from gantrymq.remoting.connection import Connection, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RequestHandlers:
         self._clock = asyncio.get_running_loop().time
         self._started = self._clock()
 
-    def by_code(self) -> dict[int, Handler]:
+    def by_code(self) -> dict[int, RequestHandler]:
         """What a RemotingServer wants."""
         return {
             RequestCode.PUT_KV_CONFIG: self._put_kv_config,

@@ -5,10 +5,15 @@ from __future__ import annotations
 import zlib
 
 from gantrymq.errors import BodyError, HeaderError, RequestRefused
+from gantrymq.protocol.bodies.topic_config import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfigTable,
+    decode_register_body,
+)
 from gantrymq.protocol.codes import VERSION_3_0_11, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
-from gantrymq.protocol.topic_config import DataVersion, RegisterBrokerBody, TopicConfigTable, decode_register_body
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 
 #: Names and addresses may not be longer. Java has no bound here; its longest topic names have 255 characters.
 MAX_NAME_LENGTH = 1024

@@ -23,10 +23,10 @@ from gantrymq.errors import RequestRefused
 from gantrymq.namesrv.answers import encode_body
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
+from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.namesrv_headers import BrokerRequestHeader, RegisterBrokerRequestHeader
-from gantrymq.protocol.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
-from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gantrymq.namesrv.metrics import AnsweredRequests, collect
 from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.namesrv_headers import NotifyMinBrokerIdChangeRequestHeader
+from gantrymq.protocol.headers.namesrv import NotifyMinBrokerIdChangeRequestHeader
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql import SparkSession
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
 from gantrymq.protocol.message import Message

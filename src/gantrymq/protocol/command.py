@@ -18,7 +18,7 @@ import msgspec
 from gantrymq.errors import FrameError, HeaderError
 from gantrymq.protocol import binary_header, json_header
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
-from gantrymq.protocol.header import Header, header_fields
+from gantrymq.protocol.headers.header import Header, header_fields
 
 #: com.rocketmq.remoting.frameMaxLength: the longest frame that Java's NettyDecoder takes, in bytes.
 MAX_FRAME_LENGTH = 16 * 1024 * 1024

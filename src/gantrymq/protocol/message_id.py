@@ -14,6 +14,7 @@ import random
 import time
 from struct import Struct
 
+from gantrymq import clock
 from gantrymq.errors import ProtocolError
 from gantrymq.protocol.record import decode_host
 
@@ -51,7 +52,7 @@ class UniqueKeys:
 
     def next(self) -> str:
         """A key that no other message of this process has for the next 65,536 in its millisecond."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         if now_ms != self._last_ms:
             if now_ms >= self._month_end_ms:
                 self._set_month(now_ms)

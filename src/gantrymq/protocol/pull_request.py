@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gantrymq.errors import HeaderError
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.command import RemotingCommand, SerializeType
-from gantrymq.protocol.pull_headers import PullMessageRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 
 #: Names with the first three bytes of the value's length; the fourth and the value follow.
 _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"

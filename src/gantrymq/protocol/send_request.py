@@ -14,7 +14,7 @@ from gantrymq.errors import HeaderError
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
-from gantrymq.protocol.send_headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from gantrymq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 
 
 class SendTarget(NamedTuple):

@@ -10,7 +10,7 @@ from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTim
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all
+from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
@@ -24,13 +24,13 @@ class RemotingClient:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler] | None = None,
+        handlers: Mapping[int, RequestHandler] | None = None,
         *,
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        self._handlers: Mapping[int, Handler] = handlers or {}
+        self._handlers: Mapping[int, RequestHandler] = handlers or {}
         self._ssl_context = ssl_context
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Buffers = Sequence[bytes | memoryview]
 #: A handler's answer: a command, encoded frames, or None when `Connection.reply` follows (or nothing does, one-way).
 Reply = RemotingCommand | Buffers | None
-Handler = Callable[["Connection", RemotingCommand], Reply]
+RequestHandler = Callable[["Connection", RemotingCommand], Reply]
 
 #: Unwritten bytes at which writers wait, and a server stops reading, until the peer has taken three quarters of them.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler],
+        handlers: Mapping[int, RequestHandler],
         *,
         hooks: Sequence[RpcHook] = (),
         is_server: bool = False,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.errors import GantryError
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.connection import Connection, Handler, RpcHook, close_all
+from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.tls import ServerTls, TlsConfig
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class RemotingServer:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler],
+        handlers: Mapping[int, RequestHandler],
         *,
         host: str = "0.0.0.0",
         port: int = 0,

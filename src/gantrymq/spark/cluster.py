@@ -18,12 +18,12 @@ import uvloop
 from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
+from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.spark.security import Security
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from gantrymq.spark.columns import arrow_schema, default_schema
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.reader import RocketMQBatchReader, RocketMQPushdownReader, RocketMQStreamReader
 from gantrymq.spark.row_messages import check_columns
-from gantrymq.spark.store_datasource import RocketMQStoreDataSource
+from gantrymq.spark.store.datasource import RocketMQStoreDataSource
 from gantrymq.spark.writer import RocketMQBatchWriter, RocketMQStreamWriter
 
 NAME = "rocketmq"

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 
 _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from gantrymq.errors import ConfigError
-from gantrymq.protocol.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.address import parse_address

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gantrymq.errors import ClientError
-from gantrymq.protocol.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.spark.cluster import Cluster, LoopThread, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, from_json, limit_rows, to_json

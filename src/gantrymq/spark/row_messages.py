@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from gantrymq.client.outgoing import DELAYS
+from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantrymq.errors import ProtocolError
-from gantrymq.protocol.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.spark.arrow_records import PulledRecords
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions

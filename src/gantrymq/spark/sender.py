@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.send_command import send_command
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.clock import now_ms
 from gantrymq.errors import ClientError
 from gantrymq.protocol import sys_flag
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY, find_property
-from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
 from gantrymq.spark.row_messages import Encoded, TopicMessages
@@ -53,7 +53,7 @@ class HalfMessage(NamedTuple):
         )
 
 
-class Sender:
+class RowSender:
     """`partition` is the task's: tasks begin with different queues. `halves` are a transaction's messages so far."""
 
     def __init__(self, cluster: Cluster, partition: int, *, transactional: bool = False) -> None:
@@ -94,7 +94,7 @@ class Sender:
             body = encode_batch(request)
 
             def command(queue: MessageQueue, body: bytes = body) -> RemotingCommand:
-                return send_command(PRODUCER_GROUP, queue, body, b"", _now_ms(), batch=True)
+                return send_command(PRODUCER_GROUP, queue, body, b"", now_ms(), batch=True)
 
             await self._cluster.send(queues, command)
 
@@ -103,7 +103,7 @@ class Sender:
         flag = sys_flag.TRANSACTION_PREPARED if self._transactional else 0
 
         def command(queue: MessageQueue) -> RemotingCommand:
-            return send_command(PRODUCER_GROUP, queue, body, properties, _now_ms(), sys_flag=flag)
+            return send_command(PRODUCER_GROUP, queue, body, properties, now_ms(), sys_flag=flag)
 
         async with self._alone:
             result = await self._cluster.send(queues, command)
@@ -156,7 +156,3 @@ def _requests(messages: list[Encoded]) -> list[list[Encoded]]:
         requests[-1].append(message)
         size += length
     return requests
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from gantrymq.client.broker_api import PullStatus
-from gantrymq.protocol.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, plan_ranges

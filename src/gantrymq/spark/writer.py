@@ -24,7 +24,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.spark.cluster import Cluster, LoopThread, run
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import HalfMessage, Sender, end_all
+from gantrymq.spark.sender import HalfMessage, RowSender, end_all
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def _write(rows: Iterator[pa.RecordBatch], options: WriteOptions, write_id: str)
     return sent
 
 
-async def _open(options: WriteOptions, partition: int) -> Sender:
-    return Sender(_cluster(options), partition, transactional=options.transactional)
+async def _open(options: WriteOptions, partition: int) -> RowSender:
+    return RowSender(_cluster(options), partition, transactional=options.transactional)
 
 
 def _cluster(options: WriteOptions) -> Cluster:

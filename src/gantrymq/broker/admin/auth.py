@@ -8,18 +8,18 @@ from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import UserType
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
-from gantrymq.protocol.auth_body import AclInfo, UserInfo
-from gantrymq.protocol.auth_headers import (
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.auth import (
     AclRequestHeader,
     DeleteAclRequestHeader,
     ListAclsRequestHeader,
     ListUsersRequestHeader,
     UserRequestHeader,
 )
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class AuthAdmin:
     def __init__(self, users: UserTable) -> None:
         self._users = users
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.AUTH_CREATE_USER: self.create_user,
             RequestCode.AUTH_UPDATE_USER: self.update_user,

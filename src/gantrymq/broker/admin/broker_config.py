@@ -20,12 +20,12 @@ from gantrymq.config import (
     unknown_keys,
 )
 from gantrymq.errors import ConfigError, RequestRefused
+from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.stats_headers import GetBrokerConfigResponseHeader
-from gantrymq.protocol.topic_config import DataVersion
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.protocol.headers.stats import GetBrokerConfigResponseHeader
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 
@@ -91,7 +91,7 @@ class BrokerConfigAdmin:
         self._on_change = on_change
         self._version = DataVersion()
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.GET_BROKER_CONFIG: self.get, RequestCode.UPDATE_BROKER_CONFIG: self.update}
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:

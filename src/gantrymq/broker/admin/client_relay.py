@@ -10,18 +10,18 @@ from gantrymq.broker.admin.messages import record_at
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
+from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.group_headers import (
+from gantrymq.protocol.headers.group import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
 )
+from gantrymq.protocol.headers.offset import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.protocol.offset_body import ConsumerStatusBody, ResetOffsetBody
-from gantrymq.protocol.offset_headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class ClientRelay:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
     ) -> None:
@@ -51,7 +51,7 @@ class ClientRelay:
         self._members = members
         self._questions = 0
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,

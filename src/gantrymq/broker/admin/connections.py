@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from gantrymq.broker.consumer_groups import Client, GroupMembers
+from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
-from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.connection_body import (
+from gantrymq.protocol.bodies.connection import (
     ClientConnection,
     ConsumerConnection,
     ProducerConnection,
     ProducerInfo,
     ProducerTableInfo,
 )
+from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.group_headers import GetProducerConnectionListRequestHeader, GroupRequestHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.protocol.headers.group import GetProducerConnectionListRequestHeader, GroupRequestHeader
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 _LANGUAGES = {language.value: language.name for language in LanguageCode}
 
@@ -30,7 +30,7 @@ class Connections:
         self._members = members
         self._clock = asyncio.get_running_loop().time
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -64,7 +64,7 @@ class Connections:
     def all_producers(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The members of every producer group."""
         # Heartbeats are noted in the loop's time.
-        loop_time_ms = time.time_ns() // 1_000_000 - int(self._clock() * 1000)
+        loop_time_ms = now_ms() - int(self._clock() * 1000)
         body = ProducerTableInfo(
             {
                 group: [

@@ -9,14 +9,14 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList, OffsetWrapper
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.stats import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList, OffsetWrapper
-from gantrymq.protocol.stats_headers import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 
@@ -28,7 +28,7 @@ class ConsumeProgress:
         config: BrokerConfig,
         address: str,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
@@ -43,7 +43,7 @@ class ConsumeProgress:
         self._offsets = offsets
         self._runtime = runtime
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_CONSUME_STATS: self.consume_stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,

@@ -10,26 +10,26 @@ from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.errors import RequestRefused
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import (
-    DeleteSubscriptionGroupRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
-    QuerySubscriptionByConsumerRequestHeader,
-    UpdateGroupForbiddenRequestHeader,
-)
-from gantrymq.protocol.offset_body import GroupList
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.subscription_group import (
+from gantrymq.protocol.bodies.offset import GroupList
+from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.subscription_group import (
     GroupForbidden,
     QuerySubscriptionResponseBody,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
 )
-from gantrymq.protocol.topic_headers import TopicRequestHeader
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.group import (
+    DeleteSubscriptionGroupRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.topic_name import group_problem, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class GroupAdmin:
         self._members = members
         self._offsets = offsets
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_list,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
-from gantrymq.protocol.query_headers import (
+from gantrymq.protocol.headers.query import (
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 #: MixAll.UNIQUE_MSG_QUERY_FLAG: the key is a message id that a producer made.
@@ -25,7 +25,7 @@ class MessageAdmin:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.query}
 
     def view(self, connection: Connection, request: RemotingCommand) -> Reply:

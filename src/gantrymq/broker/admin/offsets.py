@@ -10,20 +10,20 @@ from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.offset import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import CorrectionOffsetBody, ResetOffsetBody
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.offset import (
     CloneGroupOffsetRequestHeader,
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class OffsetAdmin:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
@@ -56,7 +56,7 @@ class OffsetAdmin:
         self._schedule = schedule
         self._relay = relay
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
             RequestCode.GET_ALL_DELAY_OFFSET: self.all_delay,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -17,16 +16,17 @@ from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.stats import BrokerStatsData, BrokerStatsItem
 from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.route import KVTable
-from gantrymq.protocol.stats_body import BrokerStatsData, BrokerStatsItem
-from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.protocol.version_name import version_name
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 #: Questions within so many seconds get the figures of one sample.
@@ -48,7 +48,7 @@ class RuntimeInfo:
         self._timer = timer
         self._clock = asyncio.get_running_loop().time
         self._started = self._sampled = self._clock()
-        self._boot_timestamp = time.time_ns() // 1_000_000
+        self._boot_timestamp = now_ms()
         self._boot_position = store.max_physical_offset
         self._put = Traffic(self.put_totals(), self._started)
         self._got = Traffic(deliveries.totals(), self._started)
@@ -56,7 +56,7 @@ class RuntimeInfo:
         today = date.today().toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             RequestCode.VIEW_BROKER_STATS_DATA: self.stats_data,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
+from gantrymq.clock import now_ms
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class StoreAdmin:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_log,
@@ -61,7 +61,7 @@ class StoreAdmin:
     def _clean(self) -> None:
         more = False
         try:
-            more = self._store.clean(time.time_ns() // 1_000_000)
+            more = self._store.clean(now_ms())
         except StoreError as e:
             log.error("the store can't be cleaned: %s", e)
         self._timer = self._loop.call_later(_NEXT_ROUND_S if more else _CLEAN_S, self._clean)

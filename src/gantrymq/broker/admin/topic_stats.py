@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
+from gantrymq import clock
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
-from gantrymq.protocol.queue_map import QueueObject
-from gantrymq.protocol.stats_body import (
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.bodies.stats import (
     ConsumeQueueData,
     QueryConsumeQueueResponseBody,
     QueryConsumeTimeSpanBody,
@@ -24,10 +18,15 @@ from gantrymq.protocol.stats_body import (
     TopicOffset,
     TopicStatsTable,
 )
-from gantrymq.protocol.stats_headers import QueryConsumeTimeSpanRequestHeader
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_headers import TopicRequestHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore
 
@@ -42,7 +41,7 @@ class TopicStats:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         runtime: RuntimeInfo,
@@ -54,7 +53,7 @@ class TopicStats:
         self._offsets = offsets
         self._runtime = runtime
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
             RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
@@ -81,7 +80,7 @@ class TopicStats:
         """When each queue's first, last and last consumed message were stored."""
         header = request.read_header(QueryConsumeTimeSpanRequestHeader)
         topic = self._topic(header.topic)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         spans = []
         for queue_id in range(topic.write_queue_nums):
             span = QueueTimeSpan(QueueObject(self._broker_name, queue_id, header.topic), -1, -1, -1)

@@ -8,17 +8,17 @@ import msgspec
 
 from gantrymq.broker.attributes import altered, parse_changes
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.protocol.topic_headers import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.topic_name import is_system_topic, topic_problem
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class _CreateTopicList(msgspec.Struct, rename="camel"):
 class TopicAdmin:
     """Requests about the topic table."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable, offsets: ConsumerOffsets) -> None:
+    def __init__(self, store: MessageStore, topics: BrokerTopics, offsets: ConsumerOffsets) -> None:
         self._store = store
         self._topics = topics
         self._offsets = offsets
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.create,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_list,

@@ -6,9 +6,9 @@ is a bit there; later it is a record of the revive log.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
@@ -16,17 +16,17 @@ from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.pop import Ack, BatchAck, BatchAckBody, Checkpoint
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.pop_bodies import Ack, BatchAck, BatchAckBody, Checkpoint
-from gantrymq.protocol.pop_headers import (
+from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
 )
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle, real_topic
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 
 
@@ -51,7 +51,7 @@ class PopAcks:
         self._orderly = orderly
         self._wake = wake
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.ACK_MESSAGE: self.ack,
             RequestCode.BATCH_ACK_MESSAGE: self.ack_batch,
@@ -132,7 +132,7 @@ class PopAcks:
             )
         self._queues.check_invisible_time(header.invisible_time)
         handle = ReceiptHandle.parse(header.extra_info)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         if handle.is_orderly:
             return self._change_orderly(header, handle, now_ms)
         checkpoint = Checkpoint(

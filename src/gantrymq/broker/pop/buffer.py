@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.protocol.pop_bodies import Checkpoint, PopKey
+from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
 #: Topic, group, queue id.
 QueueKey = tuple[str, str, int]

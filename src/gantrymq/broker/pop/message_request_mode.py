@@ -6,28 +6,28 @@ from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.pop import MODE_POP, MODE_PULL, RequestMode, RequestModeTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.pop_bodies import MODE_POP, MODE_PULL, RequestMode, RequestModeTable
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.json_config import JsonConfigFile
 
 
 class MessageRequestModes:
     """The modes of one broker, messageRequestMode.json."""
 
-    def __init__(self, config: BrokerConfig, path: Path, topics: TopicTable, groups: SubscriptionGroupTable) -> None:
+    def __init__(self, config: BrokerConfig, path: Path, topics: BrokerTopics, groups: SubscriptionGroupTable) -> None:
         self._config = config
         self._file = JsonConfigFile(path)
         self._topics = topics
         self._groups = groups
         self._modes = RequestModeTable()
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.SET_MESSAGE_REQUEST_MODE: self.set,
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all,

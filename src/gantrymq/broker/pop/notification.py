@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
+from gantrymq import clock
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.waiting import PopWaiting, Waiter
 from gantrymq.broker.pull import MAX_SUSPEND_MS
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.pop_headers import (
+from gantrymq.protocol.headers.pop import (
     NotificationRequestHeader,
     NotificationResponseHeader,
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
 )
-from gantrymq.protocol.topic_config import TopicConfig
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 
 class PopNotifications:
@@ -34,7 +34,7 @@ class PopNotifications:
         self._pops = pops
         self._loop = asyncio.get_running_loop()
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.NOTIFICATION: self.notification, RequestCode.POLLING_INFO: self.polling_info}
 
     def notification(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -50,7 +50,7 @@ class PopNotifications:
                 connection.reply(request, _answer(has_message=has_message))
             return has_message or expired or connection.is_closed
 
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         left_ms = min((header.born_time or now_ms) + header.poll_time - now_ms, header.poll_time, MAX_SUSPEND_MS)
         if left_ms <= 0 or self._waiting.is_stopped:
             return _answer(has_message=False)
@@ -64,7 +64,7 @@ class PopNotifications:
         group = header.consumer_group
         queues = self._queues.of_topic(topic, header.queue_id)
         if header.order:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = clock.now_ms()
             queues = [
                 queue
                 for queue in queues

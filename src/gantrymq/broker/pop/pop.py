@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 
+from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
@@ -26,11 +26,12 @@ from gantrymq.broker.pop.waiting import LineKey, PopWaiting, Waiter
 from gantrymq.broker.pull import DEFAULT_PULL_BYTES, MAX_SUSPEND_MS
 from gantrymq.errors import IllegalMessage, RequestRefused
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.pop import MAX_MESSAGES, Checkpoint
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
-from gantrymq.protocol.pop_bodies import MAX_MESSAGES, Checkpoint
-from gantrymq.protocol.pop_headers import (
+from gantrymq.protocol.headers.pop import (
     INIT_FROM_MIN,
     PeekMessageRequestHeader,
     PopMessageRequestHeader,
@@ -46,9 +47,8 @@ from gantrymq.protocol.receipt_handle import (
     start_offset_entry,
 )
 from gantrymq.protocol.record import decode_records, encode_again
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
-from gantrymq.remoting.connection import Connection, Handler, Reply, error_response
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler, error_response
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -108,7 +108,7 @@ class Popping:
         self._revive_queue_ids = itertools.cycle(range(revive_queue_nums))
         self._wake_timers: dict[LineKey, asyncio.TimerHandle] = {}
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.POP_MESSAGE: self.pop, RequestCode.PEEK_MESSAGE: self.peek}
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class Popping:
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
         header = request.read_header(PopMessageRequestHeader)
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _MAX_LATE_MS:
             raise RequestRefused(
@@ -147,7 +147,7 @@ class Popping:
         """What the group would pop next, which it still can."""
         header = request.read_header(PeekMessageRequestHeader)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
-        batch = _Batch(min(header.max_msg_nums, MAX_MESSAGES), _now_ms(), 0)
+        batch = _Batch(min(header.max_msg_nums, MAX_MESSAGES), clock.now_ms(), 0)
         for queue in self._in_turn(topic, header.consumer_group, header.queue_id):
             offset = self._queues.position(queue, header.consumer_group)
             offset = queue.min_offset if offset is None else offset
@@ -202,7 +202,7 @@ class Popping:
             connection.reply(request, reply)
             return True
 
-        left_ms = min(header.born_time + header.poll_time - _now_ms(), header.poll_time, MAX_SUSPEND_MS)
+        left_ms = min(header.born_time + header.poll_time - clock.now_ms(), header.poll_time, MAX_SUSPEND_MS)
         if header.poll_time <= 0 or left_ms <= 0 or self._waiting.is_stopped:
             return self._nothing(request, header, ResponseCode.POLLING_TIMEOUT)
         key = (header.topic, header.consumer_group, header.queue_id)
@@ -213,7 +213,7 @@ class Popping:
         return None
 
     def _nothing(self, request: RemotingCommand, header: PopMessageRequestHeader, code: int) -> Reply:
-        batch = _Batch(0, _now_ms(), ORDERLY_REVIVE_QUEUE if header.order else 0)
+        batch = _Batch(0, clock.now_ms(), ORDERLY_REVIVE_QUEUE if header.order else 0)
         return self._answer(request, code, batch, header.invisible_time, is_orderly=bool(header.order))
 
     def _answer(
@@ -245,7 +245,7 @@ class Popping:
         if timer is not None:
             timer.cancel()
         info = self._orderly.find(topic, group, queue_id)
-        left_ms = 0 if info is None else info.blocked_until(0) - _now_ms()
+        left_ms = 0 if info is None else info.blocked_until(0) - clock.now_ms()
         self._wake_timers[key] = self._loop.call_later(max(left_ms, 0) / 1000, self._wake, key)
 
     def _wake(self, key: LineKey) -> None:
@@ -258,7 +258,7 @@ class Popping:
 
     def _pop(self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter) -> _Batch:
         revive_queue_id = ORDERLY_REVIVE_QUEUE if header.order else next(self._revive_queue_ids)
-        batch = _Batch(header.max_msg_nums, _now_ms(), revive_queue_id)
+        batch = _Batch(header.max_msg_nums, clock.now_ms(), revive_queue_id)
         retry = not header.order
         handed_out_from = ""
         for queue in self._in_turn(topic, header.consumer_group, header.queue_id, retry=retry):
@@ -375,7 +375,7 @@ class Popping:
         if self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
             self._orderly.clear(queue.topic, group, queue.queue_id)
         return self._orderly.is_blocked(
-            queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, _now_ms()
+            queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, clock.now_ms()
         )
 
     def _first_offset(self, queue: ConsumeQueue, init_mode: int) -> int:
@@ -413,7 +413,3 @@ def _as_first_sent(buffer: memoryview, topic: str, handle: ReceiptHandle) -> Ite
             yield encode_again(record._replace(topic=topic.encode(), properties=encode_properties(fields)))
         except (StructError, IllegalMessage):
             yield original
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -13,23 +13,23 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.errors import BrokerError, GantryError
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.heartbeat import BROADCASTING
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.pop_bodies import (
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING
+from gantrymq.protocol.bodies.pop import (
     MODE_POP,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     QueueAssignment,
     RequestMode,
 )
-from gantrymq.protocol.queue_map import QueueObject
-from gantrymq.protocol.route import TopicRouteData
-from gantrymq.protocol.topic_config import PERM_READ
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_READ
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
 
 #: loadBalancePollNameServerInterval and the patience with a NameServer.
@@ -50,7 +50,7 @@ class Assignments:
         #: Topic -> (when it was asked for, all queues that can be read, None for an unknown topic).
         self._routes: dict[str, tuple[float, list[MessageQueue] | None]] = {}
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.QUERY_ASSIGNMENT: self.query}
 
     async def stop(self) -> None:

@@ -7,11 +7,11 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.topic_config import TopicConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
@@ -23,7 +23,7 @@ class PopQueues:
         self,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
         buffer: PopBuffer,

@@ -11,22 +11,19 @@ The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record t
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 
+from gantrymq import clock
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import BodyError, GantryError, RecordError, StoreError
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.java import tags_code
-from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.pop_bodies import (
+from gantrymq.protocol.bodies.pop import (
     ACK_TAG,
     BATCH_ACK_TAG,
     CHECKPOINT_TAG,
@@ -35,6 +32,9 @@ from gantrymq.protocol.pop_bodies import (
     Checkpoint,
     PopKey,
 )
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record, decode_records
@@ -120,7 +120,7 @@ class PopRevive:
         self,
         revive_log: ReviveLog,
         appender: Appender,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
         retry: RetryTopics,
@@ -139,7 +139,7 @@ class PopRevive:
 
     def start(self) -> None:
         """Goes on where the group's offsets say."""
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         for queue_id in range(self._log.queue_nums):
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
             # A power failure may have taken the log's end, whose offsets come again.
@@ -148,7 +148,7 @@ class PopRevive:
 
     def turn(self) -> bool:
         """Reads what is new and brings back what is due; whether there is more. To be called once a second, or soon."""
-        if _now_ms() < self._paused_until:
+        if clock.now_ms() < self._paused_until:
             return False
         more = False
         for queue_id in range(len(self._queues)):
@@ -156,7 +156,7 @@ class PopRevive:
                 more = self._read(queue_id) or self._revive_due(queue_id) or more
             except GantryError as e:
                 log.error("revive queue %d: going on in %d s: %s", queue_id, _PAUSE_MS // 1000, e)
-                self._paused_until = _now_ms() + _PAUSE_MS
+                self._paused_until = clock.now_ms() + _PAUSE_MS
         return more
 
     def lags(self) -> list[int]:
@@ -174,7 +174,7 @@ class PopRevive:
         if source is None or source.max_offset == queue.next_offset:
             return False
         found = self._store.get(source, queue.next_offset, _BATCH, 1 << 20)
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         deliver_ms = 0
         if found.status is GetStatus.FOUND:
             for buffer in found.buffers:
@@ -209,7 +209,7 @@ class PopRevive:
     def _revive_due(self, queue_id: int) -> bool:
         """Brings back what is due; whether there is more."""
         queue = self._queues[queue_id]
-        now_ms, revived = _now_ms(), 0
+        now_ms, revived = clock.now_ms(), 0
         while revived < _BATCH and (waiting := queue.due(now_ms)) is not None:
             revived += self._revive(waiting)
             queue.done(waiting)
@@ -273,7 +273,3 @@ class PopRevive:
             properties = record.properties
         code = tags_code(fields.get(names.TAGS, "").encode())
         self._appender.append_again(record, queue, properties, code, attempts)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

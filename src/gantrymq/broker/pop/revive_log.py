@@ -7,13 +7,13 @@ for the acknowledgements of a checkpoint. Sources: `PopMessageProcessor.buildCkM
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from gantrymq import clock
 from gantrymq.broker.appender import Appender
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.bodies.pop import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.pop_bodies import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import SYSTEM_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -53,7 +53,7 @@ class ReviveLog:
 
     def _put(self, revive_queue_id: int, tag: str, body: bytes, unique_key: str, deliver_ms: int) -> None:
         appender = self._appender
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         properties = encode_properties(
             {names.TAGS: tag, names.TIMER_DELIVER_MS: str(deliver_ms), names.UNIQUE_KEY: unique_key}
         )

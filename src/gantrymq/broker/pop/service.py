@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 from gantrymq.broker.appender import Appender
@@ -29,9 +28,10 @@ from gantrymq.broker.pop.revive_log import Delay, ReviveLog
 from gantrymq.broker.pop.waiting import PopWaiting
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, TopicTable
+from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
-from gantrymq.remoting.connection import Connection, Handler
+from gantrymq.remoting.connection import Connection, RequestHandler
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PopService:
         path: Path,
         appender: Appender,
         polling: LongPolling,
-        topics: TopicTable,
+        topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
         filters: MessageFilters,
@@ -102,7 +102,7 @@ class PopService:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return self._handlers
 
     def load(self) -> None:
@@ -122,7 +122,7 @@ class PopService:
 
     def save(self) -> None:
         """Writes consumerOrderInfo.json when it changed."""
-        self._orderly.save(self.queues.exists, _now_ms())
+        self._orderly.save(self.queues.exists, now_ms())
 
     def stop(self) -> None:
         """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
@@ -134,7 +134,7 @@ class PopService:
         self._expire(_EVER, None)
 
     def _tick(self) -> None:
-        more = self._expire(_now_ms(), _EXPIRE_BATCH)
+        more = self._expire(now_ms(), _EXPIRE_BATCH)
         try:
             more = self._revive.turn() or more
         except Exception:
@@ -147,7 +147,3 @@ class PopService:
         except GantryError as e:
             log.error("checkpoints of %d pops can't be stored: %s", len(self.buffer), e)
             return False
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

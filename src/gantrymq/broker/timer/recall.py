@@ -6,22 +6,21 @@ slot is delivered, it takes the first one away.
 
 from __future__ import annotations
 
-import time
-
+from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import IllegalMessage, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.timer import RecallMessageRequestHeader, RecallMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
-from gantrymq.protocol.timer_headers import RecallMessageRequestHeader, RecallMessageResponseHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import SYNC_FLUSH
 
 _TAG = "_RECALL_TAG_"
@@ -31,7 +30,7 @@ class Recall:
     """Recalls on one broker."""
 
     def __init__(
-        self, config: BrokerConfig, appender: Appender, topics: TopicTable, timer: Timer, flush_waits: FlushWaits
+        self, config: BrokerConfig, appender: Appender, topics: BrokerTopics, timer: Timer, flush_waits: FlushWaits
     ) -> None:
         self._config = config
         self._appender = appender
@@ -39,7 +38,7 @@ class Recall:
         self._timer = timer
         self._flush_waits = flush_waits
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     def recall(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -50,7 +49,7 @@ class Recall:
         topic = header.topic
         if self._topics.get(topic) is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         try:
             handle = decode_recall_handle(header.recall_handle)
             self._check(handle, topic, now_ms)

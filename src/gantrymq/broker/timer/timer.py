@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,12 +16,13 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.timer.delivery import Step, TimerDelivery
 from gantrymq.broker.timer.message import slot_time
 from gantrymq.broker.timer.metrics import TimerMetrics
+from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.timer_checkpoint import TimerCheckpoint
@@ -73,7 +73,7 @@ class Timer:
         self._flush_handle: asyncio.TimerHandle | None = None
         self._flush_task: asyncio.Task[None] | None = None
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_TIMER_CHECK_POINT: self.get_checkpoint,
             RequestCode.GET_TIMER_METRICS: self.get_metrics,
@@ -84,7 +84,7 @@ class Timer:
     def load(self) -> None:
         """Recovers the files. Raises StoreError."""
         if self._is_enabled:
-            self._files.open(self._store.max_physical_offset, _now_ms())
+            self._files.open(self._store.max_physical_offset, now_ms())
             self._metrics.load()
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Timer:
             self._flush_handle.cancel()
         end = self._loop.time() + _FINISH_S
         while self._delivery.is_delivering and self._loop.time() < end:
-            if self._delivery.step(_now_ms()) is Step.BLOCKED:
+            if self._delivery.step(now_ms()) is Step.BLOCKED:
                 break
         if self._files.is_used:
             await self._flush()
@@ -126,7 +126,7 @@ class Timer:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
             )
-        slot_ms = slot_time(fields, self._config, _now_ms())
+        slot_ms = slot_time(fields, self._config, now_ms())
         if slot_ms is None:
             return queue, properties, tags_code
         self._check_congestion(slot_ms)
@@ -164,7 +164,7 @@ class Timer:
         self._is_awake = False
         end = self._loop.time() + _TURN_S
         try:
-            while (step := self._delivery.step(_now_ms())) is Step.MORE:
+            while (step := self._delivery.step(now_ms())) is Step.MORE:
                 self._is_changed = True
                 if self._loop.time() >= end:
                     break
@@ -177,7 +177,7 @@ class Timer:
         elif step is Step.BLOCKED:
             self._sleep(_BLOCKED_S)
         elif (due_ms := self._delivery.due_ms()) is not None:
-            self._sleep(min(max(due_ms - _now_ms(), 0) / 1000, _LONGEST_SLEEP_S))
+            self._sleep(min(max(due_ms - now_ms(), 0) / 1000, _LONGEST_SLEEP_S))
         self._flush_later()
 
     # -- the disk -----------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Timer:
     async def _flush(self) -> None:
         try:
             self._is_changed = False
-            checkpoint, metrics = self._files.checkpoint(_now_ms()), self._metrics.encode()
+            checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
             await self._log_flushed()
             await self._loop.run_in_executor(None, self._save, checkpoint, metrics)
             self._files.delete_before(self._store.min_physical_offset)
@@ -225,7 +225,7 @@ class Timer:
         """The content of timercheck as it would be now."""
         if not self._is_enabled:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
-        return RemotingCommand.response(body=self._files.checkpoint(_now_ms()).encode())
+        return RemotingCommand.response(body=self._files.checkpoint(now_ms()).encode())
 
     def get_metrics(self, connection: Connection, request: RemotingCommand) -> Reply:
         """How many messages wait for each topic."""
@@ -237,7 +237,7 @@ class Timer:
         """How far it lags now."""
         due_ms = self._delivery.due_ms()
         not_taken_in = self._delivery.queue().max_offset - self._files.queue_offset if self._is_enabled else 0
-        overdue_ms = 0 if due_ms is None else max(_now_ms() - due_ms, 0)
+        overdue_ms = 0 if due_ms is None else max(now_ms() - due_ms, 0)
         return TimerBehind(overdue_ms, not_taken_in, self._files.waiting)
 
     def waiting(self) -> dict[str, int]:
@@ -256,7 +256,3 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
             future.set_result(None)
         else:
             future.set_exception(error)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -16,19 +16,19 @@ from typing import NamedTuple
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record, decode_records, encode_again
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
-from gantrymq.protocol.transaction_headers import CheckTransactionStateRequestHeader
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import PutResult
@@ -56,7 +56,12 @@ class TransactionCheck:
     """Rounds over the half messages of one broker. What ended just now is asked of `ops`."""
 
     def __init__(
-        self, config: BrokerConfig, appender: Appender, topics: TopicTable, offsets: ConsumerOffsets, ops: OpMessages
+        self,
+        config: BrokerConfig,
+        appender: Appender,
+        topics: BrokerTopics,
+        offsets: ConsumerOffsets,
+        ops: OpMessages,
     ) -> None:
         self._config = config
         self._appender = appender

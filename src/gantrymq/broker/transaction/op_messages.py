@@ -7,10 +7,10 @@ share one message: they wait here until they are written to queue 0 of RMQ_SYS_T
 from __future__ import annotations
 
 import logging
-import time
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import find_property
@@ -73,7 +73,7 @@ class OpMessages:
             op_queue(self._appender.store),
             0,
             0,
-            time.time_ns() // 1_000_000,
+            now_ms(),
             self._appender.store_host,
             0,
             bytes(body),

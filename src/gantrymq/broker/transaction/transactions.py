@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -16,22 +15,23 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.topics import TopicTable
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
+from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
-from gantrymq.protocol.transaction_headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
-from gantrymq.remoting.connection import Connection, Handler, Reply
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Transactions:
         self,
         config: BrokerConfig,
         appender: Appender,
-        topics: TopicTable,
+        topics: BrokerTopics,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         redirect: Redirect,
@@ -71,7 +71,7 @@ class Transactions:
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.END_TRANSACTION: self.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
@@ -136,7 +136,7 @@ class Transactions:
         fields = decode_properties(record.properties)
         immunity_s = fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
         if immunity_s and not header.from_transaction_check:
-            age_ms = time.time_ns() // 1_000_000 - record.born_timestamp
+            age_ms = now_ms() - record.born_timestamp
             limit_ms = int(immunity_s) * 1000 if immunity_s.isdecimal() and len(immunity_s) < 20 else 0
             if age_ms > max(limit_ms, self._config.transaction_time_out):
                 raise RequestRefused(
@@ -217,7 +217,7 @@ class Transactions:
             await asyncio.sleep(self._config.transaction_check_interval / 1000)
             absent: set[str] = set()
             try:
-                for questions in check.round(time.time_ns() // 1_000_000):
+                for questions in check.round(now_ms()):
                     for question in questions:
                         producer = self._producer(question.group)
                         if producer is None:

@@ -12,7 +12,7 @@ from gantrymq.cli.admin.output import Output, Table
 from gantrymq.cli.admin.values import one_target
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.protocol.auth_body import AclInfo, UserInfo
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 
 app = typer.Typer(add_completion=False)
 

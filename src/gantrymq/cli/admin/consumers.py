@@ -12,8 +12,8 @@ from gantrymq.cli.admin.output import Output, Table, human_time, listing, settin
 from gantrymq.cli.admin.values import TrueFalse
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
-from gantrymq.protocol.connection_body import ClientConnection
-from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY
+from gantrymq.protocol.bodies.connection import ClientConnection
+from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.version_name import version_name
 

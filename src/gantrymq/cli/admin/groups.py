@@ -13,8 +13,8 @@ from gantrymq.cli.admin.output import Output, Table, settings
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BodyError
+from gantrymq.protocol.bodies.subscription_group import GroupRetryPolicy, SubscriptionGroupConfig
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.subscription_group import GroupRetryPolicy, SubscriptionGroupConfig
 
 app = typer.Typer(add_completion=False)
 

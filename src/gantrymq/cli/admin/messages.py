@@ -18,7 +18,7 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import FOREVER_MS
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import ClientError
-from gantrymq.protocol.heartbeat import SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from gantrymq.cli.admin.output import Output, listing
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.offsets import LATEST
+from gantrymq.clock import now_ms
 from gantrymq.protocol.message import MessageQueue
 
 app = typer.Typer(add_completion=False)
@@ -32,7 +32,7 @@ async def reset_offset_by_time(
     offset: Annotated[int | None, typer.Option("-o", "--offset", min=0, help="This offset; needs -b and -q.")] = None,
 ) -> Output:
     """Reset consumer offset by timestamp (without client restart)."""
-    timestamp_ms = time.time_ns() // 1_000_000 if timestamp == "now" else parse_time(timestamp, "'-s' / '--timestamp'")
+    timestamp_ms = now_ms() if timestamp == "now" else parse_time(timestamp, "'-s' / '--timestamp'")
     if (broker is None) != (queue_id is None) or (offset is not None and broker is None):
         raise typer.BadParameter("-b and -q go together, -o with them", param_hint="'-b' / '-q' / '-o'")
     if broker is None or queue_id is None:

@@ -12,7 +12,7 @@ from gantrymq.cli.admin.output import Output, listing, table
 from gantrymq.cli.admin.values import TrueFalse
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.producer import Producer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 

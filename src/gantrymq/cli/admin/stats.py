@@ -10,7 +10,7 @@ from gantrymq.cli.admin.command import command
 from gantrymq.cli.admin.output import Output, listing
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
-from gantrymq.protocol.stats_body import BrokerStatsData
+from gantrymq.protocol.bodies.stats import BrokerStatsData
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 app = typer.Typer(add_completion=False)

@@ -11,10 +11,10 @@ from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.rebalance import allocate_averagely
+from gantrymq.client.consuming.rebalance import allocate_averagely
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import GantryError
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 app = typer.Typer(add_completion=False)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from gantrymq.client.admin.base import AdminBase
 from gantrymq.errors import ClientError
-from gantrymq.protocol.auth_body import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
-from gantrymq.protocol.auth_headers import (
+from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.auth import (
     AclRequestHeader,
     DeleteAclRequestHeader,
     ListAclsRequestHeader,
     ListUsersRequestHeader,
     UserRequestHeader,
 )
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.fastjson import decode_json, encode_json
 
 
 class AdminAuth(AdminBase):

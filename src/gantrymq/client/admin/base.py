@@ -14,11 +14,11 @@ from typing import Self, TypeVar
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes
 from gantrymq.errors import ClientError, GantryError, PartialFailure, RemotingError
+from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.header import Header
-from gantrymq.protocol.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
+from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RpcHook
 

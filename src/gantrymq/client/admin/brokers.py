@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from gantrymq.client.admin.base import AdminBase
 from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.stats import BrokerStatsData, QueryConsumeQueueResponseBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.query_headers import QueryConsumeQueueRequestHeader
-from gantrymq.protocol.route import KVTable
-from gantrymq.protocol.stats_body import BrokerStatsData, QueryConsumeQueueResponseBody
-from gantrymq.protocol.stats_headers import ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
 
 
 class AdminBrokers(AdminBase):

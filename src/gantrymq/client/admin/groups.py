@@ -8,26 +8,26 @@ import msgspec
 
 from gantrymq.client.admin.topics import AdminTopics
 from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.bodies.connection import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
+from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
+from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList, QueryConsumeTimeSpanBody, QueueTimeSpan
+from gantrymq.protocol.bodies.subscription_group import (
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupWrapper,
+)
 from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.connection_body import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
-from gantrymq.protocol.consumer_bodies import ConsumerRunningInfo
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.group_headers import (
+from gantrymq.protocol.headers.group import (
     DeleteSubscriptionGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
     GroupRequestHeader,
 )
-from gantrymq.protocol.stats_body import ConsumeStats, ConsumeStatsList, QueryConsumeTimeSpanBody, QueueTimeSpan
-from gantrymq.protocol.stats_headers import (
+from gantrymq.protocol.headers.stats import (
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
-)
-from gantrymq.protocol.subscription_group import (
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupWrapper,
 )
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
 

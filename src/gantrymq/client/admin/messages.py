@@ -12,16 +12,16 @@ from gantrymq.client.admin.offsets import AdminOffsets
 from gantrymq.client.admin.trace import TraceView, decode_trace
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.errors import BodyError, BrokerError, ClientError, ProtocolError
+from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult
+from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.consumer_bodies import ConsumeMessageDirectlyResult
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.group_headers import ConsumeMessageDirectlyResultRequestHeader
-from gantrymq.protocol.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.headers.group import ConsumeMessageDirectlyResultRequestHeader
+from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
-from gantrymq.protocol.query_headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
 #: MixAll.TOOLS_CONSUMER_GROUP: with it mqadmin reads queues.

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from gantrymq.client.admin.base import AdminBase
 from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
+from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.namesrv_headers import (
+from gantrymq.protocol.headers.namesrv import (
     AddWritePermResponseHeader,
     BrokerNameRequestHeader,
     GetKVConfigResponseHeader,
@@ -18,7 +19,6 @@ from gantrymq.protocol.namesrv_headers import (
     PutKVConfigRequestHeader,
     WipeWritePermResponseHeader,
 )
-from gantrymq.protocol.route import KVTable
 
 #: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"

@@ -10,15 +10,15 @@ import asyncio
 from gantrymq.client.admin.groups import AdminGroups
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import BrokerError, ClientError
+from gantrymq.protocol.bodies.offset import ResetOffsetBody
+from gantrymq.protocol.bodies.route import BrokerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.offset_body import ResetOffsetBody
-from gantrymq.protocol.offset_headers import (
+from gantrymq.protocol.headers.offset import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     ResetOffsetRequestHeader,
 )
-from gantrymq.protocol.route import BrokerData
+from gantrymq.protocol.message import MessageQueue
 
 #: A timestamp that stands for the end of a queue.
 LATEST = -1

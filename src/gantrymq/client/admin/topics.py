@@ -9,13 +9,13 @@ import msgspec
 from gantrymq.client.admin.base import any_address
 from gantrymq.client.admin.namesrv import AdminNamesrv
 from gantrymq.errors import ClientError
+from gantrymq.protocol.bodies.offset import GroupList
+from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.stats import TopicStatsTable
+from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.offset_body import GroupList
-from gantrymq.protocol.route import TopicList
-from gantrymq.protocol.stats_body import TopicStatsTable
-from gantrymq.protocol.topic_config import TopicConfig, TopicConfigTable
-from gantrymq.protocol.topic_headers import (
+from gantrymq.protocol.headers.topic import (
     DeleteTopicInNamesrvRequestHeader,
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,

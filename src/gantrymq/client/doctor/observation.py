@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
-from gantrymq.protocol.route import MASTER_ID, ClusterInfo, TopicRouteData
-from gantrymq.protocol.topic_config import TopicConfig
+from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 #: Brokers that are asked at the same time.

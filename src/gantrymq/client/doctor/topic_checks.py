@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, named
-from gantrymq.protocol.route import QueueData, TopicRouteData
-from gantrymq.protocol.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.bodies.route import QueueData, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.topic_name import topic_problem
 
 

@@ -1,0 +1,242 @@
+"""AssignedQueues: the queues that a consumer reads at the moment: takes them, gives them up, commits their offsets.
+
+Source: client/impl/consumer/RebalanceImpl (updateProcessQueueTableInRebalance), RebalancePushImpl
+(computePullFromWhere).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consume_statistics import ConsumeStatistics
+from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.offset_store import OffsetStore
+from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
+from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE, QueuePuller, Sink
+from gantrymq.client.periodic import repeat
+from gantrymq.errors import ClientError, ConnectFailed, GantryError
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_FROM_FIRST_OFFSET,
+    CONSUME_FROM_LAST_OFFSET,
+    CONSUME_FROM_TIMESTAMP,
+    SubscriptionData,
+)
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+
+log = logging.getLogger(__name__)
+
+#: persistConsumerOffsetInterval.
+COMMIT_INTERVAL_S = 5.0
+
+
+@dataclass(slots=True, frozen=True)
+class PullOptions:
+    """How a consumer pulls.
+
+    `consume_from_where` says where a group begins that has no offset yet: at the end, at the beginning or at the first
+    message stored at `consume_timestamp_ms` (ms since the epoch). It has no say once an offset is committed.
+    """
+
+    consume_from_where: str = CONSUME_FROM_LAST_OFFSET
+    consume_timestamp_ms: int = 0
+    batch_size: int = PULL_BATCH_SIZE
+    limits: FlowLimits = field(default_factory=FlowLimits)
+
+
+class AssignedQueues:
+    """Queues and their pullers.
+
+    With `commits` the offsets are committed to `offset_store` every 5 s and when a queue is given up; with
+    `commits_by_pull` each pull does so, too. With `locks` a queue is read only under the broker's lock. `finish` is
+    awaited after a queue is dropped and before its offset is committed.
+    """
+
+    def __init__(
+        self,
+        client: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, SubscriptionData],
+        sink: Sink,
+        options: PullOptions,
+        offset_store: OffsetStore,
+        *,
+        commits: bool,
+        commits_by_pull: bool,
+        lite: bool,
+        locks: HeldLocks | None = None,
+        finish: Callable[[ProcessQueue], Awaitable[None]] | None = None,
+    ) -> None:
+        self.offset_store = offset_store
+        self.statistics = ConsumeStatistics()
+        self._client = client
+        self._group = group
+        self._subscriptions = subscriptions
+        self._sink = sink
+        self._options = options
+        self._commits = commits
+        self._commits_by_pull = commits_by_pull
+        self._lite = lite
+        self._locks = locks
+        self._finish = finish
+        self._queues: dict[MessageQueue, tuple[ProcessQueue, QueuePuller]] = {}
+        self._moves: set[asyncio.Task[None]] = set()
+        #: One change at a time: a queue that is sought isn't given up or taken meanwhile.
+        self._changing = asyncio.Lock()
+        self._committer = asyncio.create_task(repeat(COMMIT_INTERVAL_S, self._commit_each)) if commits else None
+
+    @property
+    def queues(self) -> set[MessageQueue]:
+        return set(self._queues)
+
+    @property
+    def process_queues(self) -> list[ProcessQueue]:
+        return [process_queue for process_queue, _ in self._queues.values()]
+
+    def process_queue(self, queue: MessageQueue) -> ProcessQueue:
+        """Raises ClientError for a queue that is not held."""
+        if queue not in self._queues:
+            raise ClientError(f"{queue} is not assigned to this consumer")
+        return self._queues[queue][0]
+
+    async def assign(self, topic: str, queues: set[MessageQueue]) -> None:
+        """Makes `queues` those of `topic` that are read. Raises when one couldn't be taken; the others are."""
+        async with self._changing:
+            held = {queue for queue in self._queues if queue.topic == topic}
+            if held != queues:
+                log.info("group %s reads %d queues of %s: %s", self._group, len(queues), topic, sorted(queues))
+            outcomes = await asyncio.gather(
+                *(self._release(queue) for queue in held - queues),
+                *(self._take(queue) for queue in sorted(queues - held)),
+                return_exceptions=True,
+            )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on at `offset`; what was pulled before is dropped. Raises ClientError for a queue that is not held."""
+        async with self._changing:
+            paused = self.process_queue(queue).paused
+            await self._drop(queue)
+            self._pull(queue, offset).paused = paused
+
+    async def reset(self, queue: MessageQueue, offset: int) -> None:
+        """Like `seek`, and commits `offset`, which may be before the one that was committed."""
+        async with self._changing:
+            self.process_queue(queue)
+            await self._drop(queue)
+            self.offset_store.forget(queue)
+            try:
+                await self.offset_store.commit({queue: offset})
+            finally:
+                self._pull(queue, offset)
+
+    async def commit_all(self) -> None:
+        """Commits the offsets of all queues; raises what the first failure was after all were tried."""
+        await self.offset_store.commit({held.queue: held.commit_offset for held in self.process_queues})
+
+    async def close(self, finish: Awaitable[None] | None = None) -> None:
+        """Ends the pulls, awaits `finish`, in which what was pulled is dealt with, commits, gives the locks back."""
+        ending = [*self._moves, *([self._committer] if self._committer else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*(puller.stop() for _, puller in self._queues.values()))
+        if finish is not None:
+            await finish
+        if self._commits:
+            await self._commit_each()
+        if self._locks is not None:
+            await self._locks.close()
+        for process_queue in self.process_queues:
+            process_queue.dropped = True
+        self._queues.clear()
+
+    async def _release(self, queue: MessageQueue) -> None:
+        """Stops reading a queue: what is not handled yet is left to its next reader."""
+        process_queue = await self._drop(queue)
+        if self._commits:
+            await self._commit(process_queue)
+        self.offset_store.forget(queue)
+        if self._locks is not None:
+            await self._locks.unlock([queue])
+
+    async def _drop(self, queue: MessageQueue) -> ProcessQueue:
+        process_queue, puller = self._queues.pop(queue)
+        process_queue.dropped = True
+        await puller.stop()
+        if self._finish is not None:
+            await self._finish(process_queue)
+        return process_queue
+
+    async def _take(self, queue: MessageQueue) -> None:
+        if self._locks is not None and not await self._locks.lock([queue]):
+            raise ClientError(f"{queue} is still locked for another consumer of group {self._group}")
+        self._pull(queue, await self._first_offset(queue))
+
+    def _pull(self, queue: MessageQueue, offset: int) -> ProcessQueue:
+        subscription = self._subscriptions.get(queue.topic)
+        if subscription is None:
+            raise ClientError(f"topic {queue.topic} was unsubscribed meanwhile")
+        process_queue = ProcessQueue(queue, offset, self._options.limits, self.statistics.of(queue.topic))
+        puller = QueuePuller(
+            self._client,
+            self._group,
+            process_queue,
+            subscription,
+            self._sink,
+            self._moved,
+            # Who wants to hold few messages isn't given many at once.
+            batch_size=min(self._options.batch_size, self._options.limits.max_messages),
+            commits=self._commits_by_pull,
+            lite=self._lite,
+        )
+        self._queues[queue] = process_queue, puller
+        return process_queue
+
+    def _moved(self, process_queue: ProcessQueue, offset: int) -> None:
+        task = asyncio.create_task(self._go_on_at(process_queue, offset))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+
+    async def _go_on_at(self, process_queue: ProcessQueue, offset: int) -> None:
+        """The broker has nothing at the offset that was pulled, or an operator set another one."""
+        try:
+            if not process_queue.dropped:
+                await (self.reset if self._commits else self.seek)(process_queue.queue, offset)
+        except GantryError as e:
+            log.warning("%s can't go on at %d: %s", process_queue.queue, offset, e)
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        committed = await self.offset_store.read(queue)
+        if committed is not None:
+            return committed
+        topic, broker_name, queue_id = queue
+        from_where = self._options.consume_from_where
+        is_retry = topic.startswith(RETRY_TOPIC_PREFIX)
+        if from_where == CONSUME_FROM_FIRST_OFFSET or (is_retry and from_where == CONSUME_FROM_LAST_OFFSET):
+            return 0
+        address = self._client.routes.broker_address(broker_name)
+        if address is None:
+            raise ConnectFailed(f"no route names broker {broker_name}", broker_name)
+        if from_where == CONSUME_FROM_TIMESTAMP and not is_retry:
+            return await self._client.api.search_offset(address, topic, queue_id, self._options.consume_timestamp_ms)
+        return await self._client.api.max_offset(address, topic, queue_id)
+
+    async def _commit(self, *process_queues: ProcessQueue) -> None:
+        try:
+            await self.offset_store.commit({held.queue: held.commit_offset for held in process_queues})
+        except GantryError as e:
+            log.warning("can't commit the offsets of group %s: %s", self._group, " ".join([str(e), *_notes(e)]))
+
+    async def _commit_each(self) -> None:
+        await self._commit(*self.process_queues)
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])

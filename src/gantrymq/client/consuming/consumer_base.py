@@ -1,0 +1,175 @@
+"""What the consumers have in common: a group and its subscriptions, in a namespace; and how they are begun and ended.
+
+Source: client/consumer/DefaultMQPushConsumer, DefaultLitePullConsumer (constructors, subscribe, unsubscribe).
+"""
+
+from __future__ import annotations
+
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assigned_queues import PullOptions
+from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
+from gantrymq.client.consuming.rebalance import AllocateStrategy
+from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
+from gantrymq.client.namespace import without_namespace, wrap_namespace
+from gantrymq.errors import ClientError, IllegalMessage
+from gantrymq.protocol.bodies.heartbeat import (
+    BROADCASTING,
+    CLUSTERING,
+    EXPRESSION_TAG,
+    SUBSCRIBE_ALL,
+    ConsumerData,
+    SubscriptionData,
+)
+from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.protocol.topic_name import group_problem, topic_problem
+from gantrymq.remoting.connection import RequestHandler, RpcHook
+
+#: A consumer that reads everything finds its offsets again under this name (`ClientConfig.instanceName`).
+DEFAULT_INSTANCE = "DEFAULT"
+
+
+class GroupConsumer(ABC):
+    """A consumer of `group`, to be used inside `async with`."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        *,
+        namespace: str,
+        ssl_context: ssl.SSLContext | None,
+        hooks: Sequence[RpcHook],
+    ) -> None:
+        self._wire_group = wrap_namespace(namespace, group)
+        if problem := group_problem(self._wire_group):
+            raise IllegalMessage(problem)
+        self.group = group
+        self._name_servers = name_servers
+        self._namespace = namespace
+        self._ssl_context = ssl_context
+        self._hooks = hooks
+        #: By the topics that brokers know.
+        self._subscriptions: dict[str, SubscriptionData] = {}
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Joins the group."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Leaves the group."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
+        """Adds a topic, or changes its expression: `*`, tags separated by `||`, or SQL92 as its type says.
+
+        A consumer that runs reads the topic anew. All consumers of a group must have the same subscriptions.
+        """
+        wire_topic = self._wire_topic(topic)
+        if problem := topic_problem(wire_topic):
+            raise IllegalMessage(problem)
+        self._subscriptions[wire_topic] = SubscriptionData.parse(wire_topic, expression, expression_type)
+        self._subscription_changed(wire_topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes a topic away; one that isn't there does no harm."""
+        wire_topic = self._wire_topic(topic)
+        if self._subscriptions.pop(wire_topic, None) is not None:
+            self._subscription_changed(wire_topic)
+
+    @abstractmethod
+    def _subscription_changed(self, wire_topic: str) -> None:
+        """For a consumer that runs."""
+
+    def _connect(
+        self,
+        consumer_data: ConsumerData | None,
+        handlers: Mapping[int, RequestHandler],
+        instance_name: str | None = None,
+    ) -> ClientInstance:
+        return ClientInstance(
+            self._name_servers,
+            consumer_data=consumer_data,
+            handlers=handlers,
+            ssl_context=self._ssl_context,
+            hooks=self._hooks,
+            instance_name=instance_name,
+        )
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _wire_topic(self, topic: str) -> str:
+        return wrap_namespace(self._namespace, topic)
+
+    def _wire_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue._replace(topic=self._wire_topic(queue.topic)) if self._namespace else queue
+
+    def _user_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue._replace(topic=without_namespace(queue.topic, self._namespace)) if self._namespace else queue
+
+    def _strip_namespace(self, messages: Sequence[MessageExt]) -> None:
+        if self._namespace:
+            for message in messages:
+                message.topic = without_namespace(message.topic, self._namespace)
+
+
+class PullingConsumer(GroupConsumer):
+    """A consumer that pulls queues: its share of the group's, or all of them (`broadcasting`)."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        options: PullOptions,
+        allocate: AllocateStrategy,
+        *,
+        broadcasting: bool,
+        offset_directory: Path,
+        instance_name: str,
+        namespace: str,
+        ssl_context: ssl.SSLContext | None,
+        hooks: Sequence[RpcHook],
+    ) -> None:
+        super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        if not 1 <= options.batch_size <= 1024:
+            raise ClientError(f"pull_batch_size {options.batch_size}: 1 to 1024 are possible")
+        self._options = options
+        self._allocate = allocate
+        self._broadcasting = broadcasting
+        self._offset_directory = offset_directory
+        self._instance_name = instance_name if broadcasting else None
+
+    def _consumer_data(self, consume_type: str) -> ConsumerData:
+        return ConsumerData(
+            self._wire_group,
+            consume_type,
+            BROADCASTING if self._broadcasting else CLUSTERING,
+            self._options.consume_from_where,
+            list(self._subscriptions.values()),
+        )
+
+    def _offset_store(self, client: ClientInstance) -> OffsetStore:
+        """Raises ClientError when the file of offsets can't be read."""
+        if self._broadcasting:
+            return LocalOffsetStore(self._offset_directory, client.client_id, self._wire_group)
+        return BrokerOffsetStore(client, self._wire_group)
+
+    def _share(self, client: ClientInstance, assign: Assign) -> Share:
+        if self._broadcasting:
+            return ShareAll(client, assign)
+        return ShareInGroup(client, self._wire_group, self._allocate, assign)

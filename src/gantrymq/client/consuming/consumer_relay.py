@@ -1,0 +1,206 @@
+"""ConsumerRelay: what a consumer answers to an operator and obeys, by way of its broker.
+
+Source: client/impl/ClientRemotingProcessor, MQClientInstance (resetOffset, getConsumerStatus, consumerRunningInfo),
+ConsumeMessageConcurrentlyService (consumeMessageDirectly).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import NamedTuple
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assigned_queues import AssignedQueues
+from gantrymq.client.consuming.consume_statistics import SAMPLE_INTERVAL_S, TopicCounters
+from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, Source, handler_pool
+from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.namespace import without_namespace
+from gantrymq.client.periodic import repeat
+from gantrymq.client.popping.popped_queues import PoppedQueues
+from gantrymq.clock import now_ms
+from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.protocol.bodies import consumer as bodies
+from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.group import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+)
+from gantrymq.protocol.headers.offset import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
+from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.protocol.properties import RETRY_TOPIC
+from gantrymq.protocol.record import decode_record
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+
+log = logging.getLogger(__name__)
+
+
+class Consumer(NamedTuple):
+    """What the relay tells of. A consumer without handler, of which messages are asked for, has no pool either."""
+
+    client: ClientInstance
+    subscriptions: Mapping[str, SubscriptionData]
+    queues: AssignedQueues
+    popped: PoppedQueues | None = None
+    locks: HeldLocks | None = None
+    pool: HandlerPool | None = None
+    handler: MessageHandler | None = None
+
+
+class ConsumerRelay:
+    """For one consumer of `group`; between `attach` and `close`."""
+
+    def __init__(self, group: str, namespace: str, consume_type: str, orderly: bool = False) -> None:
+        self._group = group
+        self._namespace = namespace
+        self._consume_type = consume_type
+        self._orderly = orderly
+        self._started_ms = now_ms()
+        self._consumer: Consumer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_offset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
+
+    def attach(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._tasks.add(asyncio.create_task(repeat(SAMPLE_INTERVAL_S, self._sample)))
+
+    async def close(self) -> None:
+        self._consumer = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def reset_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Goes on at other offsets: those of this consumer's queues in the body. Answers nothing."""
+        header = request.read_header(ResetOffsetRequestHeader)
+        consumer = self._attached(header.group)
+        offsets = ResetOffsetBody.decode(request.body).offset_table if request.body else {}
+        mine = {
+            queue: offset
+            for queue, offset in offsets.items()
+            if queue.topic == header.topic and queue in consumer.queues.queues
+        }
+        log.info("offsets of group %s in topic %s are reset: %s", header.group, header.topic, mine)
+        for queue, offset in mine.items():
+            task = asyncio.create_task(self._reset(consumer.queues, queue, offset))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return None
+
+    def status(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Where each queue of the topic would be committed now."""
+        header = request.read_header(GetConsumerStatusRequestHeader)
+        held = self._attached(header.group).queues.process_queues
+        table = {pq.queue: pq.commit_offset for pq in held if pq.queue.topic == header.topic}
+        return RemotingCommand.response(body=ConsumerStatusBody(message_queue_table=table).encode())
+
+    def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Queues, rates, settings; where the handlers are, if asked."""
+        header = request.read_header(GetConsumerRunningInfoRequestHeader)
+        consumer = self._attached(header.consumer_group)
+        info = ConsumerRunningInfo(
+            properties=self._properties(consumer),
+            subscription_set=sorted(consumer.subscriptions.values(), key=lambda subscription: subscription.topic),
+            status_table={topic: consumer.queues.statistics.status(topic) for topic in consumer.subscriptions},
+        )
+        for process_queue in sorted(consumer.queues.process_queues, key=lambda process_queue: process_queue.queue):
+            info.mq_table[process_queue.queue] = row = process_queue.info()
+            if consumer.locks is not None:
+                row.locked = consumer.locks.holds(process_queue.queue)
+                row.last_lock_timestamp = round(consumer.locks.last_locked(process_queue.queue) * 1000)
+        if consumer.popped is not None:
+            info.mq_pop_table = consumer.popped.info()
+        if header.jstack_enable:
+            pools = [pool for pool in (consumer.pool, consumer.popped and consumer.popped.pool) if pool]
+            info.jstack = "\n".join(pool.stacks() for pool in pools)
+        return RemotingCommand.response(body=info.encode())
+
+    def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Runs the handler on the message in the body; nothing else changes, whatever becomes of it."""
+        header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
+        handler = self._attached(header.consumer_group).handler
+        if handler is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"consumers of group {self._group} have no handler to call")
+        message = MessageExt(decode_record(request.body), header.broker_name or "")
+        if message.topic.startswith(RETRY_TOPIC_PREFIX):
+            message.topic = message.properties.get(RETRY_TOPIC, message.topic)
+        message.topic = without_namespace(message.topic, self._namespace)
+        connection.respond_with(request, self._consume(handler, message))
+        return None
+
+    async def _consume(self, handler: MessageHandler, message: MessageExt) -> RemotingCommand:
+        done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+        def handled(source: Source, message: MessageExt, error: BaseException | None) -> None:
+            done.set_result(error)
+
+        started = time.monotonic()
+        pool = handler_pool(handler, 1, handled)
+        try:
+            pool.submit(_Directly(message.message_queue), [message])
+            error = await done
+        finally:
+            await pool.close(0.0)
+        if error is not None:
+            log.warning("handler failed on %s, consumed on demand", message.msg_id, exc_info=error)
+        result = ConsumeMessageDirectlyResult(
+            order=self._orderly,
+            consume_result=bodies.CR_SUCCESS if error is None else bodies.CR_THROW_EXCEPTION,
+            remark=None if error is None else f"{type(error).__name__}: {error}",
+            spent_time_mills=round(1000 * (time.monotonic() - started)),
+        )
+        return RemotingCommand.response(body=encode_json(result))
+
+    async def _reset(self, queues: AssignedQueues, queue: MessageQueue, offset: int) -> None:
+        try:
+            await queues.reset(queue, offset)
+        except GantryError as e:
+            log.warning("can't reset the offset of %s to %d: %s", queue, offset, e)
+
+    async def _sample(self) -> None:
+        if self._consumer is not None:
+            self._consumer.queues.statistics.sample()
+
+    def _attached(self, group: str) -> Consumer:
+        if self._consumer is None or group != self._group:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer")
+        return self._consumer
+
+    def _properties(self, consumer: Consumer) -> dict[str, str]:
+        return {
+            "consumerGroup": self._group,
+            bodies.PROP_NAMESERVER_ADDR: ";".join(consumer.client.routes.name_servers),
+            bodies.PROP_CONSUME_TYPE: self._consume_type,
+            bodies.PROP_CONSUME_ORDERLY: "true" if self._orderly else "false",
+            bodies.PROP_THREADPOOL_CORE_SIZE: str(consumer.pool.concurrency if consumer.pool else 0),
+            bodies.PROP_CONSUMER_START_TIMESTAMP: str(self._started_ms),
+            bodies.PROP_CLIENT_VERSION: f"GantryMQ {version('gantrymq')}",
+        }
+
+
+@dataclass(slots=True)
+class _Directly:
+    """Where a message comes from that an operator sends."""
+
+    queue: MessageQueue
+    dropped: bool = False
+    counters: TopicCounters = field(default_factory=TopicCounters)
+    last_consume: float = 0.0

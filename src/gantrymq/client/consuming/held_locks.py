@@ -1,0 +1,104 @@
+"""HeldLocks: the broker's locks on queues that are consumed in order: one consumer of a group has a queue at a time.
+
+Source: client/impl/consumer/RebalanceImpl (lock, lockAll, unlock), ProcessQueue (isLockExpired).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.periodic import repeat
+from gantrymq.errors import GantryError
+from gantrymq.protocol.message import MessageQueue
+
+log = logging.getLogger(__name__)
+
+#: rocketmq.client.rebalance.lockInterval: how often locks are renewed.
+RENEW_INTERVAL_S = 20.0
+#: rocketmq.client.rebalance.lockMaxLiveTime: so long is a lock trusted; the broker keeps it 60 s.
+LOCK_LIFE_S = 30.0
+_NEVER = (float("-inf"), 0.0)
+
+
+class HeldLocks:
+    """The locks that this consumer has, renewed every 20 s."""
+
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self._group = group
+        #: When each wanted queue was locked last (time.monotonic, time.time); _NEVER for one that is not, or was lost.
+        self._locked: dict[MessageQueue, tuple[float, float]] = {}
+        self._renewer = asyncio.create_task(repeat(RENEW_INTERVAL_S, self._renew_all))
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether the queue may be consumed now."""
+        return time.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
+
+    def last_locked(self, queue: MessageQueue) -> float:
+        """Seconds since the epoch; 0 for a queue that is not held."""
+        return self._locked.get(queue, _NEVER)[1]
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Takes or renews locks; those that are this consumer's now. Failures are logged."""
+        wanted = set(queues)
+        new = wanted - self._locked.keys()
+        self._locked |= dict.fromkeys(new, _NEVER)
+        locked = await self._renew(wanted)
+        for queue in new - locked:
+            self._locked.pop(queue, None)
+        return locked
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Gives locks back; where that fails they expire on the broker."""
+        given_back = list(queues)
+        for queue in given_back:
+            self._locked.pop(queue, None)
+        for address, held in self._by_broker(given_back).items():
+            try:
+                await self._client.api.unlock_queues(address, self._group, self._client.client_id, held)
+            except GantryError as e:
+                log.warning("can't unlock %s for group %s: %s", sorted(held), self._group, e)
+
+    async def close(self) -> None:
+        """Gives all locks back."""
+        self._renewer.cancel()
+        await asyncio.gather(self._renewer, return_exceptions=True)
+        await self.unlock(list(self._locked))
+
+    async def _renew_all(self) -> None:
+        held = set(self._locked)
+        locked = await self._renew(held)
+        if lost := sorted((held - locked) & self._locked.keys()):
+            log.warning("group %s can't renew the locks of %s", self._group, lost)
+
+    async def _renew(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        by_address = self._by_broker(queues)
+        locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in by_address.items()))
+        return set().union(*locked)
+
+    async def _lock(self, address: str, queues: set[MessageQueue]) -> set[MessageQueue]:
+        try:
+            locked = await self._client.api.lock_queues(address, self._group, self._client.client_id, queues)
+        except GantryError as e:
+            # What was held stays so until it expires.
+            log.warning("can't lock %s for group %s: %s", sorted(queues), self._group, e)
+            return set()
+        now = time.monotonic(), time.time()
+        # Those that were given back meanwhile are nobody's here: the broker got the unlock after the lock.
+        wanted = queues & self._locked.keys()
+        for queue in wanted:
+            self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])
+        return locked & wanted
+
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:
+        by_address: defaultdict[str, set[MessageQueue]] = defaultdict(set)
+        for queue in queues:
+            # Only a master has locks.
+            if address := self._client.routes.master_address(queue.broker_name):
+                by_address[address].add(queue)
+        return by_address

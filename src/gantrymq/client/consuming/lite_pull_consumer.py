@@ -1,0 +1,345 @@
+"""LitePullConsumer: the application asks for messages, in its own time.
+
+Source: client/impl/consumer/DefaultLitePullConsumerImpl. Messages are pulled ahead of the asking. Those that `poll`
+handed out count as consumed at the next `poll`, or at `commit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
+from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
+from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
+from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
+from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE
+from gantrymq.client.consuming.rebalance import AllocateStrategy, allocate_averagely
+from gantrymq.client.consuming.rebalancer import Rebalancer
+from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_ACTIVELY,
+    CONSUME_FROM_LAST_OFFSET,
+    EXPRESSION_TAG,
+    SUBSCRIBE_ALL,
+    ConsumerData,
+    SubscriptionData,
+)
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.remoting.connection import Connection, RpcHook
+
+#: pollTimeoutMillis.
+POLL_TIMEOUT_MS = 5000
+#: The most messages of one poll.
+MAX_POLL_MESSAGES = 1000
+
+
+class LitePullConsumer(PullingConsumer):
+    """Hands out messages by `poll` or `async for`.
+
+    Either `subscribe` to topics, whose queues are shared out among the consumers of `group`, or `assign` queues by
+    hand. With `auto_commit` the offsets of consumed messages are committed every 5 s and at the close; without it,
+    by `commit` alone. With `broadcasting` every consumer reads all queues, with offsets as in `PushConsumer`.
+
+        consumer = LitePullConsumer("127.0.0.1:9876", "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            async for message in consumer:
+                ...
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        *,
+        auto_commit: bool = True,
+        consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
+        consume_timestamp_ms: int = 0,
+        pull_batch_size: int = PULL_BATCH_SIZE,
+        flow_limits: FlowLimits | None = None,
+        allocate: AllocateStrategy = allocate_averagely,
+        broadcasting: bool = False,
+        offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
+        instance_name: str = DEFAULT_INSTANCE,
+        namespace: str = "",
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+    ) -> None:
+        super().__init__(
+            name_servers,
+            group,
+            PullOptions(consume_from_where, consume_timestamp_ms, pull_batch_size, flow_limits or FlowLimits()),
+            allocate,
+            broadcasting=broadcasting,
+            offset_directory=offset_directory,
+            instance_name=instance_name,
+            namespace=namespace,
+            ssl_context=ssl_context,
+            hooks=hooks,
+        )
+        self._auto_commit = auto_commit
+        self._data: ConsumerData | None = None
+        self._parts: _Parts | None = None
+        self._ready: deque[tuple[ProcessQueue, MessageExt]] = deque()
+        self._handed_out: list[tuple[ProcessQueue, MessageExt]] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
+        if self._parts is not None and self._parts.rebalancer is None:
+            raise ClientError("this consumer's queues are assigned by hand: subscribe before the start to share them")
+        super().subscribe(topic, expression, expression_type)
+
+    async def start(self) -> None:
+        """Joins the group if there are subscriptions; returns before the first queue is assigned."""
+        if self._parts is not None:
+            raise ClientError("this consumer is already started")
+        subscribed = bool(self._subscriptions)
+        self._data = self._consumer_data(CONSUME_ACTIVELY)
+        relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_ACTIVELY)
+        handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
+        # Who assigns queues by hand is not a member that the others share with.
+        client = self._connect(self._data if subscribed else None, handlers, self._instance_name)
+        queues = AssignedQueues(
+            client,
+            self._wire_group,
+            self._subscriptions,
+            self._pulled,
+            self._options,
+            self._offset_store(client),
+            commits=self._auto_commit,
+            commits_by_pull=self._auto_commit and not self._broadcasting,
+            lite=True,
+        )
+        rebalancer = None
+        if subscribed:
+            share = self._share(client, queues.assign)
+            rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
+        self._parts = _Parts(client, queues, rebalancer, relay)
+        relay.attach(Consumer(client, self._subscriptions, queues))
+        client.start()
+        if rebalancer is not None:
+            rebalancer.start()
+
+    async def close(self) -> None:
+        """Leaves the group. Messages handed out last are delivered again unless `commit` was called after them."""
+        if self._parts is None:
+            return
+        client, queues, rebalancer, relay = self._parts
+        self._parts = None
+        if rebalancer is not None:
+            await rebalancer.stop()
+        await relay.close()
+        await queues.close()
+        self._ready.clear()
+        self._handed_out.clear()
+        self._arrived()
+        await client.close()
+
+    def _subscription_changed(self, wire_topic: str) -> None:
+        if self._parts is not None and self._parts.rebalancer is not None and self._data is not None:
+            self._data.subscription_data_set = list(self._subscriptions.values())
+            self._parts.rebalancer.changed(wire_topic)
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The topic's readable queues. Raises NoRouteInfo."""
+        queues = await self._started().client.routes.read_queues(self._wire_topic(topic))
+        return [self._user_queue(queue) for queue in queues]
+
+    @property
+    def assignment(self) -> set[MessageQueue]:
+        """The queues that this consumer reads now."""
+        return {self._user_queue(queue) for queue in self._parts.queues.queues} if self._parts else set()
+
+    async def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        expression: str = SUBSCRIBE_ALL,
+        expression_type: str = EXPRESSION_TAG,
+    ) -> None:
+        """Reads exactly these queues, from the group's offsets on. Not together with `subscribe`.
+
+        Of their messages those that `expression` selects, as in `subscribe`.
+        """
+        parts = self._started()
+        if parts.rebalancer is not None:
+            raise ClientError("queues are shared out in the group after `subscribe`: they can't be assigned by hand")
+        wanted = {self._wire_queue(queue) for queue in queues}
+        topics = {queue.topic for queue in wanted}
+        for topic in topics:
+            await parts.client.routes.get(topic)
+            subscription = SubscriptionData.parse(topic, expression, expression_type)
+            known = self._subscriptions.get(topic)
+            if known is None or (known.sub_string, known.expression_type) != (expression, expression_type):
+                await parts.queues.assign(topic, set())
+                self._subscriptions[topic] = subscription
+        for topic in topics | {queue.topic for queue in parts.queues.queues}:
+            await parts.queues.assign(topic, {queue for queue in wanted if queue.topic == topic})
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on at queue offset `offset` of an assigned queue."""
+        if offset < 0:
+            raise ClientError(f"offset {offset} of {queue}: offsets begin at 0")
+        queue = self._wire_queue(queue)
+        queues = self._started().queues
+        queues.process_queue(queue)
+        self._handed_out = [(held, message) for held, message in self._handed_out if held.queue != queue]
+        await queues.seek(queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Goes on at the queue's oldest message."""
+        wire = self._wire_queue(queue)
+        await self.seek(
+            queue, await self._started().client.api.min_offset(self._address(wire), wire.topic, wire.queue_id)
+        )
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Goes on at the message that comes next."""
+        await self.seek(queue, await self.end_offset(queue))
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        """Goes on at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
+        await self.seek(queue, await self.offset_for_time(queue, timestamp_ms))
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first queue offset stored at or after `timestamp_ms`, in ms since the epoch."""
+        wire, api = self._wire_queue(queue), self._started().client.api
+        return await api.search_offset(self._address(wire), wire.topic, wire.queue_id, timestamp_ms)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the queue's next message will get."""
+        wire, api = self._wire_queue(queue), self._started().client.api
+        return await api.max_offset(self._address(wire), wire.topic, wire.queue_id)
+
+    def position(self, queue: MessageQueue) -> int:
+        """The queue offset at which an assigned queue goes on: all before it was handed out or isn't selected."""
+        process_queue = self._started().queues.process_queue(self._wire_queue(queue))
+        ready = (message.queue_offset for held, message in self._ready if held is process_queue)
+        return next(ready, process_queue.next_offset)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither pulls nor hands out messages of these assigned queues, until `resume`."""
+        for process_queue in self._held(queues):
+            process_queue.paused = True
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Goes on with paused queues where they stand."""
+        for process_queue in self._held(queues):
+            process_queue.paused = False
+        self._arrived()
+
+    @property
+    def paused(self) -> set[MessageQueue]:
+        """The queues that `pause` stopped."""
+        held = self._parts.queues.process_queues if self._parts else []
+        return {self._user_queue(process_queue.queue) for process_queue in held if process_queue.paused}
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset of a queue; None when there is none."""
+        return await self._started().queues.offset_store.read(self._wire_queue(queue))
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
+        """The messages that are there, at least one if any comes within `timeout_ms`; else an empty list.
+
+        Those of the last poll count as consumed now. For one caller at a time.
+        """
+        self._started()
+        self._consume_handed_out()
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while not (messages := self._take(max_messages)):
+            self._arrival = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrival
+            except TimeoutError:
+                return []
+            finally:
+                self._arrival = None
+            self._started()
+        return messages
+
+    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+        while self._parts is not None:
+            try:
+                messages = await self.poll(max_messages=1)
+            except ClientClosed:
+                return
+            for message in messages:
+                yield message
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commits all that was handed out, or the given offsets, and waits for the brokers.
+
+        Raises a RemotingError or BrokerError.
+        """
+        queues = self._started().queues
+        if offsets is not None:
+            await queues.offset_store.commit({self._wire_queue(queue): offset for queue, offset in offsets.items()})
+            return
+        self._consume_handed_out()
+        await queues.commit_all()
+
+    def _take(self, max_messages: int) -> list[MessageExt]:
+        ready = self._ready
+        paused: list[tuple[ProcessQueue, MessageExt]] = []
+        while ready and len(self._handed_out) < max_messages:
+            entry = ready.popleft()
+            if entry[0].dropped:
+                continue
+            (paused if entry[0].paused else self._handed_out).append(entry)
+        ready.extendleft(reversed(paused))
+        return [message for _, message in self._handed_out]
+
+    def _consume_handed_out(self) -> None:
+        for process_queue, message in self._handed_out:
+            process_queue.remove(message)
+        self._handed_out = []
+
+    def _pulled(self, process_queue: ProcessQueue, messages: list[MessageExt]) -> None:
+        self._strip_namespace(messages)
+        self._ready.extend([(process_queue, message) for message in messages])
+        self._arrived()
+
+    def _arrived(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _consumer_ids_changed(self, connection: Connection, request: RemotingCommand) -> None:
+        if self._parts is not None and self._parts.rebalancer is not None:
+            self._parts.rebalancer.wake()
+
+    def _held(self, queues: Iterable[MessageQueue]) -> list[ProcessQueue]:
+        assigned = self._started().queues
+        return [assigned.process_queue(self._wire_queue(queue)) for queue in queues]
+
+    def _address(self, queue: MessageQueue) -> str:
+        address = self._started().client.routes.broker_address(queue.broker_name)
+        if address is None:
+            raise ConnectFailed(f"no route names broker {queue.broker_name}", queue.broker_name)
+        return address
+
+    def _started(self) -> _Parts:
+        if self._parts is None:
+            raise ClientClosed("this consumer is not started, or closed: use it inside `async with`")
+        return self._parts
+
+
+class _Parts(NamedTuple):
+    """What a started consumer consists of."""
+
+    client: ClientInstance
+    queues: AssignedQueues
+    rebalancer: Rebalancer | None
+    relay: ConsumerRelay

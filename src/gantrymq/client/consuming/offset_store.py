@@ -1,0 +1,124 @@
+"""Where a group goes on reading: its offsets on the brokers, or in a file where each consumer reads everything.
+
+Source: client/consumer/store/RemoteBrokerOffsetStore, LocalFileOffsetStore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.errors import BodyError, ClientError, ConnectFailed, GantryError
+from gantrymq.protocol.bodies.offset import ResetOffsetBody
+from gantrymq.protocol.message import MessageQueue
+
+#: rocketmq.client.localOffsetStoreDir.
+LOCAL_OFFSET_DIRECTORY = Path("~/.rocketmq_offsets")
+
+
+class OffsetStore(Protocol):
+    """Both stores remember what was committed, to repeat nothing."""
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """The committed queue offset; None when there is none. Raises a GantryError."""
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Stores the offsets. Raises the first GantryError after all were tried."""
+
+    def forget(self, queue: MessageQueue) -> None:
+        """For a queue that another consumer may commit from now on."""
+
+
+class BrokerOffsetStore:
+    """The offsets of a group that shares its queues, on the brokers."""
+
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self._group = group
+        self._committed: dict[MessageQueue, int] = {}
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return await self._client.api.query_offset(self._address(queue), self._group, queue.topic, queue.queue_id)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        outcomes = await asyncio.gather(
+            *(self._commit(queue, offset) for queue, offset in offsets.items()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
+        if self._committed.get(queue) == offset:
+            return
+        try:
+            await self._client.api.update_offset(self._address(queue), self._group, queue.topic, queue.queue_id, offset)
+        except GantryError as e:
+            e.add_note(f"while offset {offset} of {queue} was committed for group {self._group}")
+            raise
+        self._committed[queue] = offset
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._committed.pop(queue, None)
+
+    def _address(self, queue: MessageQueue) -> str:
+        address = self._client.routes.broker_address(queue.broker_name)
+        if address is None:
+            raise ConnectFailed(f"no route names broker {queue.broker_name}", queue.broker_name)
+        return address
+
+
+class LocalOffsetStore:
+    """The offsets of a consumer that reads everything, in directory/CLIENT_ID/GROUP/offsets.json as Java keeps them.
+
+    The file before the last one stays beside it as offsets.json.bak.
+    """
+
+    def __init__(self, directory: Path, client_id: str, group: str) -> None:
+        """Raises ClientError when both files are there and neither can be read."""
+        self.path = directory.expanduser() / client_id / group / "offsets.json"
+        self._backup = self.path.with_suffix(".json.bak")
+        self._offsets = self._load()
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        if all(self._offsets.get(queue) == offset for queue, offset in offsets.items()):
+            return
+        self._offsets.update(offsets)
+        try:
+            self._save()
+        except OSError as e:
+            raise ClientError(f"can't write the offsets to {self.path}: {e}") from e
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Nobody else commits these."""
+
+    def _load(self) -> dict[MessageQueue, int]:
+        problems: list[str] = []
+        for path in (self.path, self._backup):
+            try:
+                # Java leaves an empty file behind when it is stopped while it writes.
+                if data := path.read_bytes():
+                    return ResetOffsetBody.decode(data).offset_table
+            except FileNotFoundError:
+                pass
+            except (OSError, BodyError) as e:
+                problems.append(f"{path}: {e}")
+        if problems:
+            raise ClientError(f"can't read the offsets, remove the file to begin anew: {'; '.join(problems)}")
+        return {}
+
+    def _save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            shutil.copyfile(self.path, self._backup)
+        new = self.path.with_suffix(".json.new")
+        new.write_bytes(ResetOffsetBody(self._offsets).encode())
+        os.replace(new, self.path)

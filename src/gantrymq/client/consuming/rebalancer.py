@@ -1,0 +1,157 @@
+"""Rebalancer: asks again and again which queues are this consumer's.
+
+Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopic).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.rebalance import AllocateStrategy
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+
+log = logging.getLogger(__name__)
+
+#: rocketmq.client.rebalance.waitInterval.
+INTERVAL_S = 20.0
+#: rocketmq.client.rebalance.minInterval: when something was missing.
+RETRY_INTERVAL_S = 1.0
+
+#: Called with a topic and this consumer's queues of it; raises a GantryError when a queue couldn't be taken.
+Assign = Callable[[str, set[MessageQueue]], Awaitable[None]]
+
+
+class Share(Protocol):
+    """How a consumer gets its share of a topic's queues. Both raise GantryErrors."""
+
+    async def rebalance(self, topic: str) -> None:
+        """Takes the queues that are this consumer's now, gives up the others."""
+
+    async def give_up(self, topic: str) -> None:
+        """Gives up all queues of the topic."""
+
+
+class Rebalancer:
+    """Rebalances each of `topics` at the start, when the group or a subscription changes, and every 20 s.
+
+    `topics` may change meanwhile: see `changed`.
+    """
+
+    def __init__(self, client: ClientInstance, group: str, topics: Collection[str], share: Share) -> None:
+        self._client = client
+        self._group = group
+        self._topics = topics
+        self._share = share
+        self._changed: set[str] = set()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def wake(self) -> None:
+        """Rebalances now: the group's consumers have changed."""
+        self._wake.set()
+
+    def changed(self, topic: str) -> None:
+        """The subscription of `topic` is new, another one or gone: tells the brokers, and reads its queues anew."""
+        self._changed.add(topic)
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            balanced = True
+            if self._changed:
+                await self._client.heartbeat()
+            while self._changed:
+                balanced &= await self._tried(self._changed.pop(), self._share.give_up)
+            for topic in list(self._topics):
+                balanced &= await self._tried(topic, self._share.rebalance)
+            try:
+                async with asyncio.timeout(INTERVAL_S if balanced else RETRY_INTERVAL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _tried(self, topic: str, work: Callable[[str], Awaitable[None]]) -> bool:
+        """Whether `work` on the topic succeeded; failures are logged."""
+        try:
+            await work(topic)
+        except NoRouteInfo as e:
+            # A retry topic comes into being when the broker hears of the group.
+            level = logging.DEBUG if topic.startswith(RETRY_TOPIC_PREFIX) else logging.WARNING
+            log.log(level, "group %s: %s", self._group, e)
+        except GantryError as e:
+            log.warning("can't rebalance topic %s in group %s: %s", topic, self._group, e)
+        except Exception:
+            # The allocate strategy may be the user's.
+            log.exception("can't rebalance topic %s in group %s", topic, self._group)
+        else:
+            return True
+        return False
+
+
+class ShareAll:
+    """Every queue is this consumer's, and every other's of the group (`MessageModel.BROADCASTING`)."""
+
+    def __init__(self, client: ClientInstance, assign: Assign) -> None:
+        self._client = client
+        self._assign = assign
+
+    async def rebalance(self, topic: str) -> None:
+        queues = await self._client.routes.read_queues(topic)
+        await self._client.greet_new_brokers()
+        await self._assign(topic, set(queues))
+
+    async def give_up(self, topic: str) -> None:
+        await self._assign(topic, set())
+
+
+class ShareInGroup:
+    """Shares with the group: each consumer computes its queues alone."""
+
+    def __init__(self, client: ClientInstance, group: str, allocate: AllocateStrategy, assign: Assign) -> None:
+        self._client = client
+        self._group = group
+        self._allocate = allocate
+        self._assign = assign
+
+    async def rebalance(self, topic: str) -> None:
+        client = self._client
+        queues = await client.routes.read_queues(topic)
+        await client.greet_new_brokers()
+        address = any_broker(client, topic, queues)
+        client_ids = await client.api.consumer_ids(address, self._group)
+        if client.client_id not in client_ids:
+            # The broker has forgotten this consumer; the queues stay as they are until it knows better.
+            await client.greet_again(address)
+            client_ids = await client.api.consumer_ids(address, self._group)
+            if client.client_id not in client_ids:
+                raise BrokerError(1, f"group {self._group} doesn't list this consumer", address)
+        await self._assign(topic, set(self._allocate(client.client_id, client_ids, queues)))
+
+    async def give_up(self, topic: str) -> None:
+        await self._assign(topic, set())
+
+
+def any_broker(client: ClientInstance, topic: str, queues: Collection[MessageQueue]) -> str:
+    """host:port of one of the brokers that have the queues. Raises NoRouteInfo."""
+    brokers = {queue.broker_name for queue in queues}
+    addresses = [address for name in brokers if (address := client.routes.broker_address(name))]
+    if not addresses:
+        raise NoRouteInfo(topic, client.routes.name_servers)
+    return random.choice(addresses)

@@ -1,0 +1,168 @@
+"""The requests of POP and of queues that the broker shares out: one function each, typed in and out.
+
+Every function raises a RemotingError when the network fails, BrokerError for an answer that it doesn't list as a
+result. Source: client/impl/MQClientAPIImpl (processPopResponse, ackMessageAsync, changeInvisibleTimeAsync).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.errors import BodyError, BrokerError, ConnectFailed, IllegalMessage
+from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.pop import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+)
+from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
+from gantrymq.protocol.receipt_handle import ReceiptHandle, parse_offset_info, real_topic, retry_flag
+
+#: What the broker may take beyond the time that it waits for messages.
+_GRACE_MS = 10_000
+_TIMEOUT_MS = 3000
+_NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
+
+
+class PopApi:
+    """POP for one group."""
+
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self.group = group
+
+    async def pop(self, broker_name: str, header: PopMessageRequestHeader) -> list[MessageExt]:
+        """Messages with their receipt handles; none when none came in `poll_time`. POLLING_FULL is a BrokerError."""
+        address = self._address(broker_name)
+        request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
+        response = await self._client.remoting.invoke(address, request, header.poll_time + _GRACE_MS)
+        if response.code in _NOTHING:
+            return []
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark, address)
+        messages = list(decode_messages(response.body, broker_name))
+        give_handles(messages, response.read_header(PopMessageResponseHeader), broker_name, bool(header.order))
+        for message in messages:
+            message.topic = header.topic
+        return messages
+
+    async def ack(self, message: MessageExt, topic: str) -> None:
+        """Says that a message popped from `topic` is consumed. Raises IllegalMessage for one that wasn't popped."""
+        handle = handle_of(message)
+        header = AckMessageRequestHeader(
+            consumer_group=self.group,
+            topic=real_topic(topic, self.group, handle.retry_flag),
+            queue_id=handle.queue_id,
+            extra_info=message.properties[POP_CK],
+            offset=handle.queue_offset,
+        )
+        await self._client.remoting.call(
+            self._address(handle.broker_name), RemotingCommand.request(RequestCode.ACK_MESSAGE, header), _TIMEOUT_MS
+        )
+
+    async def change_invisible_time(self, message: MessageExt, topic: str, invisible_ms: int) -> None:
+        """Has a message popped from `topic` come again after `invisible_ms` from now unless it is acknowledged before.
+
+        The message gets a new receipt handle. Raises IllegalMessage for one that wasn't popped.
+        """
+        handle = handle_of(message)
+        header = ChangeInvisibleTimeRequestHeader(
+            consumer_group=self.group,
+            topic=real_topic(topic, self.group, handle.retry_flag),
+            queue_id=handle.queue_id,
+            extra_info=message.properties[POP_CK],
+            offset=handle.queue_offset,
+            invisible_time=invisible_ms,
+        )
+        response = await self._client.remoting.call(
+            self._address(handle.broker_name),
+            RemotingCommand.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header),
+            _TIMEOUT_MS,
+        )
+        answer = response.read_header(ChangeInvisibleTimeResponseHeader)
+        message.properties[POP_CK] = str(
+            handle._replace(
+                start_offset=handle.queue_offset,
+                pop_time=answer.pop_time,
+                invisible_time=answer.invisible_time,
+                revive_queue_id=answer.revive_qid,
+            )
+        )
+
+    async def assignment(self, address: str, topic: str, strategy_name: str) -> Sequence[QueueAssignment] | None:
+        """This client's share of a topic's queues as the broker sees it; None: as before."""
+        body = QueryAssignmentRequestBody(topic, self.group, self._client.client_id, strategy_name)
+        response = await self._client.remoting.call(
+            address, RemotingCommand.request(RequestCode.QUERY_ASSIGNMENT, body=encode_json(body)), _TIMEOUT_MS
+        )
+        return decode_json(response.body, QueryAssignmentResponseBody).message_queue_assignments
+
+    def _address(self, broker_name: str) -> str:
+        address = self._client.routes.master_address(broker_name)
+        if address is None:
+            raise ConnectFailed(f"no route names a master of broker {broker_name}", broker_name)
+        return address
+
+
+def handle_of(message: MessageExt) -> ReceiptHandle:
+    """A popped message's receipt handle. Raises IllegalMessage."""
+    text = message.properties.get(POP_CK)
+    if text is None:
+        raise IllegalMessage(f"{message!r} was not popped: it has no receipt handle")
+    try:
+        return ReceiptHandle.parse(text)
+    except BodyError as e:
+        raise IllegalMessage(str(e)) from e
+
+
+def give_handles(
+    messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str, order: bool
+) -> None:
+    """Makes the messages' receipt handles from the lists in the answer; a message that came back has its own.
+
+    Its own is one for where it stands: a producer may have sent it on with the properties of another popped message.
+    """
+    start_offsets = parse_offset_info(header.start_offset_info)
+    order_counts = parse_offset_info(header.order_count_info) if order else {}
+    for message in messages:
+        flag, queue_id, offset = retry_flag(message.topic), str(message.queue_id), message.queue_offset
+        if not _has_handle(message):
+            handle = ReceiptHandle(
+                _number(start_offsets.get((flag, queue_id), str(offset))),
+                header.pop_time,
+                header.invisible_time,
+                header.revive_qid,
+                flag,
+                broker_name,
+                message.queue_id,
+                offset,
+            )
+            message.properties[POP_CK] = str(handle)
+        if count := order_counts.get((flag, f"qo{queue_id}%{offset}")) or order_counts.get((flag, queue_id)):
+            message.reconsume_times = _number(count)
+        message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
+
+
+def _has_handle(message: MessageExt) -> bool:
+    text = message.properties.get(POP_CK)
+    if text is None:
+        return False
+    try:
+        handle = ReceiptHandle.parse(text)
+    except BodyError:
+        return False
+    return (handle.queue_id, handle.queue_offset) == (message.queue_id, message.queue_offset)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as e:
+        raise BodyError(f"{text[:200]!r} in a pop's answer is no number") from e

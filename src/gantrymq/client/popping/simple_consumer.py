@@ -1,0 +1,206 @@
+"""SimpleConsumer: pops messages one by one, without queues of its own: `receive`, then `ack`.
+
+Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of client/impl/MQClientAPIImpl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import Sequence
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consumer_base import GroupConsumer
+from gantrymq.client.popping.pop_api import PopApi
+from gantrymq.clock import now_ms
+from gantrymq.errors import BrokerError, ClientClosed, ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
+from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook
+
+log = logging.getLogger(__name__)
+
+#: The most messages of one pop (`PopMessageProcessor`).
+MAX_MESSAGES = 32
+#: How long a received message is kept from others.
+INVISIBLE_MS = 60_000
+#: How long `receive` waits for a message.
+AWAIT_MS = 15_000
+#: How long each of several topics and brokers is waited for in its turn.
+_TURN_MS = 1000
+#: After POLLING_FULL: so many wait at the broker already.
+_BUSY_DELAY_S = 0.5
+
+
+class SimpleConsumer(GroupConsumer):
+    """Receives messages of the subscribed topics; any number of consumers of `group` share them, message by message.
+
+    A message that is not acknowledged in its invisible time comes again, to whoever asks then. After the group's
+    retry times (16) it goes to the dead letter queue.
+
+        consumer = SimpleConsumer("127.0.0.1:9876", "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            for message in await consumer.receive():
+                ...
+                await consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        *,
+        consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
+        namespace: str = "",
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+    ) -> None:
+        super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        self._consume_from_where = consume_from_where
+        self._data: ConsumerData | None = None
+        self._client: ClientInstance | None = None
+        self._greeting: asyncio.Task[None] | None = None
+        self._turn = random.randrange(1 << 30)
+
+    async def start(self) -> None:
+        """Joins the group."""
+        if self._client is not None:
+            raise ClientError("this consumer is already started")
+        self._data = ConsumerData(
+            self._wire_group,
+            CONSUME_POP,
+            consume_from_where=self._consume_from_where,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+        handlers: dict[int, RequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignored}
+        self._client = self._connect(self._data, handlers)
+        self._client.start()
+
+    async def close(self) -> None:
+        """Leaves the group. What was received and not acknowledged comes again after its invisible time."""
+        client, self._client = self._client, None
+        if client is not None:
+            if self._greeting is not None:
+                await asyncio.gather(self._greeting, return_exceptions=True)
+            await client.close()
+
+    async def receive(
+        self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
+    ) -> list[MessageExt]:
+        """Up to `max_messages` (1 to 32), which others don't get for `invisible_ms`; none when none come in `await_ms`.
+
+        Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out.
+        Raises NoRouteInfo, BrokerError, or a RemotingError when none can be reached.
+        """
+        client = self._started()
+        if not 1 <= max_messages <= MAX_MESSAGES:
+            raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
+        if not self._subscriptions:
+            raise ClientError("subscribe to a topic before you receive")
+        api = PopApi(client, self._wire_group)
+        deadline = time.monotonic() + await_ms / 1000
+        targets = await self._targets(client)
+        # All are asked once without waiting; then they wait in turns.
+        asked = 0
+        while True:
+            target = topic, broker_name = targets[self._turn % len(targets)]
+            self._turn += 1
+            left_ms = max(0, round(1000 * (deadline - time.monotonic())))
+            poll_ms = 0 if asked < len(targets) - 1 else min(left_ms, left_ms if len(targets) == 1 else _TURN_MS)
+            try:
+                messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
+            except RemotingError as e:
+                targets.remove(target)
+                if not targets:
+                    raise
+                log.warning("can't receive from topic %s on broker %s: %s", topic, broker_name, e)
+                continue
+            asked += 1
+            if messages or (asked >= len(targets) and time.monotonic() >= deadline):
+                return messages
+
+    async def ack(self, message: MessageExt) -> None:
+        """Says that a message is consumed. Raises BrokerError when its invisible time is over."""
+        await PopApi(self._started(), self._wire_group).ack(message, self._wire_topic(message.topic))
+
+    async def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
+        """Has a message come again `invisible_ms` from now unless it is acknowledged before."""
+        api = PopApi(self._started(), self._wire_group)
+        await api.change_invisible_time(message, self._wire_topic(message.topic), invisible_ms)
+
+    async def _targets(self, client: ClientInstance) -> list[tuple[str, str]]:
+        """(topic, broker name) of all that may have messages."""
+        targets: list[tuple[str, str]] = []
+        missing: NoRouteInfo | None = None
+        for topic in list(self._subscriptions):
+            try:
+                targets += sorted({(topic, queue.broker_name) for queue in await client.routes.read_queues(topic)})
+            except NoRouteInfo as e:
+                missing = e
+        if not targets:
+            raise missing or NoRouteInfo(", ".join(self._subscriptions), client.routes.name_servers)
+        await client.greet_new_brokers()
+        return targets
+
+    async def _pop(
+        self, api: PopApi, topic: str, broker_name: str, max_messages: int, invisible_ms: int, poll_ms: int
+    ) -> list[MessageExt]:
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            return []
+        header = PopMessageRequestHeader(
+            consumer_group=self._wire_group,
+            topic=topic,
+            queue_id=-1,
+            max_msg_nums=max_messages,
+            invisible_time=invisible_ms,
+            poll_time=poll_ms,
+            born_time=now_ms(),
+            init_mode=INIT_FROM_MIN if self._consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX,
+            exp_type=subscription.expression_type,
+            exp=subscription.sub_string,
+            order=False,
+        )
+        try:
+            popped = await api.pop(broker_name, header)
+        except BrokerError as e:
+            if e.code != ResponseCode.POLLING_FULL:
+                raise
+            await asyncio.sleep(_BUSY_DELAY_S)
+            return []
+        messages = popped
+        if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:
+            # The broker compares hash codes only: other tags may have the same one.
+            messages = [message for message in popped if message.tags in subscription.tags_set]
+            for message in popped:
+                if message.tags not in subscription.tags_set:
+                    await self._ack_unwanted(api, message, topic)
+        self._strip_namespace(messages)
+        return messages
+
+    async def _ack_unwanted(self, api: PopApi, message: MessageExt, topic: str) -> None:
+        try:
+            await api.ack(message, topic)
+        except GantryError as e:
+            log.warning("%s, which nobody subscribed to, comes again: %s", message.msg_id, e)
+
+    def _subscription_changed(self, wire_topic: str) -> None:
+        if self._client is not None and self._data is not None:
+            self._data.subscription_data_set = list(self._subscriptions.values())
+            self._greeting = asyncio.create_task(self._client.heartbeat())
+
+    def _started(self) -> ClientInstance:
+        if self._client is None:
+            raise ClientClosed("this consumer is not started, or closed: use it inside `async with`")
+        return self._client
+
+
+def _ignored(connection: Connection, request: RemotingCommand) -> None:
+    """Whoever else is in the group makes no difference."""

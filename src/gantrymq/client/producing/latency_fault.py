@@ -1,0 +1,92 @@
+"""Which brokers a producer stays away from for a while, because they were slow or failed (sendLatencyFaultEnable).
+
+Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are ms, passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gantrymq.client.producing.publish_info import TopicPublishInfo
+from gantrymq.protocol.message import MessageQueue
+
+#: A send that took at least so long (latencyMax) ...
+LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
+#: ... keeps its broker out of use for so long (notAvailableDuration).
+NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+#: What a failed send counts as having taken.
+FAILED_LATENCY_MS = 10_000
+#: How long after a detection the same broker is asked again (detectInterval).
+DETECT_INTERVAL_MS = 2000
+#: How long a detected broker may take to answer (detectTimeout).
+DETECT_TIMEOUT_MS = 200
+
+
+def not_available_duration(latency_ms: int) -> int:
+    """How long a broker is kept out of use after a send that took `latency_ms`."""
+    for least, duration in zip(reversed(LATENCY_MAX_MS), reversed(NOT_AVAILABLE_DURATION_MS), strict=True):
+        if latency_ms >= least:
+            return duration
+    return 0
+
+
+@dataclass(slots=True)
+class FaultItem:
+    """What is known of one broker: available from `start_ms` on; `check_ms` is when it may be detected again."""
+
+    latency_ms: int = 0
+    start_ms: int = 0
+    check_ms: int = 0
+    reachable: bool = True
+
+
+class LatencyFaults:
+    """The brokers' penalties. `items` is by broker name; brokers without an item have never been sent to."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, FaultItem] = {}
+
+    def update(
+        self, broker: str, latency_ms: int, now_ms: int, *, isolate: bool = False, reachable: bool = True
+    ) -> None:
+        """Counts a send: after a failed one the broker is isolated as if it had taken FAILED_LATENCY_MS."""
+        item = self.items.setdefault(broker, FaultItem())
+        item.latency_ms = latency_ms
+        item.reachable = reachable
+        duration = not_available_duration(FAILED_LATENCY_MS if isolate else latency_ms)
+        if duration > 0:
+            item.start_ms = max(item.start_ms, now_ms + duration)
+
+    def is_available(self, broker: str, now_ms: int) -> bool:
+        item = self.items.get(broker)
+        return item is None or now_ms >= item.start_ms
+
+    def is_reachable(self, broker: str) -> bool:
+        item = self.items.get(broker)
+        return item is None or item.reachable
+
+    def select(self, info: TopicPublishInfo, last_broker: str | None, now_ms: int) -> MessageQueue:
+        """The next queue of an available broker other than `last_broker`, else of a reachable one, else any."""
+        if last_broker is not None:
+            info.reset()
+        return (
+            info.next_where(lambda broker: broker != last_broker and self.is_available(broker, now_ms))
+            or info.next_where(lambda broker: broker != last_broker and self.is_reachable(broker))
+            or info.select()
+        )
+
+    def due(self, now_ms: int) -> list[str]:
+        """The brokers that a detector should try now; each comes again after DETECT_INTERVAL_MS."""
+        names = [broker for broker, item in self.items.items() if now_ms >= item.check_ms]
+        for broker in names:
+            self.items[broker].check_ms = now_ms + DETECT_INTERVAL_MS
+        return names
+
+    def detected(self, broker: str) -> None:
+        """A detector's finding: the broker answers, so it is reachable again."""
+        if broker in self.items:
+            self.items[broker].reachable = True
+
+    def forget(self, broker: str) -> None:
+        """Drops a broker that no route names any more."""
+        self.items.pop(broker, None)

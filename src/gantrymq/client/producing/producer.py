@@ -1,0 +1,379 @@
+"""Producer: sends messages.
+
+The path of one message: `send` has it encoded (`outgoing`), a `Sender` picks a queue from the topic's route and makes
+the request. It makes no task; the body is copied once, into the frame.
+Source: client/impl/producer/DefaultMQProducerImpl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.namespace import without_namespace, wrap_namespace
+from gantrymq.client.producing.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAccumulator, BatchKey
+from gantrymq.client.producing.outgoing import (
+    COMPRESS_OVER,
+    MAX_MESSAGE_SIZE,
+    NOT_IN_A_BATCH,
+    Encoder,
+    Outgoing,
+    may_be_batched,
+)
+from gantrymq.client.producing.queue_selector import QueueSelector
+from gantrymq.client.producing.request_reply import Requests
+from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.client.producing.send_hook import SendContext, SendHook, run_hooks
+from gantrymq.client.producing.sender import Sender, SendSettings
+from gantrymq.client.trace import TraceDispatcher
+from gantrymq.client.trace_hook import SendTraceHook
+from gantrymq.errors import BrokerError, ClientClosed, ClientError, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.protocol.bodies.heartbeat import ProducerData
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.compression import CompressionType
+from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.message_id import UniqueKeys
+from gantrymq.protocol.recall_handle import decode_recall_handle
+from gantrymq.protocol.topic_name import TRACE_TOPIC, group_problem
+from gantrymq.remoting.connection import RequestHandler, RpcHook
+
+
+class Producer:
+    """Sends messages: `async with Producer("127.0.0.1:9876", "group") as producer: await producer.send(message)`.
+
+    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them.
+
+    A failed send is tried again `retry_times` times, on another broker where there is one; so is, with
+    `retry_when_not_stored_safely`, one that a broker stored without its flush or slave in time. All tries share the
+    send's timeout; `try_timeout_ms` bounds each but the last. With `send_latency_fault_enable` brokers that were slow
+    or failed are left out for a while; with `start_detector_enable` those that failed come back when they answer again.
+
+    With `linger_ms` messages wait so long for others of their topic (or queue) and go out in one request, of at most
+    `batch_size` bytes; senders wait while `buffer_bytes` are under way.
+
+    Bodies of `compress_over` bytes and more are compressed. `namespace` is put before topics and the group.
+    `enable_trace` has every send told to `trace_topic`; `send_hooks` are called around sends, `hooks` around requests.
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        *,
+        namespace: str = "",
+        retry_times: int = 2,
+        retry_when_not_stored_safely: bool = False,
+        try_timeout_ms: int | None = None,
+        send_latency_fault_enable: bool = False,
+        start_detector_enable: bool = False,
+        linger_ms: float = 0,
+        batch_size: int = BATCH_SIZE,
+        buffer_bytes: int = BUFFER_BYTES,
+        compress_over: int = COMPRESS_OVER,
+        compression: CompressionType = CompressionType.ZLIB,
+        max_message_size: int = MAX_MESSAGE_SIZE,
+        default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
+        enable_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
+        send_hooks: Sequence[SendHook] = (),
+        ssl_context: ssl.SSLContext | None = None,
+        hooks: Sequence[RpcHook] = (),
+    ) -> None:
+        if problem := group_problem(group):
+            raise IllegalMessage(problem)
+        self.namespace = namespace
+        #: With its namespace.
+        self.group = wrap_namespace(namespace, group)
+        self.trace: TraceDispatcher | None = None
+        self._user_group = group
+        self._settings = SendSettings(
+            retry_times,
+            retry_when_not_stored_safely,
+            try_timeout_ms,
+            send_latency_fault_enable,
+            start_detector_enable,
+            default_topic_queue_nums,
+        )
+        self._batching = (linger_ms, batch_size, buffer_bytes) if linger_ms > 0 else None
+        self._batches: BatchAccumulator | None = None
+        self._encoding: dict[str, Any] = {
+            "compress_over": compress_over,
+            "compression": compression,
+            "max_message_size": max_message_size,
+        }
+        self._trace_topic = trace_topic if enable_trace else None
+        self._send_hooks = list(send_hooks)
+        self._name_servers = name_servers
+        self._ssl_context = ssl_context
+        self._hooks = hooks
+        self._sender: Sender | None = None
+        self._requests = Requests()
+        self._set_encoder(UniqueKeys())
+
+    async def start(self) -> None:
+        """Makes the producer ready; connections are made when they are needed. Raises ClientError for odd options."""
+        if self._sender is not None:
+            raise ClientError("this producer is already started")
+        if self._batching is not None:
+            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
+        client = ClientInstance(
+            self._name_servers,
+            producer_data=ProducerData(self.group),
+            handlers=self.handlers(),
+            ssl_context=self._ssl_context,
+            hooks=self._hooks,
+        )
+        client.start()
+        self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
+        if self._trace_topic is not None and self.trace is None:
+            self.trace = TraceDispatcher(self.send_alone, self._trace_topic)
+            self._send_hooks.append(SendTraceHook(self.trace))
+        self._sender = Sender(client, self.group, self._settings)
+
+    async def close(self) -> None:
+        """Sends what waits in batches and traces, then closes the connections; sends that are under way fail."""
+        batches, self._batches = self._batches, None
+        try:
+            if batches is not None:
+                await batches.flush()
+            if self.trace is not None:
+                await self.trace.close()
+        finally:
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                await sender.close()
+                await sender.client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def client(self) -> ClientInstance:
+        """Connections and routes. Raises ClientClosed before the start and after the close."""
+        return self.sender.client
+
+    @property
+    def sender(self) -> Sender:
+        """What brings encoded messages to brokers. Raises ClientClosed before the start and after the close."""
+        if self._sender is None:
+            raise ClientClosed("this producer is not started, or closed: use it inside `async with`")
+        return self._sender
+
+    def handlers(self) -> Mapping[int, RequestHandler]:
+        """What answers the requests of brokers."""
+        return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Stores `message`; to `queue` alone if one is given. `timeout_ms` is for all tries together.
+
+        Raises IllegalMessage, NoRouteInfo, BrokerError (refused) or a RemotingError (it may be stored nevertheless).
+        """
+        if self._batches is not None and may_be_batched(message):
+            return await (await self.enqueue(message, timeout_ms, queue))
+        return await self.send_alone(message, timeout_ms, queue)
+
+    async def send_alone(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """As `send`, but never in a batch."""
+        topic = self._topic(message, queue)
+        if self._send_hooks and topic != self._trace_topic:
+            return await self._send_with_hooks(
+                [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
+            )
+        return await self._send_encoded(self._encoder.encode(topic, message, message.properties), timeout_ms, queue)
+
+    async def send_batch(
+        self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Stores messages of one topic in one request, all in one queue; all or none. Raises as `send` does."""
+        if not messages:
+            raise IllegalMessage("a batch needs at least one message")
+        topic = self._topic(messages[0], queue)
+        if self._send_hooks:
+            return await self._send_with_hooks(
+                messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
+            )
+        outgoing = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
+        return await self._send_encoded(outgoing, timeout_ms, queue)
+
+    async def enqueue(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Puts `message` into a batch and returns at once, or when there is room; the future is `send`'s result.
+
+        The whole batch is stored or none of it: an error is that of all its messages. For producers with `linger_ms`.
+        Raises IllegalMessage, also for what can't go in a batch: delayed messages, those of transactions, replies.
+        """
+        batches = self._batches
+        if batches is None:
+            _ = self.client
+            raise ClientError("this producer makes no batches: give it linger_ms, or use send")
+        topic = self._topic(message, queue)
+        properties, context = message.properties, None
+        if not may_be_batched(message):
+            raise IllegalMessage(NOT_IN_A_BATCH)
+        if self._send_hooks:
+            context = SendContext(self._user_group, [message], [dict(properties)])
+            run_hooks([hook.before_send for hook in self._send_hooks], context)
+            properties = context.properties[0]
+        key = topic, queue if queue is None else self._with_namespace(queue)
+        future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
+        if context is not None:
+            future.add_done_callback(lambda done: self._after_enqueued(context, done))
+        if batches.has_begun or batches.bytes >= batches.buffer_bytes:
+            await batches.room()
+        return future
+
+    async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
+        outgoing = self._encoder.encode(self._topic(message, queue), message, message.properties)
+        if self._encoder.wants_compression(outgoing):
+            outgoing = await self._encoder.compress(outgoing)
+        await self.sender.send_oneway(outgoing, self._with_namespace(queue))
+
+    async def send_with(
+        self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+    ) -> SendResult:
+        """Stores `message` in the queue that `selector` picks. There is no second try: it would pick the same."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        queue = selector(await self._queues(message.topic, timeout_ms), message, arg)
+        return await self.send(message, max(1, int((deadline - time.monotonic()) * 1000)), queue)
+
+    async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
+        """Sends `message` to whoever consumes its topic and returns the reply, which `reply_message` makes there.
+
+        Raises as `send`, and RequestTimeout when no reply has come in `timeout_ms`.
+        """
+        client = self.client
+        request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                # The broker of the reply finds this client by its id: it must have heard of it.
+                await self.greet_brokers_of(message.topic, timeout_ms)
+                await self.send_alone(request, timeout_ms)
+                return await reply
+        except TimeoutError:
+            text = f"no reply to the request to {message.topic} in {timeout_ms} ms: is a consumer there that replies?"
+            raise RequestTimeout(text, message.topic) from None
+        finally:
+            self._requests.end(correlation_id)
+
+    async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
+        """Takes back a timer message that is not yet delivered, by its send's `recall_handle`; its unique key.
+
+        Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerError or a RemotingError.
+        """
+        handle = decode_recall_handle(recall_handle)
+        topic = wrap_namespace(self.namespace, topic)
+        await self.sender.publish_info(topic, timeout_ms)
+        address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0))
+        header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
+        return await self.client.api.recall(address, header, timeout_ms)
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues that a message of `topic` can go to. Raises NoRouteInfo."""
+        return await self._queues(topic, TIMEOUT_MS)
+
+    # -- what subclasses use ------------------------------------------------------------------------------------
+
+    def next_unique_key(self) -> str:
+        return self._unique_keys.next()
+
+    def with_namespace(self, topic: str) -> str:
+        return wrap_namespace(self.namespace, topic)
+
+    async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Makes sure that the brokers of `topic` have been told of this client."""
+        await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
+        await self.client.greet_new_brokers()
+
+    # -- one send -----------------------------------------------------------------------------------------------
+
+    async def _send_encoded(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
+        if self._encoder.wants_compression(outgoing):
+            outgoing = await self._encoder.compress(outgoing)
+        result = await self.sender.send(outgoing, timeout_ms, self._with_namespace(queue))
+        if self.namespace:
+            topic = without_namespace(result.queue.topic, self.namespace)
+            result = result._replace(queue=result.queue._replace(topic=topic))
+        return result
+
+    async def _send_with_hooks(
+        self,
+        messages: Sequence[Message],
+        encode: Callable[[list[dict[str, str]]], Outgoing],
+        timeout_ms: int,
+        queue: MessageQueue | None,
+    ) -> SendResult:
+        context = SendContext(self._user_group, messages, [dict(message.properties) for message in messages])
+        run_hooks([hook.before_send for hook in self._send_hooks], context)
+        try:
+            context.result = await self._send_encoded(encode(context.properties), timeout_ms, queue)
+            return context.result
+        except BaseException as e:
+            context.error = e
+            raise
+        finally:
+            self._after_send(context)
+
+    def _after_send(self, context: SendContext) -> None:
+        if context.result is not None and self._sender is not None:
+            context.address = self._sender.client.routes.master_address(context.result.queue.broker_name) or ""
+        elif isinstance(context.error, RemotingError | BrokerError):
+            context.address = context.error.address
+        run_hooks([hook.after_send for hook in self._send_hooks], context)
+
+    def _after_enqueued(self, context: SendContext, done: asyncio.Future[SendResult]) -> None:
+        if done.cancelled():
+            context.error = asyncio.CancelledError()
+        elif (error := done.exception()) is not None:
+            context.error = error
+        else:
+            context.result = done.result()
+        self._after_send(context)
+
+    async def _send_gathered(self, key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        topic, queue = key
+        outgoing = parts[0] if len(parts) == 1 else self._encoder.join(topic, parts)
+        return await self._send_encoded(outgoing, timeout_ms, queue)
+
+    # -- where to -----------------------------------------------------------------------------------------------
+
+    def _topic(self, message: Message, queue: MessageQueue | None) -> str:
+        """The message's topic as brokers know it."""
+        topic = message.topic
+        if queue is not None and queue.topic != topic:
+            raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
+        return wrap_namespace(self.namespace, topic) if self.namespace else topic
+
+    def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
+        if queue is None or not self.namespace:
+            return queue
+        return queue._replace(topic=wrap_namespace(self.namespace, queue.topic))
+
+    async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
+        queues = (await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)).queues
+        return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
+
+    def _set_encoder(self, unique_keys: UniqueKeys) -> None:
+        self._unique_keys = unique_keys
+        self._encoder = Encoder(unique_keys, namespace=self.namespace, **self._encoding)

@@ -1,0 +1,109 @@
+"""Requests between clients: a message whose sender waits for another client's reply.
+
+A request names its sender's client id; its reply goes to the broker, which pushes it to that client.
+Source: client/producer/RequestResponseFuture, client/utils/MessageUtil, client/impl/ClientRemotingProcessor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from gantrymq.client.producing.outgoing import REPLY_TYPE
+from gantrymq.clock import now_ms
+from gantrymq.errors import IllegalMessage
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import ReplyMessageRequestHeader
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.record import Record, encode_host
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+def reply_message(request: Message, body: bytes) -> Message:
+    """The reply to a received request, to be sent by any producer of the same cluster. Raises IllegalMessage."""
+    properties = request.properties
+    cluster = properties.get(names.CLUSTER)
+    correlation_id = properties.get(names.CORRELATION_ID)
+    if not cluster or not correlation_id:
+        raise IllegalMessage(f"{request!r} is no request: only a message that `request` sent can be replied to")
+    reply = {names.MESSAGE_TYPE: REPLY_TYPE, names.CORRELATION_ID: correlation_id}
+    for name in (names.MESSAGE_REPLY_TO_CLIENT, names.MESSAGE_TTL):
+        if name in properties:
+            reply[name] = properties[name]
+    return Message(f"{cluster}_REPLY_TOPIC", body, properties=reply)
+
+
+class Requests:
+    """One client's requests that wait for their replies."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
+
+    def begin(
+        self, message: Message, client_id: str, timeout_ms: int
+    ) -> tuple[Message, str, asyncio.Future[MessageExt]]:
+        """`message` as a request of `client_id`, its correlation id, and the future reply."""
+        correlation_id = str(uuid.uuid4())
+        properties = message.properties | {
+            names.CORRELATION_ID: correlation_id,
+            names.MESSAGE_REPLY_TO_CLIENT: client_id,
+            names.MESSAGE_TTL: str(timeout_ms),
+        }
+        future: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = future
+        return Message(message.topic, message.body, flag=message.flag, properties=properties), correlation_id, future
+
+    def end(self, correlation_id: str) -> None:
+        """A reply that comes later is nobody's."""
+        self._waiting.pop(correlation_id, None)
+
+    def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Handles PUSH_REPLY_MESSAGE_TO_CLIENT."""
+        reply = decode_reply(command)
+        future = self._waiting.pop(reply.properties.get(names.CORRELATION_ID, ""), None)
+        if future is None or future.done():
+            log.warning("a reply by way of %s answers nothing, or came too late: %r", connection.address, reply)
+        else:
+            future.set_result(reply)
+        return RemotingCommand.response()
+
+
+def decode_reply(command: RemotingCommand) -> MessageExt:
+    """The message that a pushed reply carries. Raises HeaderError or CompressionError."""
+    header = command.read_header(ReplyMessageRequestHeader)
+    properties = names.decode_properties((header.properties or "").encode())
+    properties[names.REPLY_ARRIVE_TIME] = str(now_ms())
+    record = Record(
+        size=0,
+        queue_id=header.queue_id,
+        flag=header.flag,
+        queue_offset=0,
+        physical_offset=0,
+        sys_flag=header.sys_flag,
+        born_timestamp=header.born_timestamp,
+        born_host=_host(header.born_host),
+        store_timestamp=header.store_timestamp,
+        store_host=_host(header.store_host),
+        reconsume_times=header.reconsume_times or 0,
+        prepared_transaction_offset=0,
+        body_crc=0,
+        body=command.body,
+        topic=header.topic.encode(),
+        properties=encode_properties(properties),
+    )
+    return MessageExt(record)
+
+
+def _host(address: str) -> bytes:
+    try:
+        ip, port = parse_address(address.rpartition("/")[2])
+        return encode_host(ip, port)
+    except (ValueError, OSError):
+        # Only shown to people: a host name, say, is no reason to lose a reply.
+        return encode_host("0.0.0.0", 0)

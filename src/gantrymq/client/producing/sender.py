@@ -1,0 +1,227 @@
+"""Sender: brings encoded messages to a broker: route, queue, request, further tries.
+
+Topics have their namespace here. Source: client/impl/producer/DefaultMQProducerImpl (sendDefaultImpl, sendKernelImpl).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from gantrymq.client.broker_api import SendResult, SendStatus
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.periodic import repeat
+from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
+from gantrymq.client.producing.outgoing import Outgoing
+from gantrymq.client.producing.publish_info import TopicPublishInfo
+from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
+from gantrymq.client.routes import write_queues
+from gantrymq.clock import now_ms
+from gantrymq.errors import BrokerError, ClientError, ConnectFailed, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+
+log = logging.getLogger(__name__)
+
+#: Answers after which another broker may take the message (`DefaultMQProducer.retryResponseCodes`).
+RETRY_RESPONSE_CODES = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettings:
+    """How hard a producer tries; `Producer` says what each means."""
+
+    retry_times: int = 2
+    retry_when_not_stored_safely: bool = False
+    try_timeout_ms: int | None = None
+    send_latency_fault_enable: bool = False
+    start_detector_enable: bool = False
+    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+
+
+class Sender:
+    """Sends what is encoded, for a producer `group` whose connections and routes are `client`'s."""
+
+    def __init__(self, client: ClientInstance, group: str, settings: SendSettings) -> None:
+        self.client = client
+        self._group = group
+        self._retry_times = settings.retry_times
+        self._retry_when_not_stored_safely = settings.retry_when_not_stored_safely
+        self._try_timeout_ms = settings.try_timeout_ms
+        self._default_topic_queue_nums = settings.default_topic_queue_nums
+        self._faults = LatencyFaults() if settings.send_latency_fault_enable else None
+        self._detector: asyncio.Task[None] | None = None
+        if settings.send_latency_fault_enable and settings.start_detector_enable:
+            self._detector = asyncio.create_task(repeat(DETECT_INTERVAL_MS / 1000, self._detect))
+        self._publish_infos: dict[str, tuple[TopicRouteData, TopicPublishInfo]] = {}
+
+    async def close(self) -> None:
+        """Ends the detector; the client is its owner's to close."""
+        if self._detector is not None:
+            self._detector.cancel()
+            await asyncio.gather(self._detector, return_exceptions=True)
+
+    async def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
+        """Stores `outgoing` in `queue`, or in the queues' turn with further tries. Raises as `Producer.send`."""
+        if queue is not None:
+            return await self._send_to(queue, outgoing, timeout_ms)
+        return await self._send_with_retries(outgoing, timeout_ms)
+
+    async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> None:
+        """Sends to `queue`, or to the next in turn, without an answer."""
+        if queue is None:
+            queue = (await self._publish_info(outgoing.topic)).select()
+        await self.client.api.send_oneway(await self.broker_address(queue), self._command(queue, outgoing))
+
+    async def publish_info(self, topic: str, timeout_ms: int) -> TopicPublishInfo:
+        """The topic's queues. Raises IllegalMessage, NoRouteInfo, ClientError, or RequestTimeout after `timeout_ms`."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._publish_info(topic)
+        except TimeoutError:
+            name_servers = ";".join(self.client.routes.name_servers)
+            message = f"no route of topic {topic} from {name_servers} in {timeout_ms} ms"
+            raise RequestTimeout(message, name_servers) from None
+
+    async def broker_address(self, queue: MessageQueue) -> str:
+        """host:port of the master that has `queue`. Raises ConnectFailed when no route names one."""
+        routes = self.client.routes
+        address = routes.master_address(queue.broker_name)
+        if address is None:
+            await routes.refresh(queue.topic)
+            address = routes.master_address(queue.broker_name)
+            if address is None:
+                raise ConnectFailed(f"no route names a master of broker {queue.broker_name}", queue.broker_name)
+        return address
+
+    async def _send_with_retries(self, outgoing: Outgoing, timeout_ms: int) -> SendResult:
+        now = time.monotonic
+        deadline = now() + timeout_ms / 1000
+        info = self._known_publish_info(outgoing.topic) or await self.publish_info(outgoing.topic, timeout_ms)
+        faults = self._faults
+        tried: list[str] = []
+        error: BrokerError | RemotingError | None = None
+        result: SendResult | None = None
+        for attempt in range(1 + self._retry_times):
+            began = now()
+            try_ms = left_ms = int((deadline - began) * 1000)
+            if left_ms <= 0:
+                break
+            if self._try_timeout_ms is not None and attempt < self._retry_times:
+                try_ms = min(left_ms, self._try_timeout_ms)
+            last = tried[-1] if tried else None
+            queue = info.select(last) if faults is None else faults.select(info, last, int(began * 1000))
+            tried.append(queue.broker_name)
+            try:
+                result = await self._send_to(queue, outgoing, try_ms)
+            except RemotingError as e:
+                error = e
+                self._count(queue, began, isolate=True, reachable=self._detector is None)
+                if isinstance(e, RequestTimeout) and try_ms == left_ms:
+                    break  # The time is over, whatever the clock's last millisecond says.
+            except BrokerError as e:
+                self._count(queue, began, isolate=True, reachable=False)
+                if e.code not in RETRY_RESPONSE_CODES:
+                    raise
+                error = e
+            else:
+                if faults is not None:
+                    self._count(queue, began)
+                if result.status is SendStatus.SEND_OK or not self._retry_when_not_stored_safely:
+                    return result
+                continue
+            log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
+        if result is not None:
+            return result
+        if error is None:
+            error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
+        error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
+        raise error
+
+    def _count(self, queue: MessageQueue, began: float, *, isolate: bool = False, reachable: bool = True) -> None:
+        if self._faults is not None:
+            now = time.monotonic()
+            latency_ms = int((now - began) * 1000)
+            self._faults.update(queue.broker_name, latency_ms, int(now * 1000), isolate=isolate, reachable=reachable)
+
+    async def _detect(self) -> None:
+        """Asks the brokers that failed whether they answer again (`LatencyFaultToleranceImpl.detectByOneRound`)."""
+        assert self._faults is not None
+        client = self.client
+        topic = next(iter(self._publish_infos), None)
+        for broker in self._faults.due(int(time.monotonic() * 1000)):
+            address = client.routes.master_address(broker)
+            if address is None:
+                self._faults.forget(broker)
+            elif topic is not None:
+                try:
+                    await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS)
+                    self._faults.detected(broker)
+                except (RemotingError, BrokerError) as e:
+                    log.debug("broker %s is not back: %s", broker, e)
+
+    async def _send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
+        address = self.client.routes.master_address(queue.broker_name) or await self.broker_address(queue)
+        command = self._command(queue, outgoing)
+        return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
+
+    def _command(self, queue: MessageQueue, outgoing: Outgoing) -> RemotingCommand:
+        return send_command(
+            self._group,
+            queue,
+            outgoing.body,
+            outgoing.properties,
+            now_ms(),
+            flag=outgoing.flag,
+            sys_flag=outgoing.sys_flag,
+            batch=outgoing.batch,
+            reply=outgoing.reply,
+            reconsume_times=outgoing.reconsume_times,
+            max_reconsume_times=outgoing.max_reconsume_times,
+            default_topic_queue_nums=self._default_topic_queue_nums,
+        )
+
+    async def _publish_info(self, topic: str) -> TopicPublishInfo:
+        return self._known_publish_info(topic) or await self._find_publish_info(topic)
+
+    def _known_publish_info(self, topic: str) -> TopicPublishInfo | None:
+        known = self._publish_infos.get(topic)
+        # A changed route is another object.
+        if known is not None and known[0] is self.client.routes.cached(topic):
+            return known[1]
+        return None
+
+    async def _find_publish_info(self, topic: str) -> TopicPublishInfo:
+        if not isinstance(topic, str):
+            raise IllegalMessage(f"the message has no topic but {topic!r}: give the name of one")
+        if problem := topic_problem(topic):
+            raise IllegalMessage(problem)
+        if topic in SEND_FORBIDDEN_TOPICS:
+            raise IllegalMessage(f"clients may not send to the system topic {topic}")
+        routes = self.client.routes
+        route = await routes.get_or_default(topic, self._default_topic_queue_nums)
+        queues = write_queues(topic, route)
+        if not queues:
+            route = await routes.refresh(topic)
+            queues = write_queues(topic, route)
+            if not queues:
+                raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
+        info = TopicPublishInfo(queues)
+        self._publish_infos[topic] = route, info
+        return info

@@ -1,0 +1,216 @@
+"""TransactionProducer: messages that are delivered only if a local transaction succeeds.
+
+`send_in_transaction` stores a half message, which no consumer sees, runs the local transaction and tells the broker
+what became of it. A broker that doesn't learn asks some producer of the group later, by CHECK_TRANSACTION_STATE.
+Source: client/producer/TransactionMQProducer, DefaultMQProducerImpl (sendMessageInTransaction, checkTransactionState).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
+from gantrymq.client.namespace import without_namespace
+from gantrymq.client.producing.outgoing import DELAYS
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
+from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol import sys_flag
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from gantrymq.protocol.message import Message, MessageExt, decode_messages
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.remoting.connection import Connection, RequestHandler
+
+log = logging.getLogger(__name__)
+
+#: Checks that wait or are under way; the broker asks again for those that are dropped (checkRequestHoldMax).
+MAX_CHECKS = 2000
+#: Checks that run at a time.
+CHECK_CONCURRENCY = 8
+
+
+class LocalTransactionState(Enum):
+    """What became of a local transaction. After UNKNOW (Java's spelling) the broker asks again later."""
+
+    COMMIT_MESSAGE = sys_flag.TRANSACTION_COMMIT
+    ROLLBACK_MESSAGE = sys_flag.TRANSACTION_ROLLBACK
+    UNKNOW = 0
+
+
+class TransactionListener(Protocol):
+    """The user's side of transactions. Both may be plain functions, which run in threads, or coroutine functions."""
+
+    def execute_local_transaction(
+        self, message: Message, arg: Any
+    ) -> LocalTransactionState | Awaitable[LocalTransactionState]:
+        """Runs the local transaction when the half message is stored; `arg` is `send_in_transaction`'s.
+
+        `message.properties["UNIQ_KEY"]` names it: a check's `msg_id`. What it raises counts as UNKNOW.
+        """
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | Awaitable[LocalTransactionState]:
+        """What became of a transaction that the broker has not heard of. What it raises counts as UNKNOW."""
+
+
+class TransactionSendResult(NamedTuple):
+    """How the half message was stored, and what the local transaction said."""
+
+    result: SendResult
+    state: LocalTransactionState
+
+
+class TransactionProducer(Producer):
+    """A `Producer` whose `send_in_transaction` sends messages that a local transaction decides on.
+
+    Its group must be that of all producers that can check the same transactions. `options` are Producer's.
+    """
+
+    def __init__(
+        self, name_servers: Sequence[str] | str, group: str, listener: TransactionListener, **options: Any
+    ) -> None:
+        super().__init__(name_servers, group, **options)
+        self._listener = listener
+        self._checks: set[asyncio.Task[None]] = set()
+        self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
+
+    async def send_in_transaction(
+        self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+    ) -> TransactionSendResult:
+        """Stores `message` as a half message and runs the listener's local transaction, which decides on it.
+
+        A half message that is not safely stored is rolled back, and the transaction not run. Raises as `send`; then
+        there was no transaction. Delays of the message are ignored.
+        """
+        # A broker asks the producers that it knows: it must know this one before it has a half message of it.
+        await self.greet_brokers_of(message.topic)
+        half = self._half_message(message)
+        result = await self.send_alone(half, timeout_ms)
+        state, remark = LocalTransactionState.ROLLBACK_MESSAGE, None
+        if result.status is SendStatus.SEND_OK:
+            if result.transaction_id:
+                half.properties[names.TRANSACTION_ID] = result.transaction_id
+            state, remark = await self._ask(self._listener.execute_local_transaction, half, arg)
+        try:
+            await self._end(half, result, state, remark)
+        except GantryError as e:
+            log.warning("broker %s did not learn that %s is %s: %s", result.queue.broker_name, result.msg_id, state, e)
+        return TransactionSendResult(result, state)
+
+    async def close(self) -> None:
+        """Ends the checks under way, then as `Producer.close`."""
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await super().close()
+
+    def _half_message(self, message: Message) -> Message:
+        properties = {name: value for name, value in message.properties.items() if name not in DELAYS}
+        properties.setdefault(names.UNIQUE_KEY, self.next_unique_key())
+        properties[names.TRANSACTION_PREPARED] = "true"
+        properties[names.PRODUCER_GROUP] = self.group
+        return Message(message.topic, message.body, flag=message.flag, properties=properties)
+
+    async def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None) -> None:
+        _, commit_log_offset = decode_offset_message_id(result.offset_msg_id)
+        header = EndTransactionRequestHeader(
+            topic=self.with_namespace(half.topic),
+            producer_group=self.group,
+            tran_state_table_offset=result.queue_offset,
+            commit_log_offset=commit_log_offset,
+            commit_or_rollback=state.value,
+            msg_id=result.msg_id,
+            transaction_id=result.transaction_id,
+            bname=result.queue.broker_name,
+        )
+        queue = result.queue._replace(topic=self.with_namespace(half.topic))
+        address = await self.sender.broker_address(queue)
+        self._trace(half, result.msg_id, header, address, state)
+        await self.client.api.end_transaction(address, header, remark)
+
+    # -- what brokers ask ---------------------------------------------------------------------------------------
+
+    def handlers(self) -> Mapping[int, RequestHandler]:
+        return {**super().handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
+
+    def _check_received(self, connection: Connection, command: RemotingCommand) -> None:
+        """One-way: the answer is an END_TRANSACTION."""
+        header = command.read_header(CheckTransactionStateRequestHeader)
+        (half,) = decode_messages(command.body, header.bname or "")
+        if len(self._checks) >= MAX_CHECKS:
+            log.warning("a check of transaction %s was dropped: %d others wait", half.msg_id, MAX_CHECKS)
+            return
+        task = asyncio.get_running_loop().create_task(self._check(connection.address, header, half))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _check(self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt) -> None:
+        half.topic = without_namespace(half.topic, self.namespace)
+        async with self._check_slots:
+            state, remark = await self._ask(self._listener.check_local_transaction, half)
+        end = EndTransactionRequestHeader(
+            topic=header.topic,
+            producer_group=self.group,
+            tran_state_table_offset=header.tran_state_table_offset,
+            commit_log_offset=header.commit_log_offset,
+            commit_or_rollback=state.value,
+            msg_id=half.msg_id,
+            from_transaction_check=True,
+            transaction_id=header.transaction_id,
+            bname=header.bname,
+        )
+        self._trace(half, half.msg_id, end, address, state)
+        try:
+            await self.client.api.end_transaction(address, end, remark)
+        except ClientClosed:
+            pass
+        except GantryError as e:
+            log.warning("broker %s did not learn that %s is %s: %s", address, half.msg_id, state, e)
+
+    async def _ask(
+        self, function: Callable[..., LocalTransactionState | Awaitable[LocalTransactionState]], *args: Any
+    ) -> tuple[LocalTransactionState, str | None]:
+        """The listener's word, and the remark for the broker when it raised."""
+        try:
+            if inspect.iscoroutinefunction(function):
+                state = await function(*args)
+            else:
+                state = await asyncio.to_thread(function, *args)
+        except Exception as e:
+            log.exception("%s of %r failed: the broker will ask for the transaction", function, args[0])
+            return LocalTransactionState.UNKNOW, f"{function.__name__} exception: {e!r}"
+        if not isinstance(state, LocalTransactionState):
+            log.error("%s of %r returned %r, which is no LocalTransactionState", function, args[0], state)
+            return LocalTransactionState.UNKNOW, None
+        return state, None
+
+    def _trace(
+        self,
+        message: Message,
+        msg_id: str,
+        header: EndTransactionRequestHeader,
+        address: str,
+        state: LocalTransactionState,
+    ) -> None:
+        if self.trace is None:
+            return
+        bean = TraceBean(
+            topic=message.topic,
+            msg_id=msg_id,
+            tags=message.tags or "",
+            keys=message.properties.get(names.KEYS, ""),
+            store_host=address,
+            message_type=MessageType.TRANSACTION_COMMIT,
+            transaction_id=header.transaction_id or "",
+            transaction_state=state.name,
+            from_transaction_check=bool(header.from_transaction_check),
+        )
+        group = without_namespace(self.group, self.namespace)
+        self.trace.append(TraceContext(TraceType.END_TRANSACTION, group, [bean]))

@@ -1,0 +1,110 @@
+"""Offsets and locks of queues, in requests to a broker or from it to a client (remoting/protocol/body/*)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gantrymq.protocol.bodies.queue_map import QueueObject, by_queue, decode_with_queue_maps, encode_queue_map
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.message import MessageQueue
+
+
+class _OffsetTable(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, int] = {}
+
+
+class _OffsetTableOut(msgspec.Struct, rename="camel"):
+    offset_table: msgspec.Raw
+
+
+class _OffsetForC(msgspec.Struct, rename="camel"):
+    topic: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+
+class _OffsetTableForC(msgspec.Struct, rename="camel"):
+    offset_table: list[_OffsetForC]
+
+
+@dataclass(slots=True)
+class ResetOffsetBody:
+    """New offsets by queue: RESET_CONSUMER_CLIENT_OFFSET (220), the answer to INVOKE_BROKER_TO_RESET_OFFSET (222)."""
+
+    offset_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        return encode_json(_OffsetTableOut(encode_queue_map(self.offset_table)))
+
+    def encode_for_c(self) -> bytes:
+        """As clients in C++ read it: a list."""
+        rows = [_OffsetForC(q.topic, q.broker_name, q.queue_id, offset) for q, offset in self.offset_table.items()]
+        return encode_json(_OffsetTableForC(rows))
+
+    @classmethod
+    def decode(cls, data: bytes) -> ResetOffsetBody:
+        """Raises BodyError."""
+        return cls(by_queue(decode_with_queue_maps(data, _OffsetTable).offset_table))
+
+
+class _ConsumerStatus(msgspec.Struct, rename="camel"):
+    consumer_table: dict[str, dict[str, int]] = {}
+    message_queue_table: dict[str, int] = {}
+
+
+class _ConsumerStatusOut(msgspec.Struct, rename="camel"):
+    consumer_table: dict[str, msgspec.Raw]
+    message_queue_table: msgspec.Raw
+
+
+@dataclass(slots=True)
+class ConsumerStatusBody:
+    """A client's offsets by queue (answer to 221), or those of all clients by client id (answer to 223)."""
+
+    consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
+    message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        return encode_json(
+            _ConsumerStatusOut(
+                {client_id: encode_queue_map(table) for client_id, table in self.consumer_table.items()},
+                encode_queue_map(self.message_queue_table),
+            )
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> ConsumerStatusBody:
+        """Raises BodyError."""
+        body = decode_with_queue_maps(data, _ConsumerStatus)
+        tables = {client_id: by_queue(table) for client_id, table in body.consumer_table.items()}
+        return cls(tables, by_queue(body.message_queue_table))
+
+
+class QueueLockRequest(msgspec.Struct, rename="camel"):
+    """The body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
+
+    consumer_group: str
+    client_id: str
+    mq_set: list[QueueObject] = []
+    only_this_broker: bool = False
+
+
+class QueueLockAnswer(msgspec.Struct):
+    """The answer to LOCK_BATCH_MQ: the queues that are the client's now."""
+
+    lock_ok_mq_set: list[QueueObject] = msgspec.field(name="lockOKMQSet", default_factory=list)
+
+
+class CorrectionOffsetBody(msgspec.Struct, rename="camel"):
+    """The answer to QUERY_CORRECTION_OFFSET (308): offsets by queue id."""
+
+    correction_offsets: dict[int, int] = {}
+
+
+class GroupList(msgspec.Struct, rename="camel"):
+    """The answer to QUERY_TOPIC_CONSUME_BY_WHO (300)."""
+
+    group_list: list[str] = []

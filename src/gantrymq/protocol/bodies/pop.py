@@ -1,0 +1,156 @@
+"""Bodies of POP: what the revive log keeps, batches of acknowledgements, assignments and request modes.
+
+The short names are those of the JSON. Sources: store/pop/PopCheckPoint, AckMsg, BatchAckMsg,
+remoting/protocol/body/BatchAck*, QueryAssignment*, SetMessageRequestModeRequestBody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gantrymq.errors import BodyError
+from gantrymq.protocol.bodies.heartbeat import CLUSTERING
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.java import Int32, Int64
+
+#: Tags of the records in the revive log.
+CHECKPOINT_TAG = "ck"
+ACK_TAG = "ack"
+BATCH_ACK_TAG = "bAck"
+
+MODE_PULL = "PULL"
+MODE_POP = "POP"
+
+#: Which checkpoint an acknowledgement belongs to: topic, group, queue id, start offset, pop time, broker name.
+PopKey = tuple[str, str, int, int, int, str]
+
+#: A checkpoint has a bit for each message of its pop.
+MAX_MESSAGES = 32
+#: Bits in a BitSet that a client may send: a filter may have spread the messages of a pop.
+_MAX_BITS = 1 << 20
+
+
+class Checkpoint(msgspec.Struct, omit_defaults=True):
+    """What one pop took from one queue: the messages at `start_offset + diffs`. Times in ms.
+
+    Bit i of `bit_map` says that the i-th of them is acknowledged. `reput_times` counts how often it was written again
+    because the messages could not be brought back; `suspend`: coming back doesn't count as an attempt.
+    """
+
+    start_offset: Int64 = msgspec.field(name="so")
+    pop_time: Int64 = msgspec.field(name="pt")
+    invisible_time: Int64 = msgspec.field(name="it")
+    count: int = msgspec.field(name="n")
+    queue_id: Int32 = msgspec.field(name="q")
+    topic: str = msgspec.field(name="t")
+    group: str = msgspec.field(name="c")
+    bit_map: Int32 = msgspec.field(name="bm", default=0)
+    diffs: list[Int32] = msgspec.field(name="d", default=[])
+    broker_name: str = msgspec.field(name="bn", default="")
+    reput_times: str | None = msgspec.field(name="rp", default=None)
+    suspend: bool = msgspec.field(name="sp", default=False)
+
+    @property
+    def revive_time(self) -> int:
+        """When what isn't acknowledged by then comes back."""
+        return self.pop_time + self.invisible_time
+
+    @property
+    def offsets(self) -> list[int]:
+        """The messages' queue offsets; checkpoints of old brokers have no diffs."""
+        return [self.start_offset + diff for diff in self.diffs or range(self.count)]
+
+    @property
+    def key(self) -> PopKey:
+        return self.topic, self.group, self.queue_id, self.start_offset, self.pop_time, self.broker_name
+
+
+class Ack(msgspec.Struct, omit_defaults=True):
+    """Acknowledges one message of a checkpoint, or with `offsets` several."""
+
+    start_offset: Int64 = msgspec.field(name="so")
+    group: str = msgspec.field(name="c")
+    topic: str = msgspec.field(name="t")
+    queue_id: Int32 = msgspec.field(name="q")
+    pop_time: Int64 = msgspec.field(name="pt")
+    offset: Int64 = msgspec.field(name="ao", default=-1)
+    broker_name: str = msgspec.field(name="bn", default="")
+    offsets: list[Int64] = msgspec.field(name="aol", default=[])
+
+    @property
+    def key(self) -> PopKey:
+        return self.topic, self.group, self.queue_id, self.start_offset, self.pop_time, self.broker_name
+
+
+class BatchAck(msgspec.Struct):
+    """Some messages of one checkpoint; bit i of `bits`, the lowest first, is the message at start_offset + i."""
+
+    group: str = msgspec.field(name="c")
+    topic: str = msgspec.field(name="t")
+    retry_flag: str = msgspec.field(name="r")
+    start_offset: Int64 = msgspec.field(name="so")
+    queue_id: Int32 = msgspec.field(name="q")
+    revive_queue_id: Int32 = msgspec.field(name="rq")
+    pop_time: Int64 = msgspec.field(name="pt")
+    invisible_time: Int64 = msgspec.field(name="it")
+    bits: bytes = msgspec.field(name="b", default=b"")
+
+    def offsets(self) -> Iterator[int]:
+        """The queue offsets of the acknowledged messages. Raises BodyError for more than one pop has."""
+        bits = int.from_bytes(self.bits[: _MAX_BITS // 8], "little")
+        if bits.bit_count() > MAX_MESSAGES:
+            raise BodyError(f"{bits.bit_count()} messages of one pop: it has at most {MAX_MESSAGES}")
+        while bits:
+            lowest = bits & -bits
+            yield self.start_offset + lowest.bit_length() - 1
+            bits ^= lowest
+
+
+class BatchAckBody(msgspec.Struct, rename="camel"):
+    """The body of BATCH_ACK_MESSAGE (200151)."""
+
+    broker_name: str | None = None
+    acks: list[BatchAck] = []
+
+
+class RequestMode(msgspec.Struct, rename="camel"):
+    """The body of SET_MESSAGE_REQUEST_MODE (401), and an entry of messageRequestMode.json.
+
+    With a positive `pop_share_queue_num` a client pops its own queues and those of so many others, else all.
+    """
+
+    topic: str
+    consumer_group: str
+    mode: str = MODE_PULL
+    pop_share_queue_num: Int32 = 0
+
+
+class RequestModeTable(msgspec.Struct, rename="camel"):
+    """All modes by topic and group: messageRequestMode.json."""
+
+    message_request_mode_map: dict[str, dict[str, RequestMode]] = {}
+
+
+class QueryAssignmentRequestBody(msgspec.Struct, rename="camel"):
+    """The body of QUERY_ASSIGNMENT (400)."""
+
+    topic: str
+    consumer_group: str
+    client_id: str
+    strategy_name: str = "AVG"
+    message_model: str = CLUSTERING
+
+
+class QueueAssignment(msgspec.Struct, rename="camel"):
+    """One queue and how to get its messages; queue id -1 means all of the topic's queues on that broker."""
+
+    message_queue: QueueObject
+    mode: str = MODE_PULL
+
+
+class QueryAssignmentResponseBody(msgspec.Struct, rename="camel", omit_defaults=True):
+    """The answer to 400; without assignments the client keeps those it has."""
+
+    message_queue_assignments: list[QueueAssignment] | None = None

@@ -1,0 +1,192 @@
+"""What a broker says of its topics and groups: offsets, rates, times (remoting/protocol/admin/*, body/*).
+
+Bodies with a table by MessageQueue are plain classes with `encode` and `decode`; see `protocol.queue_map`. Times are ms
+since the epoch, rates messages a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.bodies.queue_map import QueueObject, by_queue, decode_with_queue_maps, encode_queue_map
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.message import MessageQueue
+
+
+class OffsetWrapper(msgspec.Struct, rename="camel"):
+    """How far a group has got in a queue; `last_timestamp` is when the last consumed message was stored, 0 without."""
+
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    pull_offset: int = 0
+    last_timestamp: int = 0
+
+
+class TopicOffset(msgspec.Struct, rename="camel"):
+    """What a queue holds; `last_update_timestamp` is when its last message was stored, 0 for an empty queue."""
+
+    min_offset: int = 0
+    max_offset: int = 0
+    last_update_timestamp: int = 0
+
+
+class _ConsumeStats(msgspec.Struct, rename="camel"):
+    consume_tps: float = 0.0
+    offset_table: dict[str, OffsetWrapper] = {}
+
+
+class _ConsumeStatsOut(msgspec.Struct, rename="camel"):
+    consume_tps: float
+    offset_table: msgspec.Raw
+
+
+@dataclass(slots=True)
+class ConsumeStats:
+    """The answer to GET_CONSUME_STATS (208)."""
+
+    consume_tps: float = 0.0
+    offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
+
+    @property
+    def total_diff(self) -> int:
+        """How many messages the group has yet to consume."""
+        return sum(offsets.broker_offset - offsets.consumer_offset for offsets in self.offset_table.values())
+
+    @property
+    def inflight_total_diff(self) -> int:
+        """How many messages the group has been given and hasn't acknowledged."""
+        return sum(offsets.pull_offset - offsets.consumer_offset for offsets in self.offset_table.values())
+
+    def encode(self) -> bytes:
+        return encode_json(_ConsumeStatsOut(self.consume_tps, encode_queue_map(self.offset_table)))
+
+    @classmethod
+    def decode(cls, data: bytes) -> ConsumeStats:
+        """Raises BodyError."""
+        return cls._of(decode_with_queue_maps(data, _ConsumeStats))
+
+    @classmethod
+    def _of(cls, body: _ConsumeStats) -> ConsumeStats:
+        return cls(body.consume_tps, by_queue(body.offset_table))
+
+
+class _TopicStats(msgspec.Struct, rename="camel"):
+    topic_put_tps: float = 0.0
+    offset_table: dict[str, TopicOffset] = {}
+
+
+class _TopicStatsOut(msgspec.Struct, rename="camel"):
+    offset_table: msgspec.Raw
+    topic_put_tps: float
+
+
+@dataclass(slots=True)
+class TopicStatsTable:
+    """The answer to GET_TOPIC_STATS_INFO (202)."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
+    topic_put_tps: float = 0.0
+
+    def encode(self) -> bytes:
+        return encode_json(_TopicStatsOut(encode_queue_map(self.offset_table), self.topic_put_tps))
+
+    @classmethod
+    def decode(cls, data: bytes) -> TopicStatsTable:
+        """Raises BodyError."""
+        body = decode_with_queue_maps(data, _TopicStats)
+        return cls(by_queue(body.offset_table), body.topic_put_tps)
+
+
+class _ConsumeStatsList(msgspec.Struct, rename="camel"):
+    consume_stats_list: list[dict[str, list[_ConsumeStats]]] = []
+    broker_addr: str = ""
+    total_diff: int = 0
+    total_inflight_diff: int = 0
+
+
+class _ConsumeStatsListOut(msgspec.Struct, rename="camel"):
+    consume_stats_list: list[dict[str, list[msgspec.Raw]]]
+    broker_addr: str
+    total_diff: int
+    total_inflight_diff: int
+
+
+@dataclass(slots=True)
+class ConsumeStatsList:
+    """The answer to GET_BROKER_CONSUME_STATS (317): for each group one ConsumeStats a topic."""
+
+    by_group: dict[str, list[ConsumeStats]] = field(default_factory=dict)
+    broker_addr: str = ""
+
+    def encode(self) -> bytes:
+        every = [stats for topics in self.by_group.values() for stats in topics]
+        return encode_json(
+            _ConsumeStatsListOut(
+                [{group: [msgspec.Raw(s.encode()) for s in topics]} for group, topics in self.by_group.items()],
+                self.broker_addr,
+                sum(stats.total_diff for stats in every),
+                sum(stats.inflight_total_diff for stats in every),
+            )
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> ConsumeStatsList:
+        """Raises BodyError."""
+        body = decode_with_queue_maps(data, _ConsumeStatsList)
+        groups = {group: topics for table in body.consume_stats_list for group, topics in table.items()}
+        return cls({group: [ConsumeStats._of(s) for s in topics] for group, topics in groups.items()}, body.broker_addr)
+
+
+class QueueTimeSpan(msgspec.Struct, rename="camel"):
+    """When a queue's first, last and last consumed message were stored; `delay_time` is ms behind, 0 for none."""
+
+    message_queue: QueueObject
+    min_time_stamp: int = 0
+    max_time_stamp: int = 0
+    consume_time_stamp: int = 0
+    delay_time: int = 0
+
+
+class QueryConsumeTimeSpanBody(msgspec.Struct, rename="camel"):
+    """The answer to QUERY_CONSUME_TIME_SPAN (303)."""
+
+    consume_time_span_set: list[QueueTimeSpan] = []
+
+
+class ConsumeQueueData(msgspec.Struct, rename="camel"):
+    """One unit of a consume queue."""
+
+    physic_offset: int = 0
+    physic_size: int = 0
+    tags_code: int = 0
+    eval: bool = False
+    msg: str | None = None
+
+
+class QueryConsumeQueueResponseBody(msgspec.Struct, rename="camel"):
+    """The answer to QUERY_CONSUME_QUEUE (321); without a group there is no subscription."""
+
+    queue_data: list[ConsumeQueueData] = []
+    max_queue_index: int = 0
+    min_queue_index: int = 0
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+
+
+class BrokerStatsItem(msgspec.Struct):
+    """Messages in a span of time, their rate, and their average per call."""
+
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+class BrokerStatsData(msgspec.Struct, rename="camel"):
+    """The answer to VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_minute: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_day: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)

@@ -1,0 +1,76 @@
+"""Headers of sending: a message, a reply, and a message that a consumer gives back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.java import Int32, Int64
+
+
+class SendMessageRequestHeader(Header):
+    """SEND_MESSAGE (10)."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
+    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): the same fields under one-letter names."""
+
+    producer_group: str = msgspec.field(name="a")
+    topic: str = msgspec.field(name="b")
+    default_topic: str = msgspec.field(name="c")
+    default_topic_queue_nums: Int32 = msgspec.field(name="d")
+    queue_id: Int32 = msgspec.field(name="e")
+    sys_flag: Int32 = msgspec.field(name="f")
+    born_timestamp: Int64 = msgspec.field(name="g")
+    flag: Int32 = msgspec.field(name="h")
+    properties: str | None = msgspec.field(name="i", default=None)
+    reconsume_times: Int32 | None = msgspec.field(name="j", default=None)
+    unit_mode: bool | None = msgspec.field(name="k", default=None)
+    max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
+    batch: bool | None = msgspec.field(name="m", default=None)
+    broker_name: str | None = msgspec.field(name="n", default=None)
+
+
+class SendMessageResponseHeader(Header):
+    """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch."""
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+    batch_uniq_id: str | None = None
+    recall_handle: str | None = None
+
+
+class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the send header of the reply, and where it came from (host:port, ms)."""
+
+    born_host: str
+    store_host: str
+    store_timestamp: Int64
+
+
+class ConsumerSendMsgBackRequestHeader(Header):
+    """CONSUMER_SEND_MSG_BACK (36); `offset` is the record's place in the commit log."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None

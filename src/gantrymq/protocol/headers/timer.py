@@ -1,0 +1,19 @@
+"""Headers for messages with a delivery time of their own."""
+
+from __future__ import annotations
+
+from gantrymq.protocol.headers.header import Header
+
+
+class RecallMessageRequestHeader(Header):
+    """RECALL_MESSAGE (370); `recall_handle` from the answer to the send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponseHeader(Header):
+    """`msg_id` is the unique key of the message taken back."""
+
+    msg_id: str

@@ -1,0 +1,42 @@
+"""Headers of what producers and brokers, and administrators, say to each other about transactions."""
+
+from __future__ import annotations
+
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.java import Int32, Int64
+
+
+class EndTransactionRequestHeader(Header):
+    """END_TRANSACTION (37); `commit_or_rollback` is a TRANSACTION_ bit of `protocol.sys_flag`, 0 for not known yet.
+
+    `tran_state_table_offset` is the half message's queue offset, `msg_id` its unique key.
+    """
+
+    producer_group: str
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
+    msg_id: str
+    topic: str | None = None
+    from_transaction_check: bool | None = None
+    transaction_id: str | None = None
+    bname: str | None = None
+
+
+class CheckTransactionStateRequestHeader(Header):
+    """CHECK_TRANSACTION_STATE (39), a broker's question; the body is the half message's record."""
+
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    topic: str | None = None
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+
+
+class ResumeCheckHalfMessageRequestHeader(Header):
+    """RESUME_CHECK_HALF_MESSAGE (323); `msg_id` is an offset message id."""
+
+    msg_id: str
+    topic: str | None = None

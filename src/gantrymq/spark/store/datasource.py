@@ -1,0 +1,59 @@
+"""RocketMQStoreDataSource: `format("rocketmq-store")`, a broker's files as a table, without a broker.
+
+Nothing is written and no lock is taken, so a running broker is no obstacle: what is in the log when the read is planned
+is what it gives, unless retention deletes a file before a task gets to it, which is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.store.options import StoreOptions
+from gantrymq.spark.store.planning import LogRange, plan
+from gantrymq.spark.store.rows import read_range
+
+
+class LogPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, part: LogRange) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class RocketMQStoreReader(DataSourceReader):
+    """One read of a store's commit log. Raises StoreError, ConfigError."""
+
+    def __init__(self, options: StoreOptions, columns: pa.Schema) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [LogPartition(part) for part in plan(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark makes a partition of its own when there is none.
+        if isinstance(partition, LogPartition):
+            yield from read_range(partition.part, self._options, self._columns)
+
+
+class RocketMQStoreDataSource(DataSource):
+    """`spark.read.format("rocketmq-store").load(directory)`; `StoreOptions` has every option.
+
+    The columns are those of `format("rocketmq")`. Messages come in the order of the log.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq-store"
+
+    def schema(self) -> StructType:
+        return default_schema(StoreOptions.parse(self.options).include_properties)
+
+    def reader(self, schema: StructType) -> RocketMQStoreReader:
+        return RocketMQStoreReader(StoreOptions.parse(self.options), arrow_schema(schema))

@@ -1,0 +1,134 @@
+"""What a task reads of a commit log: chunks of whole records as Arrow, without the rows that aren't wanted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from struct import Struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, decode_records
+from gantrymq.spark.arrow_records import PulledRecords
+from gantrymq.spark.planning import matches
+from gantrymq.spark.store.options import StoreOptions
+from gantrymq.spark.store.planning import LogRange
+from gantrymq.store.commit_log import BLANK_SIZE
+
+log = logging.getLogger(__name__)
+
+#: Read at once; a record may be longer.
+CHUNK_BYTES = 4 * 1024 * 1024
+_ALL_TOPICS = ".*"
+_unpack_head = Struct(">iI").unpack_from
+
+
+def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of `part`, in order. Raises StoreError for what can't be read or is no record."""
+    try:
+        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as e:
+        raise StoreError(f"can't read {part.path}: {e.strerror or e}; is it there on every executor?") from e
+    rows = _Rows(part, options, columns)
+    try:
+        position = part.start
+        while position < part.end:
+            data = os.pread(fd, min(CHUNK_BYTES, part.end - position), position)
+            length = _whole_records(data)
+            if not length:
+                if len(data) >= BLANK_SIZE and _unpack_head(data)[1] == MAGIC_BLANK:
+                    return
+                data, length = _long_record(fd, part, position, data)
+            try:
+                yield from rows.decode(data[:length], position)
+            except RecordError as e:
+                good = _good_records(data, part.base + position)
+                yield from rows.decode(data[:good], position)
+                raise StoreError(f"{part.path} is damaged at {position + good}: {e}") from e
+            position += length
+    except StoreError as e:
+        if options.fail_on_data_loss:
+            raise
+        log.warning("left out what follows in %s (failOnDataLoss=false): %s", part, e)
+    finally:
+        os.close(fd)
+
+
+class _Rows:
+    def __init__(self, part: LogRange, options: StoreOptions, columns: pa.Schema) -> None:
+        self._part = part
+        self._options = options
+        self._columns = columns
+        self._is_wanted: dict[str, bool] = {}
+
+    def decode(self, data: bytes, position: int) -> Iterator[pa.RecordBatch]:
+        """The wanted rows, if any. Raises RecordError."""
+        records = PulledRecords(data, check_crc=self._options.check_crc)
+        places = records.starts + (self._part.base + position)
+        if (wrong := np.flatnonzero(records.physical_offsets != places)).size:
+            raise RecordError(f"the record at {places[wrong[0]]} says it is at {records.physical_offsets[wrong[0]]}")
+        topics = records.topics().dictionary_encode()
+        keep = pa.array([self._wants(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
+        wanted = keep.take(topics.indices)
+        options, times = self._options, records.store_timestamps
+        if options.starting_ms is not None:
+            wanted = pc.and_(wanted, pa.array(times >= options.starting_ms))
+        if options.ending_ms is not None:
+            wanted = pc.and_(wanted, pa.array(times < options.ending_ms))
+        if not pc.any(wanted).as_py():
+            return
+        names = self._columns.names
+        arrays = dict(zip(names, records.columns(names, "", options.broker_name or ""), strict=True))
+        if "topic" in arrays:
+            arrays["topic"] = topics.dictionary_decode()
+        if "brokerName" in arrays and options.broker_name is None:
+            arrays["brokerName"] = pa.nulls(len(records), pa.string())
+        yield pa.RecordBatch.from_arrays(list(arrays.values()), schema=self._columns).filter(wanted)
+
+    def _wants(self, topic: str) -> bool:
+        found = self._is_wanted.get(topic)
+        if found is None:
+            options = self._options
+            found = topic in options.topics if options.topics else matches(options.pattern or _ALL_TOPICS, topic)
+            self._is_wanted[topic] = found
+        return found
+
+
+def _whole_records(data: bytes) -> int:
+    """The length of the records that are all there."""
+    position, end = 0, len(data)
+    last = end - FIXED_SIZE_V4
+    while position <= last:
+        size, magic = _unpack_head(data, position)
+        if size < FIXED_SIZE_V4 and magic != MAGIC_BLANK:
+            # No record: the decoder says what is wrong.
+            return end
+        if magic == MAGIC_BLANK or position + size > end:
+            break
+        position += size
+    return position
+
+
+def _long_record(fd: int, part: LogRange, position: int, data: bytes) -> tuple[bytes, int]:
+    size = _unpack_head(data)[0] if len(data) >= FIXED_SIZE_V4 else 0
+    if position + size > part.end or size <= len(data):
+        raise StoreError(f"{part.path} is damaged at {position}: {len(data)} bytes are left, which hold no record")
+    data = os.pread(fd, size, position)
+    return data, len(data)
+
+
+def _good_records(data: bytes, physical_offset: int) -> int:
+    """The length of the good records before the first bad one."""
+    length = 0
+    try:
+        for record in decode_records(data):
+            if record.physical_offset != physical_offset + length:
+                break
+            length += record.size
+    except RecordError:
+        pass
+    return length

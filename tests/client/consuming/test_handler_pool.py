@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+from records import message_at
+from waiting import eventually
+
+from gantrymq.client.consuming import handler_pool as handler_pool_module
+from gantrymq.client.consuming.handler_pool import MessageHandler, TaskPool, ThreadPool, handler_pool
+from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
+from gantrymq.protocol.message import MessageExt, MessageQueue
+
+
+class Outcomes:
+    """What a pool reported."""
+
+    def __init__(self) -> None:
+        self.by_offset: dict[int, Exception | None] = {}
+
+    def done(self, process_queue: ProcessQueue, message: MessageExt, error: Exception | None) -> None:
+        assert message.queue_offset not in self.by_offset
+        self.by_offset[message.queue_offset] = error
+
+
+@pytest.fixture
+def outcomes() -> Outcomes:
+    return Outcomes()
+
+
+@pytest.fixture
+def process_queue() -> ProcessQueue:
+    return ProcessQueue(MessageQueue("t", "a", 0), 0, FlowLimits())
+
+
+async def _fail_on_three(message: MessageExt) -> None:
+    await asyncio.sleep(0)
+    if message.queue_offset == 3:
+        raise ValueError("three")
+
+
+def _fail_on_three_plainly(message: MessageExt) -> None:
+    if message.queue_offset == 3:
+        raise ValueError("three")
+
+
+@pytest.mark.parametrize("handler", [_fail_on_three, _fail_on_three_plainly])
+async def test_reports_every_message_once(
+    handler: MessageHandler, outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    pool = handler_pool(handler, 4, outcomes.done)
+    for start in range(0, 100, 10):
+        pool.submit(process_queue, [message_at(offset) for offset in range(start, start + 10)])
+    await eventually(lambda: len(outcomes.by_offset) == 100)
+    await pool.close(5)
+    assert [offset for offset, error in outcomes.by_offset.items() if error] == [3]
+    assert isinstance(outcomes.by_offset[3], ValueError)
+
+
+async def test_tasks_handle_as_many_at_a_time_as_allowed(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
+    running = most = 0
+    go_on = asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+
+    pool = TaskPool(handle, 5, outcomes.done)
+    pool.submit(process_queue, [message_at(offset) for offset in range(20)])
+    await eventually(lambda: running == 5)
+    go_on.set()
+    await eventually(lambda: len(outcomes.by_offset) == 20)
+    assert most == 5
+
+
+async def test_threads_handle_as_many_at_a_time_as_allowed(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
+    meeting = threading.Barrier(5)
+    pool = ThreadPool(lambda message: meeting.wait(10), 5, outcomes.done)
+    pool.submit(process_queue, [message_at(offset) for offset in range(20)])
+    await eventually(lambda: len(outcomes.by_offset) == 20)
+    await pool.close(5)
+    assert not any(outcomes.by_offset.values())
+
+
+async def test_one_slow_message_does_not_hold_up_the_others(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
+    go_on = asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        if message.queue_offset == 0:
+            await go_on.wait()
+
+    pool = TaskPool(handle, 2, outcomes.done)
+    pool.submit(process_queue, [message_at(offset) for offset in range(200)])
+    await eventually(lambda: len(outcomes.by_offset) == 199)
+    go_on.set()
+    await eventually(lambda: len(outcomes.by_offset) == 200)
+
+
+async def test_skips_messages_of_dropped_queues(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
+    handled: list[int] = []
+
+    async def handle(message: MessageExt) -> None:
+        handled.append(message.queue_offset)
+        process_queue.dropped = True
+
+    pool = TaskPool(handle, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0), message_at(1)])
+    await eventually(lambda: 0 in outcomes.by_offset)
+    await pool.close(5)
+    assert handled == [0]
+
+
+async def test_close_waits_for_what_is_under_way_and_begins_nothing(
+    outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    begun = asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+
+    pool = TaskPool(handle, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(offset) for offset in range(10)])
+    await begun.wait()
+    await pool.close(5)
+    assert list(outcomes.by_offset) == [0]
+    pool.submit(process_queue, [message_at(11)])
+    assert not pool._tasks
+
+
+async def test_close_does_not_wait_for_ever(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
+    begun = threading.Event()
+    release = threading.Event()
+
+    def hang(message: MessageExt) -> None:
+        begun.set()
+        release.wait(30)
+
+    pool = ThreadPool(hang, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0)])
+    await eventually(begun.is_set)
+    async with asyncio.timeout(5):
+        await pool.close(0.05)
+    release.set()
+    assert not outcomes.by_offset
+
+
+async def test_a_plain_function_that_makes_a_coroutine_is_an_error(
+    outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    pool = handler_pool(lambda message: _fail_on_three(message), 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0)])
+    await eventually(lambda: outcomes.by_offset)
+    await pool.close(5)
+    assert isinstance(outcomes.by_offset[0], TypeError)
+
+
+async def test_knows_coroutine_functions_in_disguise(outcomes: Outcomes) -> None:
+    class Handling:
+        async def __call__(self, message: MessageExt) -> None:
+            pass
+
+        async def method(self, message: MessageExt) -> None:
+            pass
+
+    for handler in (Handling(), Handling().method, partial(_fail_on_three)):
+        assert isinstance(handler_pool(handler, 1, outcomes.done), TaskPool)
+
+
+async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
+    outcomes: Outcomes, process_queue: ProcessQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handler_pool_module, "CANCEL_TIMEOUT_S", 0.05)
+    go_on = asyncio.Event()
+    cancelled = 0
+
+    async def stubborn(message: MessageExt) -> None:
+        nonlocal cancelled
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    pool = TaskPool(stubborn, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0)])
+    await eventually(pool.running)
+    await asyncio.wait_for(pool.close(0.05), 5)
+    assert cancelled == 1
+    assert "still runs" in caplog.text
+    go_on.set()
+    await eventually(lambda: not pool.running())

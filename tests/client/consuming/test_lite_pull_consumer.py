@@ -1,0 +1,267 @@
+"""Lite pull consumers, against a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import ClientClosed, ClientError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+
+
+@pytest.fixture
+async def queue(producer: Producer, topic: str) -> MessageQueue:
+    """A queue of ten messages, b"0" to b"9"."""
+    queue = (await producer.queues(topic))[1]
+    await producer.send_batch([Message(topic, b"%d" % n) for n in range(10)], queue=queue)
+    return queue
+
+
+async def poll_all(consumer: LitePullConsumer, count: int) -> list[bytes]:
+    messages: list[MessageExt] = []
+    async with asyncio.timeout(20):
+        while len(messages) < count:
+            messages += await consumer.poll(500)
+    return [message.body for message in messages]
+
+
+async def test_subscribed_topics(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(topic, "wanted")
+    async with consumer:
+        await eventually(lambda: len(consumer.assignment) == 4)
+        for tags in ("wanted", "unwanted", "wanted"):
+            await producer.send(Message(topic, tags.encode(), tags=tags))
+        assert await poll_all(consumer, 2) == [b"wanted"] * 2
+        assert await consumer.poll(100) == []
+
+
+async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue])
+        assert consumer.assignment == {queue}
+        assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]
+        await consumer.seek(queue, 7)
+        assert await poll_all(consumer, 3) == [b"7", b"8", b"9"]
+        await consumer.seek_to_begin(queue)
+        assert (await consumer.poll(max_messages=1))[0].body == b"0"
+        await consumer.seek_to_end(queue)
+        assert await consumer.poll(100) == []
+        await consumer.assign([])
+        assert consumer.assignment == set()
+        with pytest.raises(ClientError, match="not assigned"):
+            await consumer.seek(queue, 0)
+
+
+async def test_where_it_stands(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue], "wanted")
+        await consumer.seek(queue, 0)
+        assert await consumer.end_offset(queue) == 10
+        await eventually(lambda: consumer.position(queue) == 10)
+        await consumer.assign([queue])
+        await consumer.seek(queue, 2)
+        assert consumer.position(queue) == 2
+        for expected in (5, 8, 10):
+            await consumer.poll(max_messages=3)
+            assert consumer.position(queue) == expected
+        await producer.send(Message(queue.topic, b"10"), queue=queue)
+        await poll_all(consumer, 1)
+        assert consumer.position(queue) == await consumer.end_offset(queue) == 11
+        with pytest.raises(ClientError, match="not assigned"):
+            consumer.position(queue._replace(queue_id=0))
+
+
+async def test_handed_out_messages_count_at_the_next_poll(name_server: str, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue])
+        await consumer.poll(max_messages=3)
+        await consumer.poll(max_messages=2)
+    async with LitePullConsumer(name_server, unique) as consumer:
+        assert await consumer.committed(await _known(consumer, queue)) == 3
+        await consumer.assign([queue])
+        assert (await consumer.poll())[0].body == b"3"
+
+
+async def _known(consumer: LitePullConsumer, queue: MessageQueue) -> MessageQueue:
+    """The same queue, once the consumer knows where it is."""
+    return next(known for known in await consumer.queues(queue.topic) if known == queue)
+
+
+async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    async with consumer:
+        await consumer.assign([queue])
+        await consumer.poll(max_messages=4)
+        # A broker that has no offset says 0 as long as the queue's first message is still in memory.
+        assert not await consumer.committed(queue)
+        await consumer.commit()
+        assert await consumer.committed(queue) == 4
+        await consumer.poll(max_messages=4)
+        await consumer.poll(max_messages=1)
+    async with LitePullConsumer(name_server, unique) as consumer:
+        assert await consumer.committed(await _known(consumer, queue)) == 4
+
+
+async def test_iteration(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
+    bodies: list[bytes] = []
+    # With automatic commits a pull under way may commit after `commit` does.
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    async with consumer:
+        await consumer.assign([queue])
+        async for message in consumer:
+            bodies.append(message.body)
+            if len(bodies) == 10:
+                await producer.send(Message(queue.topic, b"new"), queue=queue)
+            if message.body == b"new":
+                break
+        await consumer.commit()
+        assert await consumer.committed(queue) == 11
+    assert bodies == [b"%d" % n for n in range(10)] + [b"new"]
+
+
+async def test_closing_ends_an_iteration(name_server: str, queue: MessageQueue, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique)
+    await consumer.start()
+
+    async def iterate() -> list[MessageExt]:
+        return [message async for message in consumer]
+
+    iteration = asyncio.create_task(iterate())
+    await asyncio.sleep(0.05)
+    await consumer.close()
+    async with asyncio.timeout(5):
+        assert await iteration == []
+    with pytest.raises(ClientClosed):
+        await consumer.poll()
+
+
+async def test_subscribed_and_assigned_do_not_mix(name_server: str, queue: MessageQueue, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique)
+    consumer.subscribe(queue.topic)
+    async with consumer:
+        with pytest.raises(ClientError, match="assigned by hand"):
+            await consumer.assign([queue])
+    async with LitePullConsumer(name_server, unique) as consumer:
+        await consumer.assign([queue])
+        with pytest.raises(ClientError, match="before the start"):
+            consumer.subscribe("another")
+
+
+async def test_paused_queues_hand_nothing_out(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    other = queue._replace(queue_id=2)
+    await producer.send(Message(queue.topic, b"other"), queue=other)
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue, other])
+        assert len(await poll_all(consumer, 11)) == 11
+        await consumer.seek(queue, 4)
+        consumer.pause([queue])
+        assert consumer.paused == {queue}
+        await producer.send(Message(queue.topic, b"other"), queue=other)
+        assert await poll_all(consumer, 1) == [b"other"]
+        await consumer.seek(queue, 6)
+        assert await consumer.poll(200) == []
+        consumer.resume([queue])
+        assert await poll_all(consumer, 4) == [b"6", b"7", b"8", b"9"]
+        with pytest.raises(ClientError, match="not assigned"):
+            consumer.pause([queue._replace(queue_id=0)])
+
+
+async def test_what_was_pulled_before_a_pause_stays(name_server: str, queue: MessageQueue, unique: str) -> None:
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue])
+        assert [message.body for message in await consumer.poll(5000, max_messages=1)] == [b"0"]
+        consumer.pause([queue])
+        assert await consumer.poll(50) == []
+        consumer.resume([queue])
+        assert await poll_all(consumer, 9) == [b"%d" % n for n in range(1, 10)]
+
+
+async def test_by_time(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
+    await asyncio.sleep(0.01)
+    between = time.time_ns() // 1_000_000
+    await producer.send(Message(queue.topic, b"late"), queue=queue)
+    async with LitePullConsumer(name_server, unique) as consumer:
+        await consumer.assign([queue])
+        assert await consumer.offset_for_time(queue, 0) == 0
+        await consumer.seek_to_time(queue, between)
+        assert await poll_all(consumer, 1) == [b"late"]
+
+
+async def test_commit_of_given_offsets(name_server: str, queue: MessageQueue, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    async with consumer:
+        await consumer.assign([queue])
+        # Java's broker takes offsets of groups that it knows: those that have pulled (ConsumerManageProcessor).
+        assert await consumer.poll(max_messages=1)
+        await consumer.commit({queue: 6})
+        assert await consumer.committed(queue) == 6
+
+
+async def test_expression_of_assigned_queues(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    await producer.send(Message(queue.topic, b"tagged", tags="wanted"), queue=queue)
+    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([queue], "wanted")
+        assert await poll_all(consumer, 1) == [b"tagged"]
+        await consumer.assign([queue], "*")
+        await consumer.seek_to_begin(queue)
+        assert len(await poll_all(consumer, 11)) == 11
+
+
+async def test_topics_may_change_while_it_runs(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str
+) -> None:
+    second = f"{unique}_2"
+    await producer.send(Message(second, b"second"))
+    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(queue.topic)
+    async with consumer:
+        assert len(await poll_all(consumer, 10)) == 10
+        consumer.subscribe(second)
+        assert await poll_all(consumer, 1) == [b"second"]
+        consumer.unsubscribe(queue.topic)
+        await eventually(lambda: {queue.topic for queue in consumer.assignment} == {second})
+
+
+async def test_offsets_on_this_machine(
+    name_server: str, producer: Producer, queue: MessageQueue, unique: str, tmp_path: Path
+) -> None:
+    """Two consumers read everything; each goes on where it was."""
+    for name in ("one", "two", "one"):
+        consumer = LitePullConsumer(
+            name_server,
+            unique,
+            broadcasting=True,
+            offset_directory=tmp_path,
+            instance_name=name,
+            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        )
+        consumer.subscribe(queue.topic)
+        async with consumer:
+            if (tmp_path / consumer_id(tmp_path, name) / unique).exists():
+                await eventually(lambda consumer=consumer: len(consumer.assignment) == 4)
+                assert await consumer.poll(200) == []
+            else:
+                assert len(await poll_all(consumer, 10)) == 10
+                await consumer.commit()
+
+
+def consumer_id(directory: Path, name: str) -> str:
+    return next((path.name for path in directory.glob(f"*@{name}")), name)
+
+
+@pytest.mark.parametrize("size", [0, 1025])
+def test_impossible_batch_sizes_are_refused(size: int) -> None:
+    with pytest.raises(ClientError, match="pull_batch_size"):
+        LitePullConsumer("127.0.0.1:9876", "group", pull_batch_size=size)

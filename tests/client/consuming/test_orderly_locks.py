@@ -1,0 +1,96 @@
+"""Locks that a consumer gives back while it renews them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from scripted import ScriptedNameServer, route_over, serving
+from waiting import eventually
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
+
+QUEUE = MessageQueue("topic", "broker", 0)
+
+
+class LockBroker:
+    """Grants every lock unless `refuses`, later where `held` says so."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.held: asyncio.Event | None = None
+        self.asked: list[list[MessageQueue]] = []
+        self.server = RemotingServer(
+            {
+                RequestCode.LOCK_BATCH_MQ: self._lock,
+                RequestCode.UNLOCK_BATCH_MQ: lambda connection, request: RemotingCommand.response(),
+            },
+            host="127.0.0.1",
+        )
+
+    def _lock(self, connection: Connection, request: RemotingCommand) -> None:
+        connection.respond_with(request, self._answer(decode_json(request.body, QueueLockRequest)))
+
+    async def _answer(self, wanted: QueueLockRequest) -> RemotingCommand:
+        self.asked.append([queue.queue for queue in wanted.mq_set])
+        if self.held is not None:
+            await self.held.wait()
+        return RemotingCommand.response(body=encode_json(QueueLockAnswer([] if self.refuses else wanted.mq_set)))
+
+
+@asynccontextmanager
+async def locks_over(broker: LockBroker) -> AsyncIterator[HeldLocks]:
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, broker]):
+        name_server.routes["topic"] = route_over({"broker": f"127.0.0.1:{broker.server.port}"})
+        client = ClientInstance(name_server.address)
+        await client.routes.get("topic")
+        locks = HeldLocks(client, "group")
+        yield locks
+        await locks.close()
+        await client.close()
+
+
+async def test_a_lock_given_back_while_it_is_renewed_is_not_renewed_again() -> None:
+    """It would be taken from the queue's next reader, or kept from it for ever."""
+    broker = LockBroker()
+    async with locks_over(broker) as locks:
+        assert await locks.lock([QUEUE]) == {QUEUE}
+        broker.held = asyncio.Event()
+        renewing = asyncio.create_task(locks._renew_all())
+        await eventually(lambda: len(broker.asked) == 2)
+        unlocking = asyncio.create_task(locks.unlock([QUEUE]))
+        await unlocking
+        broker.held.set()
+        await renewing
+        assert not locks.holds(QUEUE)
+        await locks._renew_all()
+        assert len(broker.asked) == 2
+
+
+async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
+    broker = LockBroker()
+    async with locks_over(broker) as locks:
+        broker.refuses = True
+        assert await locks.lock([QUEUE]) == set()
+        await locks._renew_all()
+        assert len(broker.asked) == 1
+        broker.refuses = False
+        assert await locks.lock([QUEUE]) == {QUEUE}
+        assert locks.holds(QUEUE)
+        # One that was lost while its queue is read is asked for again.
+        broker.refuses = True
+        await locks._renew_all()
+        assert not locks.holds(QUEUE)
+        broker.refuses = False
+        await locks._renew_all()
+        assert locks.holds(QUEUE)

@@ -1,0 +1,73 @@
+"""Every kind of consumer with a SQL92 filter: it gets what the expression says, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from inbox import Inbox
+from waiting import eventually
+
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_SQL92
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import Message
+
+EXPRESSION = "number BETWEEN 3 AND 5 AND (colour = 'red' OR colour IS NULL)"
+WANTED = [b"%d" % number for number in (3, 4, 5)]
+
+
+@pytest.fixture
+async def sent(producer: Producer, topic: str) -> str:
+    for number in range(10):
+        properties = {"number": str(number)} | ({"colour": "red"} if number % 2 else {})
+        await producer.send(Message(topic, b"%d" % number, properties=properties))
+    await producer.send(Message(topic, b"blue", properties={"number": "4", "colour": "blue"}))
+    return topic
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+async def test_push(name_server: str, producer: Producer, sent: str, unique: str, orderly: bool) -> None:
+    inbox = Inbox()
+    consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    async with consumer:
+        await eventually(lambda: len(inbox.messages) >= 3)
+        await producer.send(Message(sent, b"last", properties={"number": "5"}))
+        await eventually(lambda: b"last" in inbox.bodies)
+    assert inbox.bodies == [*WANTED, b"last"]
+
+
+async def test_lite_pull(name_server: str, sent: str, unique: str) -> None:
+    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    async with consumer, asyncio.timeout(20):
+        messages = aiter(consumer)
+        bodies = [(await anext(messages)).body for _ in WANTED]
+    assert sorted(bodies) == WANTED
+
+
+async def test_simple(name_server: str, sent: str, unique: str) -> None:
+    consumer = SimpleConsumer(name_server, unique)
+    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    bodies: list[bytes] = []
+    async with consumer, asyncio.timeout(30):
+        while len(bodies) < len(WANTED):
+            for message in await consumer.receive(await_ms=5000):
+                bodies.append(message.body)
+                await consumer.ack(message)
+        assert await consumer.receive(await_ms=0) == []
+    assert sorted(bodies) == WANTED
+
+
+async def test_a_wrong_expression_is_named(name_server: str, sent: str, unique: str) -> None:
+    consumer = SimpleConsumer(name_server, unique)
+    consumer.subscribe(sent, "number >", EXPRESSION_SQL92)
+    async with consumer:
+        with pytest.raises(BrokerError) as raised:
+            await consumer.receive(await_ms=1000)
+    assert raised.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED

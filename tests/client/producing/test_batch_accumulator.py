@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+
+import pytest
+from scripted_producer import ProducerBroker, producer_over
+from waiting import eventually
+
+from gantrymq.client.broker_api import SendResult, SendStatus
+from gantrymq.client.producing.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey
+from gantrymq.client.producing.outgoing import Outgoing
+from gantrymq.errors import ClientError, RequestTimeout
+from gantrymq.protocol.message import Message, MessageQueue
+
+QUEUE = MessageQueue("t", "broker", 3)
+
+
+def part(number: int, size: int = 100) -> Outgoing:
+    return Outgoing("t", b"x" * (size - 22), b"", 0, 0, False, f"ID{number}")
+
+
+class Sends:
+    """What an accumulator sends; `error` fails all, `held` lets them wait."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[BatchKey, list[str], int]] = []
+        self.error: Exception | None = None
+        self.held: asyncio.Event | None = None
+
+    async def __call__(self, key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        ids = [one.msg_id for one in parts]
+        self.batches.append((key, ids, timeout_ms))
+        if self.held is not None:
+            await self.held.wait()
+        if self.error is not None:
+            raise self.error
+        return SendResult(SendStatus.SEND_OK, ",".join(ids), QUEUE, 40, ",".join(f"O{one}" for one in ids))
+
+
+async def test_a_full_batch_goes_at_once() -> None:
+    sends = Sends()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=300)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
+    results = await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert sends.batches == [(("t", None), ["ID0", "ID1", "ID2"], 3000)]
+    assert [(r.msg_id, r.queue, r.queue_offset, r.offset_msg_id) for r in results] == [
+        (f"ID{n}", QUEUE, 40 + n, f"OID{n}") for n in range(3)
+    ]
+
+
+async def test_a_batch_that_is_not_full_goes_after_its_time() -> None:
+    sends = Sends()
+    accumulator = BatchAccumulator(sends, linger_ms=10)
+    future = accumulator.add(("t", None), part(1), 3000)
+    assert (await asyncio.wait_for(future, 10)).msg_id == "ID1"
+
+
+async def test_topics_and_queues_are_kept_apart() -> None:
+    sends = Sends()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000)
+    keys: list[BatchKey] = [("t", None), ("u", None), ("t", QUEUE)]
+    for n in range(6):
+        accumulator.add(keys[n % 3], part(n), 1000 * n)
+    await accumulator.flush()
+    assert sends.batches == [(keys[n], [f"ID{n}", f"ID{n + 3}"], 1000 * (n + 3)) for n in range(3)]
+
+
+async def test_a_message_that_does_not_fit_begins_a_batch() -> None:
+    sends = Sends()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=250)
+    for n, size in enumerate([100, 100, 100, 1000]):
+        accumulator.add(("t", None), part(n, size), 3000)
+    await accumulator.flush()
+    assert [ids for _, ids, _ in sends.batches] == [["ID0", "ID1"], ["ID2"], ["ID3"]]
+
+
+async def test_an_error_is_that_of_every_message() -> None:
+    sends = Sends()
+    sends.error = RequestTimeout("as scripted", "broker")
+    accumulator = BatchAccumulator(sends, linger_ms=1)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(5)]
+    futures[2].cancel()
+    results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
+    assert [type(result) for n, result in enumerate(results) if n != 2] == [RequestTimeout] * 4
+    assert accumulator.bytes == 0
+
+
+async def test_senders_wait_for_room() -> None:
+    sends = Sends()
+    sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=200, buffer_bytes=400)
+    for n in range(4):
+        accumulator.add(("t", None), part(n), 3000)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        await accumulator.room()
+        order.append(number)
+
+    tasks = [asyncio.create_task(wait(n)) for n in range(3)]
+    await eventually(lambda: len(sends.batches) == 2)
+    assert order == []
+    tasks[0].cancel()
+    sends.held.set()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert order == [1, 2]
+
+
+async def test_a_queue_that_keeps_batches_whole_has_one_offset_id() -> None:
+    async def send(key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        return SendResult(SendStatus.SEND_OK, "", QUEUE, 40, "ONE")
+
+    accumulator = BatchAccumulator(send, linger_ms=1)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(2)]
+    results = await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [(result.msg_id, result.offset_msg_id) for result in results] == [("ID0", "ONE"), ("ID1", "ONE")]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_flush_waits_for_what_is_under_way(count: int) -> None:
+    sends = Sends()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(count)]
+    await accumulator.flush()
+    assert all(future.done() for future in futures)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"linger_ms": 0}, {"linger_ms": 30_001}, {"batch_size": 0}, {"batch_size": 2**21 + 1}, {"buffer_bytes": 0}],
+)
+async def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ClientError, match=next(iter(options))):
+        BatchAccumulator(Sends(), **({"linger_ms": 1} | options))
+
+
+async def test_who_waited_for_room_does_not_wait_again() -> None:
+    sends = Sends()
+    held = sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=200, buffer_bytes=200)
+    first = accumulator.add(("t", None), part(0, 200), 3000)
+    # Another is quicker, and fills the room before the one that waited goes on.
+    first.add_done_callback(lambda done: (held.clear(), accumulator.add(("t", None), part(1, 200), 3000)))
+    waiting = asyncio.create_task(accumulator.room())
+    await eventually(lambda: accumulator._waiters)
+    held.set()
+    await asyncio.wait_for(waiting, 5)
+    assert accumulator.bytes == 200
+    held.set()
+    await accumulator.flush()
+
+
+async def test_only_so_many_batches_are_under_way() -> None:
+    """What a slow broker has in hand is little, and what waits is in time as long as something is answered."""
+    sends = Sends()
+    sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=100)
+    futures = [accumulator.add(("t", None), part(n), 200) for n in range(3 * MAX_UNDER_WAY)]
+    await eventually(lambda: sends.batches)
+    assert len(sends.batches) == MAX_UNDER_WAY
+    await asyncio.sleep(0.3)
+    sends.held.set()
+    await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [ids for _, ids, _ in sends.batches] == [[f"ID{n}"] for n in range(3 * MAX_UNDER_WAY)]
+
+
+async def test_when_nothing_is_answered_the_rest_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def send(key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(timeout_ms / 1000)
+        raise RequestTimeout("as scripted", "broker")
+
+    accumulator = BatchAccumulator(send, linger_ms=30_000, batch_size=100)
+    for n in range(10 * MAX_UNDER_WAY):
+        accumulator.add(("t", None), part(n), 50)
+    await asyncio.wait_for(accumulator.flush(), 5)
+    assert asked == MAX_UNDER_WAY
+    assert accumulator.bytes == 0
+    gc.collect()
+    # One line a batch, and none from asyncio of futures that nobody looked at.
+    assert "never retrieved" not in caplog.text
+    assert caplog.text.count("messages to t failed") == 10 * MAX_UNDER_WAY
+
+
+async def test_other_tasks_go_on_while_one_enqueues() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, linger_ms=30_000, batch_size=1000) as producer:
+        for _ in range(1000):
+            await producer.enqueue(Message("topic", b"x"))
+            if broker.sent:
+                break
+    assert broker.sent
+    assert len(broker.sent) < 50

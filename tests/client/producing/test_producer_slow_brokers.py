@@ -1,0 +1,141 @@
+"""100,000 numbered messages while one of two brokers is slow or busy: none is lost, and it is left alone a while."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from numbered import Sends, restarted, send_numbered, stored, two_brokers
+
+from gantrymq.client.producing.latency_fault import LatencyFaults, not_available_duration
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.testing.processes import ProcessCluster
+
+COUNT = 100_000
+#: Few may wait for the disk: most of what is sent meanwhile is answered SYSTEM_BUSY.
+BUSY = {"flushDiskType": "SYNC_FLUSH", "sendThreadPoolQueueCapacity": "4"}
+#: Longer than a disk takes: no message is sent twice because its answer was late.
+TIMEOUT_MS = 30_000
+
+
+class Answer(NamedTuple):
+    """How a try ended; the times are those of `time.monotonic` in ms."""
+
+    began_ms: int
+    ended_ms: int
+    code: int
+
+
+class Tries:
+    """Sees a producer's tries. `brokers` are names by address; `faults` is the producer's table, if it has one."""
+
+    def __init__(self, cluster: ProcessCluster) -> None:
+        self.brokers = {broker.address: name for broker, name in zip(cluster.brokers, "ab", strict=True)}
+        self.faults: LatencyFaults | None = None
+        #: The brokers that a number was sent to, one after the other.
+        self.tried: dict[int, str] = {}
+        #: What broker a answered.
+        self.answers: list[Answer] = []
+        #: Tries with a broker that was out of use while the other was not.
+        self.wrong: list[int] = []
+        self._began: dict[int, int] = {}
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        if request.code != RequestCode.SEND_MESSAGE_V2:
+            return
+        broker, number = self.brokers[address], int(request.body)
+        self.tried[number] = self.tried.get(number, "") + broker
+        self._began[number] = _now_ms()
+        if not self.is_available(broker) and self.is_available("b" if broker == "a" else "a"):
+            self.wrong.append(number)
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        if request.code == RequestCode.SEND_MESSAGE_V2 and self.brokers[address] == "a":
+            self.answers.append(Answer(self._began[int(request.body)], _now_ms(), response.code))
+
+    def is_available(self, broker: str) -> bool:
+        return self.faults is None or self.faults.is_available(f"broker-{broker}", _now_ms())
+
+    async def until_available(self, available: bool) -> None:
+        while self.is_available("a") is not available:
+            await asyncio.sleep(0.005)
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("latency_faults", [False, True])
+async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_faults: bool) -> None:
+    async with two_brokers(tmp_path) as cluster, asyncio.timeout(90):
+        cluster.brokers[0] = await asyncio.to_thread(restarted, cluster, 0, **BUSY)
+        sends, tries = Sends(), Tries(cluster)
+        async with Producer(
+            cluster.namesrv_addr, "numbers", send_latency_fault_enable=latency_faults, hooks=[tries]
+        ) as producer:
+            tries.faults = producer.sender._faults
+            await send_numbered(producer, range(COUNT), sends, TIMEOUT_MS)
+        found = await stored(cluster.namesrv_addr, cluster.brokers)
+    assert sends.acknowledged.keys() == found.keys() == set(range(COUNT))
+    assert not sends.failed
+    # What was refused was not stored, and the next try took it to the other broker.
+    assert set(found.values()) == {1}
+    assert set(tries.tried.values()) == {"a", "b", "ab"}
+    refused = [answer for answer in tries.answers if answer.code == ResponseCode.SYSTEM_BUSY]
+    assert len(refused) == sum(tried == "ab" for tried in tries.tried.values())
+    if tries.faults is None:
+        assert len(refused) > COUNT // 100
+        return
+    # Isolated for 10 s from the last refusal on, as after a send that took as long (MQFaultStrategy).
+    item = tries.faults.items["broker-a"]
+    assert 0 <= item.start_ms - (refused[-1].ended_ms + 10_000) < 1000
+    assert not tries.wrong
+    assert len(refused) < COUNT // 10
+
+
+@pytest.mark.timeout(120)
+async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    """Its process stands still for 0.7 s, twice: so long a send keeps a broker out of use for 2 s."""
+    async with two_brokers(tmp_path) as cluster, asyncio.timeout(90):
+        sends, tries = Sends(), Tries(cluster)
+
+        async def stop_now_and_then() -> None:
+            for after in (COUNT // 10, COUNT // 2):
+                await sends.reach(after)
+                await tries.until_available(True)
+                os.kill(cluster.brokers[0].pid, signal.SIGSTOP)
+                await asyncio.sleep(0.7)
+                os.kill(cluster.brokers[0].pid, signal.SIGCONT)
+                await tries.until_available(False)
+            await tries.until_available(True)
+            answered = len(tries.answers)
+            while len(tries.answers) == answered:
+                await asyncio.sleep(0.005)
+
+        async with Producer(cluster.namesrv_addr, "numbers", send_latency_fault_enable=True, hooks=[tries]) as producer:
+            tries.faults = producer.sender._faults
+            stopping = asyncio.create_task(stop_now_and_then())
+            # As many as there is time for, but not fewer than COUNT.
+            numbers = itertools.takewhile(lambda number: number < COUNT or not stopping.done(), itertools.count())
+            await send_numbered(producer, numbers, sends, TIMEOUT_MS)
+            await stopping
+        found = await stored(cluster.namesrv_addr, cluster.brokers)
+    assert len(sends.acknowledged) >= COUNT
+    assert sends.acknowledged.keys() == found.keys() == set(range(len(found)))
+    assert not sends.failed
+    assert set(found.values()) == {1}
+    assert not tries.wrong
+    late = [answer for answer in tries.answers if answer.ended_ms - answer.began_ms >= 550]
+    assert len(late) >= 2
+    ends = [answer.ended_ms + not_available_duration(answer.ended_ms - answer.began_ms) for answer in late]
+    assert tries.faults is not None
+    assert 0 <= tries.faults.items["broker-a"].start_ms - max(ends) < 1000

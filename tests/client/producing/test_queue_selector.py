@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.client.producing.queue_selector import select_by_hash, select_randomly
+from gantrymq.protocol.message import Message, MessageQueue
+
+QUEUES = [MessageQueue("t", "a", n) for n in range(7)]
+MESSAGE = Message("t", b"x")
+
+
+@pytest.mark.parametrize(
+    ("arg", "java_hash"),
+    [
+        ("hello", 99162322),
+        ("polygenelubricants", -(2**31)),
+        ("\U0001f600", 1772899),
+        (42, 42),
+        (-42, -42),
+        (5_000_000_000, 705032705),
+    ],
+)
+def test_picks_the_queue_that_java_picks(arg: object, java_hash: int) -> None:
+    assert select_by_hash(QUEUES, MESSAGE, arg) == QUEUES[abs(java_hash) % 7]
+
+
+def test_random_selection_reaches_every_queue() -> None:
+    assert {select_randomly(QUEUES, MESSAGE, None) for _ in range(1000)} == set(QUEUES)

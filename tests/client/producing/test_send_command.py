@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.protocol import send_request
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import encode_properties
+
+QUEUE = MessageQueue("topic", "broker-a", 3)
+PROPERTIES = encode_properties({"TAGS": "ä", "UNIQ_KEY": "0" * 32})
+
+
+def received(command: RemotingCommand) -> RemotingCommand:
+    (request,) = FrameReader().feed(command.encode())
+    return request
+
+
+def test_header_says_what_a_typed_header_would() -> None:
+    request = received(send_command("group", QUEUE, b"body", PROPERTIES, 1_700_000_000_123, flag=7, sys_flag=1))
+    assert request.code == RequestCode.SEND_MESSAGE_V2
+    assert request.body == b"body"
+    assert request.read_header(SendMessageRequestHeaderV2) == SendMessageRequestHeaderV2(
+        producer_group="group",
+        topic="topic",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=3,
+        sys_flag=1,
+        born_timestamp=1_700_000_000_123,
+        flag=7,
+        properties=PROPERTIES.decode(),
+        reconsume_times=0,
+        unit_mode=False,
+        batch=False,
+        broker_name="broker-a",
+    )
+
+
+def test_batches_have_their_own_code() -> None:
+    request = received(send_command("group", QUEUE, b"batch", b"", 1, batch=True))
+    assert request.code == RequestCode.SEND_BATCH_MESSAGE
+    header = request.read_header(SendMessageRequestHeaderV2)
+    assert header.batch
+    assert header.properties is None
+
+
+def test_has_the_shape_that_brokers_read_fastest() -> None:
+    command = send_command("shape", QUEUE, b"body", PROPERTIES, 1_700_000_000_123)
+    first = send_request.decode_send_request(received(command))
+    # The second time the broker finds the bytes before the born time in its memory.
+    assert any(target.producer_group == "shape" for target in send_request._targets.values())
+    assert send_request.decode_send_request(received(command)) == first
+
+
+def test_hooks_may_add_fields() -> None:
+    command = send_command("group", QUEUE, b"body", PROPERTIES, 1)
+    command.ext_fields["AccessKey"] = "key"
+    fields = received(command).ext_fields
+    assert fields["AccessKey"] == "key"
+    assert fields["b"] == "topic"
+
+
+def test_replies_and_retries() -> None:
+    reply = received(send_command("group", QUEUE, b"body", PROPERTIES, 1, reply=True))
+    assert reply.code == RequestCode.SEND_REPLY_MESSAGE_V2
+    retry = received(
+        send_command("group", QUEUE, b"body", PROPERTIES, 1, reconsume_times=3, max_reconsume_times=16)
+    ).read_header(SendMessageRequestHeaderV2)
+    assert (retry.reconsume_times, retry.max_reconsume_times) == (3, 16)

@@ -1,0 +1,83 @@
+"""A transaction that is open while its broker goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numbered import restarted
+from waiting import eventually
+
+from gantrymq.client import client_instance
+from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.testing.processes import ProcessCluster
+
+QUICK_CHECKS = {"transactionTimeOut": "500", "transactionCheckInterval": "300"}
+
+
+class Database:
+    """Knows what became of a transaction only when it has been told."""
+
+    def __init__(self) -> None:
+        self.committed: set[bytes] = set()
+        self.checked: list[bytes] = []
+
+    async def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOW
+
+    async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        self.checked.append(message.body)
+        return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOW
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    # What a restarted broker knows of its clients is what they tell it.
+    monkeypatch.setattr(client_instance, "HEARTBEAT_INTERVAL_S", 0.2)
+    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.05)
+    database, received = Database(), asyncio.Queue[bytes]()
+
+    async def handle(message: MessageExt) -> None:
+        received.put_nowait(message.body)
+
+    with ProcessCluster(tmp_path, broker_properties=QUICK_CHECKS) as cluster:
+        consumer = PushConsumer(cluster.namesrv_addr, "readers", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer.subscribe("payments")
+        async with (
+            TransactionProducer(cluster.namesrv_addr, "payers", database) as payer,
+            Producer(cluster.namesrv_addr, "plain") as producer,
+            asyncio.timeout(60),
+        ):
+            await producer.send(Message("payments", b"plain"))
+            sent = await payer.send_in_transaction(Message("payments", b"across the restart"))
+            assert sent.state is LocalTransactionState.UNKNOW
+            async with consumer:
+                assert await received.get() == b"plain"
+                if ending == "killed":
+                    os.kill(cluster.brokers[0].pid, signal.SIGKILL)
+                cluster.brokers[0] = await asyncio.to_thread(restarted, cluster, 0)
+                asked = len(database.checked)
+                await eventually(lambda: len(database.checked) > asked, 40)
+                assert received.empty()
+                database.committed.add(b"across the restart")
+                assert await received.get() == b"across the restart"
+                # Another one, whose way leaves the first time to come again.
+                database.committed.add(b"afterwards")
+                await payer.send_in_transaction(Message("payments", b"afterwards"))
+                assert await received.get() == b"afterwards"
+            queues = await producer.queues("payments")
+            address = cluster.brokers[0].address
+            ends = [await producer.client.api.max_offset(address, "payments", queue.queue_id) for queue in queues]
+    assert received.empty()
+    assert sum(ends) == 3
+    assert set(database.checked) == {b"across the restart", b"afterwards"}
