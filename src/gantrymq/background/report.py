@@ -1,0 +1,53 @@
+"""JobReport: how a job in the background fares, and the log of its failures."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+#: A job that goes on failing is logged once in so many seconds, in one line.
+LOG_INTERVAL_S = 60.0
+
+
+@dataclass(slots=True)
+class JobReport:
+    """A job's runs and failures since the start. Times are those of a monotonic clock, s."""
+
+    name: str
+    runs: int = 0
+    failures: int = 0
+    last_duration_s: float = 0.0
+    #: When the first of the failures without a success between them came; None while all is well.
+    failing_since: float | None = None
+    last_error: str = ""
+    _failures_in_row: int = 0
+    _logged_at: float = 0.0
+
+    def succeeded(self, duration_s: float, log: logging.Logger) -> None:
+        """Counts a run."""
+        self.runs += 1
+        self.last_duration_s = duration_s
+        if self.failing_since is not None:
+            log.info("%s works again, after %d failures", self.name, self._failures_in_row)
+            self.failing_since = None
+            self._failures_in_row = 0
+
+    def failed(self, error: BaseException, now: float, log: logging.Logger, duration_s: float = 0.0) -> None:
+        """Counts a run that raised. The first of a row is logged with its traceback, the others now and then."""
+        self.runs += 1
+        self.failures += 1
+        self._failures_in_row += 1
+        self.last_duration_s = duration_s
+        self.last_error = f"{type(error).__name__}: {error}"
+        if self.failing_since is None:
+            self.failing_since = self._logged_at = now
+            log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=error)
+        elif now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            log.error(
+                "%s has failed %d times in %d s: %s",
+                self.name,
+                self._failures_in_row,
+                now - self.failing_since,
+                self.last_error,
+            )
