@@ -1,0 +1,103 @@
+"""docs/compatibility.md says which kinds of clients answer a broker's request: each is asked, over the wire."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import eventually
+
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.transaction_producer import TransactionProducer
+from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
+
+TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+SECTION = TEXT.partition("\n## Requests of a broker to its clients\n")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \|$", SECTION, re.MULTILINE)
+#: No client's: whoever answers all else has answered before.
+LAST = 99_999
+
+
+class Server:
+    """Keeps the connection of whoever asks it for a route."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}, host="127.0.0.1")
+
+    def _route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.connection = connection
+        return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, "as scripted")
+
+
+async def ignore(message: object) -> None:
+    """A handler."""
+
+
+def consumer(kind: Callable[..., Any], address: str, *args: object) -> Any:
+    made = kind(address, "group", *args)
+    made.subscribe("topic")
+    return made
+
+
+#: How each kind is made, and what makes it connect.
+Kind = tuple[Callable[[str], Any], Callable[[Any], Awaitable[object]] | None]
+KINDS: dict[str, Kind] = {
+    "Producer": (lambda to: Producer(to, "group"), lambda it: it.queues("topic")),
+    "TransactionProducer": (lambda to: TransactionProducer(to, "group", None), lambda it: it.queues("topic")),  # type: ignore[arg-type]
+    "PushConsumer": (lambda to: consumer(PushConsumer, to, ignore), None),
+    "LitePullConsumer": (lambda to: consumer(LitePullConsumer, to), None),
+    "SimpleConsumer": (lambda to: consumer(SimpleConsumer, to), lambda it: it.receive()),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_what_a_client_answers_is_documented(name: str) -> None:
+    make, connect = KINDS[name]
+    server = Server()
+    await server.server.start()
+    try:
+        async with make(f"127.0.0.1:{server.server.port}") as client:
+            if connect is not None:
+                with suppress(NoRouteInfo):
+                    await connect(client)
+            await eventually(lambda: server.connection)
+            assert server.connection is not None
+            answered = await _answered(server.connection)
+    finally:
+        await server.server.stop()
+    documented = {int(code) for code, _, kinds in ROWS if name in kinds.split(", ")}
+    assert {RequestCode(code).name for code in answered} == {RequestCode(code).name for code in documented}
+
+
+async def _answered(connection: Connection) -> set[int]:
+    """The codes that aren't refused. They have no header, so nothing is done; some are answered by nothing at all."""
+    answers = {
+        code: connection.start_request(RemotingCommand.request(code), 20_000) for code in [*map(int, RequestCode), LAST]
+    }
+    await answers.pop(LAST)
+    refused = {
+        code
+        for code, answer in answers.items()
+        if answer.done() and answer.result().code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    }
+    for answer in answers.values():
+        answer.cancel()
+    return set(answers) - refused
+
+
+def test_the_table_names_codes_and_kinds() -> None:
+    assert ROWS
+    assert all(RequestCode(int(code)).name == name for code, name, _ in ROWS)
+    assert {kind for _, _, kinds in ROWS for kind in kinds.split(", ")} == set(KINDS)
