@@ -24,7 +24,11 @@ DRAIN_TIMEOUT_S = 1.0
 
 
 class RemotingServer:
-    """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`)."""
+    """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`).
+
+    The port is taken here and now, so that `port` is the real one before anything is built that carries it; connections
+    are taken from `serve` on. Raises GantryError when the port is taken.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,8 @@ class RemotingServer:
     ) -> None:
         self._handlers = handlers
         self._host = host
-        self.port = port
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
         self._tls_config = tls
         self._tls: ServerTls | None = None
         self._hooks = hooks
@@ -50,36 +55,28 @@ class RemotingServer:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Listens; `port` is the real one afterwards. Raises GantryError when the port is taken."""
+        """Takes connections. Raises ConfigError for TLS files that can't be used."""
         await self.bind()
         await self.serve()
 
     async def bind(self) -> None:
-        """Takes the port, so that `port` is known, but no connection yet. Raises GantryError when it is taken.
-
-        Raises ConfigError for TLS files that can't be used.
-        """
-        loop = asyncio.get_running_loop()
+        """Prepares to listen, so that `serve` can't fail. Raises ConfigError for TLS files that can't be used."""
         if self._tls_config is not None:
             self._tls = ServerTls.create(self._tls_config, max_idle_s=self._max_idle_s)
-        try:
-            self._server = await loop.create_server(
-                self._accepted,
-                self._host,
-                self.port,
-                backlog=BACKLOG,
-                start_serving=False,
-            )
-        except OSError as e:
-            address = format_address(self._host, self.port)
-            raise GantryError(f"can't listen on {address}: {e.strerror or e}; is another server using it?") from e
-        sockets: Sequence[socket.socket] = self._server.sockets
-        self.port = sockets[0].getsockname()[1]
+        if self._socket.fileno() < 0:
+            # It was stopped before, and begins again.
+            self._socket = _bound(self._host, self.port)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._accepted, sock=self._socket, backlog=BACKLOG, start_serving=False
+        )
 
     async def serve(self) -> None:
-        """Begins to take connections."""
+        """Begins to take connections. Raises GantryError when another socket listens on the port after all."""
         assert self._server is not None
-        await self._server.start_serving()
+        try:
+            await self._server.start_serving()
+        except OSError as e:
+            raise _taken(self._host, self.port, e) from e
         if self._tls is not None:
             self._tls.start()
         self._idle_timer = asyncio.get_running_loop().call_later(self._max_idle_s / 4, self._close_idle)
@@ -106,6 +103,7 @@ class RemotingServer:
             self._server.close()
             self._server = None
             await close_all(self.connections.copy())
+        self._socket.close()
 
     def _accepted(self) -> asyncio.Protocol:
         return self._tls.accept(self._connected) if self._tls is not None else self._connected()
@@ -134,3 +132,26 @@ class RemotingServer:
             # Not close(): a peer that is gone, or stopped reading, would never take what it is still to get.
             connection.abort()
         self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that has the port and doesn't listen yet. Raises GantryError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as e:
+        raise _taken(host, port, e) from e
+    return sock
+
+
+def _taken(host: str, port: int, error: OSError) -> GantryError:
+    address = format_address(host, port)
+    return GantryError(f"can't listen on {address}: {error.strerror or error}; is another server using it?")
