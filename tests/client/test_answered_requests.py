@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -72,7 +72,7 @@ async def test_what_a_client_answers_is_documented(name: str) -> None:
             if connect is not None:
                 with suppress(NoRouteInfo):
                     await connect(client)
-            await eventually(lambda: server.connection)
+            await until(lambda: server.connection)
             assert server.connection is not None
             answered = await _answered(server.connection)
     finally:

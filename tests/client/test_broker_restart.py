@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from waiting import eventually
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -49,14 +49,14 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
     async with Producer(name_server.address, "producers") as producer:
         await producer.send(Message("topic", b"before"))
         async with consumer:
-            await eventually(lambda: bodies == [b"before"])
+            await until(lambda: bodies == [b"before"])
             await broker.stop()
             with pytest.raises(RemotingError):
                 await producer.send(Message("topic", b"lost"))
             broker = broker_on(port)
             await broker.start()
             await _send_when_possible(producer, Message("topic", b"after"))
-            await eventually(lambda: b"after" in bodies)
+            await until(lambda: b"after" in bodies)
     await broker.stop()
     await name_server.stop()
     assert bodies == [b"before", b"after"]

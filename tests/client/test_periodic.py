@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.periodic import repeat
 
@@ -17,6 +17,6 @@ async def test_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None
         raise ValueError("as always")
 
     task = asyncio.create_task(repeat(0.001, action))
-    await eventually(lambda: calls >= 3)
+    await until(lambda: calls >= 3)
     task.cancel()
     assert "as always" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from waiting import eventually
+from waiting import until
 
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
 from gantrymq.broker.broker import Broker
@@ -78,13 +78,13 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
             await producer.send(Message(TOPIC, b"%d" % number))
         # Routes are asked of the one that is left.
         await producer.send(Message("a-topic-that-is-new", b"x"))
-        await eventually(lambda: len(received) == 20)
+        await until(lambda: len(received) == 20)
         servers[0] = await name_server(tmp_path, int(addresses[0].rpartition(":")[2]))
         async with asyncio.timeout(HEARTBEAT_MS / 1000 + 2):
             while await route(remoting, addresses[0]) != await route(remoting, addresses[1]):
                 await asyncio.sleep(0.05)
         await producer.send(Message(TOPIC, b"20"))
-        await eventually(lambda: len(received) == 21)
+        await until(lambda: len(received) == 21)
     assert sorted(received, key=int) == [b"%d" % number for number in range(21)]
     await remoting.close()
     for broker in brokers:

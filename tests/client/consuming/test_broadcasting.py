@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.offset_store import LocalOffsetStore
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -50,9 +50,9 @@ async def test_every_consumer_gets_everything(
     for consumer in consumers:
         consumer.subscribe(topic)
     async with consumers[0], consumers[1]:
-        await eventually(lambda: [queues_of(consumer, topic) for consumer in consumers] == [4, 4])
+        await until(lambda: [queues_of(consumer, topic) for consumer in consumers] == [4, 4])
         await send_all(producer, topic, [b"%d" % n for n in range(9)])
-        await eventually(lambda: all(len(inbox.messages) == 9 for inbox in inboxes))
+        await until(lambda: all(len(inbox.messages) == 9 for inbox in inboxes))
     assert inboxes[0].bodies == inboxes[1].bodies == [b"%d" % n for n in range(9)]
 
 
@@ -78,7 +78,7 @@ async def test_goes_on_where_it_was_closed(
         )
         consumer.subscribe(topic)
         async with consumer:
-            await eventually(lambda body=body: body in tries)
+            await until(lambda body=body: body in tries)
     # What the handler failed on doesn't come again.
     assert tries == [b"bad", b"good"]
     assert {path.name for path in offset_files(tmp_path, unique)} == {"offsets.json", "offsets.json.bak"}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -41,9 +41,9 @@ async def test_running_info(name_server: str, producer: Producer, admin: AdminCl
     )
     consumer.subscribe(topic, "*")
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"x"] * 10)
-        await eventually(lambda: len(inbox.messages) == 10)
+        await until(lambda: len(inbox.messages) == 10)
         info = await admin.consumer_running_info(unique, await only_client(admin, unique))
     assert {subscription.topic for subscription in info.subscription_set} == {topic, f"%RETRY%{unique}"}
     assert info.properties["PROP_CONSUMEORDERLY"] == "true"
@@ -77,9 +77,9 @@ async def test_where_handlers_are(
     consumer = PushConsumer(name_server, unique, stand_in_a_thread if in_threads else stand_in_a_task)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"x"])
-        await eventually(began.is_set)
+        await until(began.is_set)
         client_id = await only_client(admin, unique)
         info = await admin.consumer_running_info(unique, client_id, jstack=True)
         go_on.set()
@@ -96,11 +96,11 @@ async def test_reset_offsets_are_obeyed(
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) == 8)
+        await until(lambda: len(inbox.messages) == 8)
         await admin.reset_offset(unique, topic, 0)
-        await eventually(lambda: len(inbox.messages) == 16)
+        await until(lambda: len(inbox.messages) == 16)
         await send_all(producer, topic, [b"new"])
-        await eventually(lambda: len(inbox.messages) == 17)
+        await until(lambda: len(inbox.messages) == 17)
     assert inbox.bodies == sorted([b"%d" % n for n in range(8)] * 2 + [b"new"])
     async with LitePullConsumer(name_server, unique) as reader:
         offsets = [await reader.committed(queue) or 0 for queue in await reader.queues(topic)]
@@ -113,7 +113,7 @@ async def test_status(name_server: str, producer: Producer, topic: str, unique: 
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) == 8)
+        await until(lambda: len(inbox.messages) == 8)
         header = GetConsumerStatusRequestHeader(topic=topic, group=unique, client_addr="")
         request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
         address = producer.client.routes.master_address("broker-a")
@@ -145,7 +145,7 @@ async def test_a_message_consumed_on_demand(
     # Another topic: what is consumed on demand need not be subscribed.
     consumer.subscribe(f"{unique}_2", "nothing")
     async with consumer:
-        await eventually(lambda: queues_of(consumer, f"{unique}_2"))
+        await until(lambda: queues_of(consumer, f"{unique}_2"))
         client_id = await only_client(admin, unique)
         results = [await admin.consume_directly(unique, client_id, message) for message in sent]
     assert bodies == [(topic, b"good"), (topic, b"bad")]
@@ -164,7 +164,7 @@ async def test_who_has_no_handler_says_so(
     consumer = LitePullConsumer(name_server, unique)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(consumer.assignment) == 4)
+        await until(lambda: len(consumer.assignment) == 4)
         client_id = await only_client(admin, unique)
         with pytest.raises(BrokerError, match="no handler"):
             await admin.consume_directly(unique, client_id, message)

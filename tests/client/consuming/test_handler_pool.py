@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from records import message_at
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming import handler_pool as handler_pool_module
 from gantrymq.client.consuming.handler_pool import MessageHandler, TaskPool, ThreadPool, handler_pool
@@ -53,7 +53,7 @@ async def test_reports_every_message_once(
     pool = handler_pool(handler, 4, outcomes.done)
     for start in range(0, 100, 10):
         pool.submit(process_queue, [message_at(offset) for offset in range(start, start + 10)])
-    await eventually(lambda: len(outcomes.by_offset) == 100)
+    await until(lambda: len(outcomes.by_offset) == 100)
     await pool.close(5)
     assert [offset for offset, error in outcomes.by_offset.items() if error] == [3]
     assert isinstance(outcomes.by_offset[3], ValueError)
@@ -72,9 +72,9 @@ async def test_tasks_handle_as_many_at_a_time_as_allowed(outcomes: Outcomes, pro
 
     pool = TaskPool(handle, 5, outcomes.done)
     pool.submit(process_queue, [message_at(offset) for offset in range(20)])
-    await eventually(lambda: running == 5)
+    await until(lambda: running == 5)
     go_on.set()
-    await eventually(lambda: len(outcomes.by_offset) == 20)
+    await until(lambda: len(outcomes.by_offset) == 20)
     assert most == 5
 
 
@@ -82,7 +82,7 @@ async def test_threads_handle_as_many_at_a_time_as_allowed(outcomes: Outcomes, p
     meeting = threading.Barrier(5)
     pool = ThreadPool(lambda message: meeting.wait(10), 5, outcomes.done)
     pool.submit(process_queue, [message_at(offset) for offset in range(20)])
-    await eventually(lambda: len(outcomes.by_offset) == 20)
+    await until(lambda: len(outcomes.by_offset) == 20)
     await pool.close(5)
     assert not any(outcomes.by_offset.values())
 
@@ -96,9 +96,9 @@ async def test_one_slow_message_does_not_hold_up_the_others(outcomes: Outcomes, 
 
     pool = TaskPool(handle, 2, outcomes.done)
     pool.submit(process_queue, [message_at(offset) for offset in range(200)])
-    await eventually(lambda: len(outcomes.by_offset) == 199)
+    await until(lambda: len(outcomes.by_offset) == 199)
     go_on.set()
-    await eventually(lambda: len(outcomes.by_offset) == 200)
+    await until(lambda: len(outcomes.by_offset) == 200)
 
 
 async def test_skips_messages_of_dropped_queues(outcomes: Outcomes, process_queue: ProcessQueue) -> None:
@@ -110,7 +110,7 @@ async def test_skips_messages_of_dropped_queues(outcomes: Outcomes, process_queu
 
     pool = TaskPool(handle, 1, outcomes.done)
     pool.submit(process_queue, [message_at(0), message_at(1)])
-    await eventually(lambda: 0 in outcomes.by_offset)
+    await until(lambda: 0 in outcomes.by_offset)
     await pool.close(5)
     assert handled == [0]
 
@@ -143,7 +143,7 @@ async def test_close_does_not_wait_for_ever(outcomes: Outcomes, process_queue: P
 
     pool = ThreadPool(hang, 1, outcomes.done)
     pool.submit(process_queue, [message_at(0)])
-    await eventually(begun.is_set)
+    await until(begun.is_set)
     async with asyncio.timeout(5):
         await pool.close(0.05)
     release.set()
@@ -155,7 +155,7 @@ async def test_a_plain_function_that_makes_a_coroutine_is_an_error(
 ) -> None:
     pool = handler_pool(lambda message: _fail_on_three(message), 1, outcomes.done)
     pool.submit(process_queue, [message_at(0)])
-    await eventually(lambda: outcomes.by_offset)
+    await until(lambda: outcomes.by_offset)
     await pool.close(5)
     assert isinstance(outcomes.by_offset[0], TypeError)
 
@@ -189,9 +189,9 @@ async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
 
     pool = TaskPool(stubborn, 1, outcomes.done)
     pool.submit(process_queue, [message_at(0)])
-    await eventually(pool.running)
+    await until(pool.running)
     await asyncio.wait_for(pool.close(0.05), 5)
     assert cancelled == 1
     assert "still runs" in caplog.text
     go_on.set()
-    await eventually(lambda: not pool.running())
+    await until(lambda: not pool.running())

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -36,7 +36,7 @@ async def test_subscribed_topics(name_server: str, producer: Producer, topic: st
     consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic, "wanted")
     async with consumer:
-        await eventually(lambda: len(consumer.assignment) == 4)
+        await until(lambda: len(consumer.assignment) == 4)
         for tags in ("wanted", "unwanted", "wanted"):
             await producer.send(Message(topic, tags.encode(), tags=tags))
         assert await poll_all(consumer, 2) == [b"wanted"] * 2
@@ -65,7 +65,7 @@ async def test_where_it_stands(name_server: str, producer: Producer, queue: Mess
         await consumer.assign([queue], "wanted")
         await consumer.seek(queue, 0)
         assert await consumer.end_offset(queue) == 10
-        await eventually(lambda: consumer.position(queue) == 10)
+        await until(lambda: consumer.position(queue) == 10)
         await consumer.assign([queue])
         await consumer.seek(queue, 2)
         assert consumer.position(queue) == 2
@@ -231,7 +231,7 @@ async def test_topics_may_change_while_it_runs(
         consumer.subscribe(second)
         assert await poll_all(consumer, 1) == [b"second"]
         consumer.unsubscribe(queue.topic)
-        await eventually(lambda: {queue.topic for queue in consumer.assignment} == {second})
+        await until(lambda: {queue.topic for queue in consumer.assignment} == {second})
 
 
 async def test_offsets_on_this_machine(
@@ -250,7 +250,7 @@ async def test_offsets_on_this_machine(
         consumer.subscribe(queue.topic)
         async with consumer:
             if (tmp_path / consumer_id(tmp_path, name) / unique).exists():
-                await eventually(lambda consumer=consumer: len(consumer.assignment) == 4)
+                await until(lambda consumer=consumer: len(consumer.assignment) == 4)
                 assert await consumer.poll(200) == []
             else:
                 assert len(await poll_all(consumer, 10)) == 10

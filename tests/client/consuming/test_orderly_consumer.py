@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 from inbox import Inbox, queues_of
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -67,7 +67,7 @@ async def test_one_after_the_other(
     consumer.subscribe(topic)
     seen = came if in_threads else order.came
     async with consumer:
-        await eventually(lambda: sum(map(len, seen.values())) == 400)
+        await until(lambda: sum(map(len, seen.values())) == 400)
     assert seen == {queue_id: list(range(100)) for queue_id in range(4)}
     if not in_threads:
         assert order.most == 1
@@ -88,12 +88,12 @@ async def test_a_failure_stops_its_queue_only(name_server: str, producer: Produc
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: sum(queue_id != 1 for queue_id, _, _ in came) == 15)
+        await until(lambda: sum(queue_id != 1 for queue_id, _, _ in came) == 15)
         # More often than a concurrent consumer would try.
-        await eventually(lambda: sum(body == 2 for queue_id, body, _ in came if queue_id == 1) > 20)
+        await until(lambda: sum(body == 2 for queue_id, body, _ in came if queue_id == 1) > 20)
         assert max(body for queue_id, body, _ in came if queue_id == 1) == 2
         go_on = True
-        await eventually(lambda: (1, 4, 0) in came)
+        await until(lambda: (1, 4, 0) in came)
     tries = [times for queue_id, body, times in came if (queue_id, body) == (1, 2)]
     assert tries == list(range(len(tries)))
 
@@ -119,7 +119,7 @@ async def test_a_hopeless_message_makes_way(name_server: str, producer: Producer
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: came[-1:] == [(b"next", 0)])
+        await until(lambda: came[-1:] == [(b"next", 0)])
         async with LitePullConsumer(name_server, f"{unique}_reader") as reader:
             await reader.assign(await _queues_when_there(reader, f"%DLQ%{unique}"))
             for dead in reader.assignment:
@@ -148,16 +148,16 @@ async def test_order_stays_when_queues_move(name_server: str, producer: Producer
     for consumer in consumers:
         consumer.subscribe(topic)
     async with consumers[0]:
-        await eventually(lambda: queues_of(consumers[0], topic) == 4)
+        await until(lambda: queues_of(consumers[0], topic) == 4)
         await send_numbers(producer, topic, 50)
         async with consumers[1]:
-            await eventually(lambda: [queues_of(consumer, topic) for consumer in consumers] == [2, 2])
+            await until(lambda: [queues_of(consumer, topic) for consumer in consumers] == [2, 2])
             await send_numbers(producer, topic, 50, first=50)
-            await eventually(lambda: orders[0].total + orders[1].total >= 400)
+            await until(lambda: orders[0].total + orders[1].total >= 400)
             assert orders[1].total
-        await eventually(lambda: queues_of(consumers[0], topic) == 4)
+        await until(lambda: queues_of(consumers[0], topic) == 4)
         await send_numbers(producer, topic, 10, first=100)
-        await eventually(lambda: orders[0].total + orders[1].total >= 440)
+        await until(lambda: orders[0].total + orders[1].total >= 440)
     for queue_id in range(4):
         came = [order.came[queue_id] for order in orders]
         assert sorted(came[0] + came[1]) == list(range(110))
@@ -180,13 +180,13 @@ async def test_a_queue_is_not_given_up_in_the_middle_of_a_message(
     for consumer in (slow, quick):
         consumer.subscribe(topic)
     async with slow:
-        await eventually(lambda: queues_of(slow, topic) == 4)
+        await until(lambda: queues_of(slow, topic) == 4)
         await send_numbers(producer, topic, 1)
-        await eventually(lambda: len(began) == 4)
+        await until(lambda: len(began) == 4)
         async with quick:
             await asyncio.sleep(0.5)
             assert not inbox.messages
             go_on.set()
-            await eventually(lambda: queues_of(quick, topic) == 2)
+            await until(lambda: queues_of(quick, topic) == 2)
             await send_numbers(producer, topic, 1, first=1)
-            await eventually(lambda: inbox.bodies == [b"1", b"1"])
+            await until(lambda: inbox.bodies == [b"1", b"1"])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from scripted import ScriptedNameServer, route_over, serving
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.held_locks import HeldLocks
@@ -67,7 +67,7 @@ async def test_a_lock_given_back_while_it_is_renewed_is_not_renewed_again() -> N
         assert await locks.lock([QUEUE]) == {QUEUE}
         broker.held = asyncio.Event()
         renewing = asyncio.create_task(locks._renew_all())
-        await eventually(lambda: len(broker.asked) == 2)
+        await until(lambda: len(broker.asked) == 2)
         unlocking = asyncio.create_task(locks.unlock([QUEUE]))
         await unlocking
         broker.held.set()

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeReturnType
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -27,9 +27,9 @@ async def test_from_the_beginning(name_server: str, producer: Producer, topic: s
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) == 2)
+        await until(lambda: len(inbox.messages) == 2)
         await send_all(producer, topic, [b"third"])
-        await eventually(lambda: len(inbox.messages) == 3)
+        await until(lambda: len(inbox.messages) == 3)
     assert inbox.bodies == [b"first", b"second", b"third"]
 
 
@@ -40,7 +40,7 @@ async def test_goes_on_where_it_was_closed(name_server: str, producer: Producer,
         consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe(topic)
         async with consumer:
-            await eventually(lambda inbox=inbox: len(inbox.messages) == 40)
+            await until(lambda inbox=inbox: len(inbox.messages) == 40)
     assert first.bodies == [b"0-%02d" % n for n in range(40)]
     assert second.bodies == [b"1-%02d" % n for n in range(40)]
 
@@ -53,9 +53,9 @@ async def test_tags_are_compared_as_text(name_server: str, producer: Producer, t
         # "Aa" and "BB" have the same hash code in Java.
         for tags in ("Aa", "BB", "no", "other", None):
             await send_all(producer, topic, [str(tags).encode()], tags)
-        await eventually(lambda: len(inbox.messages) >= 2)
+        await until(lambda: len(inbox.messages) >= 2)
         await send_all(producer, topic, [b"end"] * 4, "other")
-        await eventually(lambda: len(inbox.messages) >= 6)
+        await until(lambda: len(inbox.messages) >= 6)
     assert inbox.bodies == [b"Aa", b"end", b"end", b"end", b"end", b"other"]
 
 
@@ -70,7 +70,7 @@ async def test_plain_functions_run_in_threads(name_server: str, producer: Produc
     consumer.subscribe(topic)
     async with consumer:
         await send_all(producer, topic, [b"x"] * 50)
-        await eventually(lambda: len(threads) == 50)
+        await until(lambda: len(threads) == 50)
     assert len(set(threads)) > 1
     assert threading.main_thread().name not in threads
 
@@ -86,9 +86,9 @@ async def test_a_failed_message_comes_again(name_server: str, producer: Producer
     consumer = PushConsumer(name_server, unique, handle)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"good", b"bad"])
-        await eventually(lambda: (topic, b"bad", 2) in tries)
+        await until(lambda: (topic, b"bad", 2) in tries)
     assert Counter(tries) == Counter([(topic, b"good", 0), (topic, b"bad", 0), (topic, b"bad", 1), (topic, b"bad", 2)])
 
 
@@ -105,9 +105,9 @@ async def test_a_hopeless_message_goes_to_the_dead_letters(
     consumer.subscribe(topic)
     dead_letters = f"%DLQ%{unique}"
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"hopeless"])
-        await eventually(lambda: len(tries) == 2)
+        await until(lambda: len(tries) == 2)
         async with LitePullConsumer(name_server, f"{unique}_reader") as reader:
             queues = await _queues_when_there(reader, dead_letters)
             await reader.assign(queues)
@@ -134,15 +134,15 @@ async def test_a_group_shares_the_queues(name_server: str, producer: Producer, t
     for consumer in consumers:
         consumer.subscribe(topic)
     async with consumers[0]:
-        await eventually(lambda: queues_of(consumers[0], topic) == 4)
+        await until(lambda: queues_of(consumers[0], topic) == 4)
         async with consumers[1]:
-            await eventually(lambda: [queues_of(consumer, topic) for consumer in consumers] == [2, 2])
+            await until(lambda: [queues_of(consumer, topic) for consumer in consumers] == [2, 2])
             await send_all(producer, topic, [b"%02d" % n for n in range(40)])
-            await eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= 40)
+            await until(lambda: sum(len(inbox.messages) for inbox in inboxes) >= 40)
             assert [len(inbox.messages) for inbox in inboxes] == [20, 20]
-        await eventually(lambda: queues_of(consumers[0], topic) == 4)
+        await until(lambda: queues_of(consumers[0], topic) == 4)
         await send_all(producer, topic, [b"%02d" % n for n in range(40, 50)])
-        await eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= 50)
+        await until(lambda: sum(len(inbox.messages) for inbox in inboxes) >= 50)
     assert sorted(inboxes[0].bodies + inboxes[1].bodies) == [b"%02d" % n for n in range(50)]
 
 
@@ -158,13 +158,13 @@ async def test_what_was_not_finished_is_delivered_again(
     consumer = PushConsumer(name_server, unique, hang, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)
     await consumer.start()
-    await eventually(lambda: begun)
+    await until(lambda: begun)
     await consumer.close(timeout_s=0.05)
     inbox = Inbox()
     consumer = PushConsumer(name_server, unique, inbox)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: inbox.messages)
+        await until(lambda: inbox.messages)
     assert inbox.bodies == [b"unfinished"]
 
 
@@ -190,12 +190,12 @@ async def test_a_slow_handler_stops_the_pulling(name_server: str, producer: Prod
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(begun) >= 50)
+        await until(lambda: len(begun) >= 50)
         await asyncio.sleep(0.2)
         # The pull that reached the limit of 50 may have brought up to 19 more.
         assert len(begun) <= 69
         go_on.set()
-        await eventually(lambda: len(begun) == 300)
+        await until(lambda: len(begun) == 300)
 
 
 def test_wrong_use_is_refused() -> None:
@@ -221,16 +221,16 @@ async def test_topics_may_change_while_it_runs(name_server: str, producer: Produ
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic, "first")
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         consumer.subscribe(second)
-        await eventually(lambda: inbox.bodies == [b"second"])
+        await until(lambda: inbox.bodies == [b"second"])
         consumer.subscribe(topic, "other")
         consumer.unsubscribe(second)
-        await eventually(lambda: not queues_of(consumer, second) and queues_of(consumer, topic) == 4)
+        await until(lambda: not queues_of(consumer, second) and queues_of(consumer, topic) == 4)
         await send_all(producer, second, [b"not asked for"])
         await send_all(producer, topic, [b"first"], "first")
         await send_all(producer, topic, [b"other"] * 8, "other")
-        await eventually(lambda: len(inbox.messages) == 9)
+        await until(lambda: len(inbox.messages) == 9)
     assert inbox.bodies == [b"other"] * 8 + [b"second"]
 
 
@@ -249,9 +249,9 @@ async def test_a_handler_that_takes_too_long_is_overtaken(
     consumer = PushConsumer(name_server, unique, handle, consume_timeout_s=0.3)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"slow"])
-        await eventually(lambda: tries == [0, 1])
+        await until(lambda: tries == [0, 1])
         release.set()
     assert tries == [0, 1]
 
@@ -272,7 +272,7 @@ async def test_namespaces_keep_groups_and_topics_apart(name_server: str, unique:
     consumer = PushConsumer(name_server, unique, handle, namespace="ns", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(unique)
     async with consumer:
-        await eventually(lambda: len(tries) == 2)
+        await until(lambda: len(tries) == 2)
         assert queues_of(consumer, unique)
     assert tries == [(unique, 0), (unique, 1)]
 
@@ -299,9 +299,9 @@ async def test_hooks_and_traces(name_server: str, producer: Producer, topic: str
     consumer = PushConsumer(name_server, unique, handle, consume_hooks=[hook], enable_trace=True, trace_topic=traces)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         sent = await producer.send(Message(topic, b"traced", keys="a b"))
-        await eventually(lambda: len(hook.seen) == 2)
+        await until(lambda: len(hook.seen) == 2)
     assert [(return_type, error) for _, return_type, error in hook.seen] == [
         (ConsumeReturnType.EXCEPTION, "ValueError('not yet')"),
         (ConsumeReturnType.SUCCESS, "None"),
@@ -330,6 +330,6 @@ async def test_a_handler_may_be_cancelled_from_within(
     consumer = PushConsumer(name_server, unique, handle)
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: queues_of(consumer, topic) == 4)
+        await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"cancelled"])
-        await eventually(lambda: tries == [0, 1])
+        await until(lambda: tries == [0, 1])

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from scripted import ScriptedBroker, ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming import concurrently, queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
@@ -83,7 +83,7 @@ async def consuming(
 async def test_where_a_new_group_begins(consume_from_where: str, offset: int) -> None:
     broker = ScriptedGroupBroker()
     async with consuming(broker, Handler(), consume_from_where):
-        await eventually(lambda: broker.pulls)
+        await until(lambda: broker.pulls)
     assert broker.pulls[0].queue_offset == offset
     assert broker.committed == {("topic", 0): offset}
 
@@ -92,7 +92,7 @@ async def test_where_a_new_group_begins(consume_from_where: str, offset: int) ->
 async def test_how_many_are_pulled_at_once(max_messages: int, asked_for: int) -> None:
     broker = ScriptedGroupBroker()
     async with consuming(broker, Handler(), flow_limits=FlowLimits(max_messages)):
-        await eventually(lambda: broker.pulls)
+        await until(lambda: broker.pulls)
     assert broker.pulls[0].max_msg_nums == asked_for
 
 
@@ -106,7 +106,7 @@ async def test_each_pull_goes_on_where_the_last_one_ended() -> None:
     )
     handler = Handler()
     async with consuming(broker, handler):
-        await eventually(lambda: len(broker.pulls) == 4)
+        await until(lambda: len(broker.pulls) == 4)
     assert [pull.queue_offset for pull in broker.pulls] == [0, 0, 3, 9]
     assert handler.tries == [(0, 0), (2, 0)]
     assert broker.committed == {("topic", 0): 9}
@@ -115,7 +115,7 @@ async def test_each_pull_goes_on_where_the_last_one_ended() -> None:
 async def test_an_illegal_offset_is_corrected() -> None:
     broker = ScriptedGroupBroker([(ResponseCode.PULL_OFFSET_MOVED, 42, b"")])
     async with consuming(broker, Handler()):
-        await eventually(lambda: len(broker.pulls) == 2)
+        await until(lambda: len(broker.pulls) == 2)
     assert broker.pulls[1].queue_offset == 42
     assert broker.committed == {("topic", 0): 42}
 
@@ -138,11 +138,11 @@ async def test_what_was_pulled_before_the_correction_counts_no_more() -> None:
         handled.append(message.queue_offset)
 
     async with consuming(broker, handle):
-        await eventually(lambda: handled == [2])
-        await eventually(lambda: len(broker.pulls) == 4)
+        await until(lambda: handled == [2])
+        await until(lambda: len(broker.pulls) == 4)
         assert broker.committed == {("topic", 0): 2}
         go_on.set()
-        await eventually(lambda: handled == [2, 7])
+        await until(lambda: handled == [2, 7])
     assert broker.committed == {("topic", 0): 3}
 
 
@@ -150,7 +150,7 @@ async def test_what_was_pulled_before_the_correction_counts_no_more() -> None:
 async def test_a_broker_that_forgot_the_group_is_told_again(code: ResponseCode) -> None:
     broker = ScriptedGroupBroker([(code, 0, b"")])
     async with consuming(broker, Handler()):
-        await eventually(lambda: len(broker.pulls) == 2)
+        await until(lambda: len(broker.pulls) == 2)
     assert broker.heartbeats >= 2
 
 
@@ -159,7 +159,7 @@ async def test_a_failed_pull_is_repeated(code: ResponseCode) -> None:
     broker = ScriptedGroupBroker([(code, 0, b""), (ResponseCode.SUCCESS, 1, record(0))])
     handler = Handler()
     async with consuming(broker, handler):
-        await eventually(lambda: handler.tries)
+        await until(lambda: handler.tries)
     assert [pull.queue_offset for pull in broker.pulls[:2]] == [0, 0]
 
 
@@ -167,14 +167,14 @@ async def test_a_damaged_answer_is_asked_for_again() -> None:
     broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 1, record(0)[:-3]), (ResponseCode.SUCCESS, 1, record(0))])
     handler = Handler()
     async with consuming(broker, handler):
-        await eventually(lambda: handler.tries)
+        await until(lambda: handler.tries)
     assert handler.tries == [(0, 0)]
 
 
 async def test_a_failed_message_is_sent_back_and_done_with() -> None:
     broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 2, record(0) + record(1))])
     async with consuming(broker, Handler(failures=1)):
-        await eventually(lambda: broker.sent_back)
+        await until(lambda: broker.sent_back)
     (header,) = broker.sent_back
     assert (header.group, header.offset, header.origin_topic) == ("group", 5000, "topic")
     assert (header.delay_level, header.max_reconsume_times) == (0, 16)
@@ -186,7 +186,7 @@ async def test_a_message_that_can_not_be_sent_back_is_tried_again_here() -> None
     broker.send_back_code = ResponseCode.SYSTEM_ERROR
     handler = Handler(failures=2)
     async with consuming(broker, handler):
-        await eventually(lambda: len(handler.tries) == 3)
+        await until(lambda: len(handler.tries) == 3)
     assert handler.tries == [(0, 0), (0, 1), (0, 2)]
     assert broker.committed == {("topic", 0): 1}
 
@@ -196,7 +196,7 @@ async def test_what_failed_and_could_not_be_sent_back_is_not_committed() -> None
     broker.send_back_code = ResponseCode.SYSTEM_ERROR
     handler = Handler(failures=1_000_000)
     async with consuming(broker, handler):
-        await eventually(lambda: len(handler.tries) > 4)
+        await until(lambda: len(handler.tries) > 4)
     assert broker.committed == {("topic", 0): 0}
 
 
@@ -213,7 +213,7 @@ async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
         )
         consumer.subscribe("topic")
         async with consumer:
-            await eventually(lambda: retries.headers)
+            await until(lambda: retries.headers)
     (header,) = retries.headers
     assert (header.topic, header.reconsume_times, header.max_reconsume_times) == ("%RETRY%group", 1, 16)
     properties = decode_properties((header.properties or "").encode())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from inbox import Inbox
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -36,9 +36,9 @@ async def test_push(name_server: str, producer: Producer, sent: str, unique: str
     consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) >= 3)
+        await until(lambda: len(inbox.messages) >= 3)
         await producer.send(Message(sent, b"last", properties={"number": "5"}))
-        await eventually(lambda: b"last" in inbox.bodies)
+        await until(lambda: b"last" in inbox.bodies)
     assert inbox.bodies == [*WANTED, b"last"]
 
 

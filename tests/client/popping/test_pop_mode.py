@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from inbox import Inbox, queues_of, send_all
 from records import message_at
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -34,7 +34,7 @@ async def test_pulls_what_the_broker_says(name_server: str, producer: Producer, 
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) == 2)
+        await until(lambda: len(inbox.messages) == 2)
         assert queues_of(consumer, topic) == 4
 
 
@@ -47,10 +47,10 @@ async def test_pops_what_is_in_pop_mode(name_server: str, producer: Producer, to
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(inbox.messages) >= 10)
+        await until(lambda: len(inbox.messages) >= 10)
         assert {queue.queue_id for queue in consumer.assignment if queue.topic == topic} == {-1}
         await send_all(producer, topic, [b"last"])
-        await eventually(lambda: len(inbox.messages) >= 11)
+        await until(lambda: len(inbox.messages) >= 11)
     assert inbox.bodies == [b"%d" % n for n in range(10)] + [b"last"]
     assert all(message.properties["POP_CK"] for message in inbox.messages)
 
@@ -73,7 +73,7 @@ async def test_what_fails_in_pop_mode_comes_again(
     )
     consumer.subscribe(topic)
     async with consumer:
-        await eventually(lambda: len(tries) == 2)
+        await until(lambda: len(tries) == 2)
     assert tries == [(topic, 0), (topic, 1)]
 
 
@@ -144,7 +144,7 @@ async def test_what_was_handled_is_acknowledged_though_the_queue_was_given_up(
         assert popped
         await popped.assign(topic, set())
         go_on.set()
-        await eventually(lambda: acks.codes == [ResponseCode.SUCCESS])
+        await until(lambda: acks.codes == [ResponseCode.SUCCESS])
 
 
 @pytest.mark.parametrize("in_threads", [False, True])
@@ -176,4 +176,4 @@ async def test_a_handler_that_changes_the_properties_stops_nothing(
     consumer.subscribe(topic)
     await send_all(producer, topic, [b"%d" % n for n in range(5)])
     async with consumer:
-        await eventually(lambda: len(bodies) == 5 and caplog.text.count("the broker wasn't told") == 5)
+        await until(lambda: len(bodies) == 5 and caplog.text.count("the broker wasn't told") == 5)

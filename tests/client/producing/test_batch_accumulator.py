@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from scripted_producer import ProducerBroker, producer_over
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey
@@ -100,7 +100,7 @@ async def test_senders_wait_for_room() -> None:
         order.append(number)
 
     tasks = [asyncio.create_task(wait(n)) for n in range(3)]
-    await eventually(lambda: len(sends.batches) == 2)
+    await until(lambda: len(sends.batches) == 2)
     assert order == []
     tasks[0].cancel()
     sends.held.set()
@@ -144,7 +144,7 @@ async def test_who_waited_for_room_does_not_wait_again() -> None:
     # Another is quicker, and fills the room before the one that waited goes on.
     first.add_done_callback(lambda done: (held.clear(), accumulator.add(("t", None), part(1, 200), 3000)))
     waiting = asyncio.create_task(accumulator.room())
-    await eventually(lambda: accumulator._waiters)
+    await until(lambda: accumulator._waiters)
     held.set()
     await asyncio.wait_for(waiting, 5)
     assert accumulator.bytes == 200
@@ -158,7 +158,7 @@ async def test_only_so_many_batches_are_under_way() -> None:
     sends.held = asyncio.Event()
     accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=100)
     futures = [accumulator.add(("t", None), part(n), 200) for n in range(3 * MAX_UNDER_WAY)]
-    await eventually(lambda: sends.batches)
+    await until(lambda: sends.batches)
     assert len(sends.batches) == MAX_UNDER_WAY
     await asyncio.sleep(0.3)
     sends.held.set()

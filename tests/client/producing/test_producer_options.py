@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from scripted import ScriptedNameServer, route_over, serving
 from scripted_producer import ProducerBroker, producer_over
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing import latency_fault
@@ -100,7 +100,7 @@ async def test_the_detector_brings_a_broker_back(monkeypatch: pytest.MonkeyPatch
         assert faults is not None
         assert not faults.is_reachable("bad")
         bad.answer = ResponseCode.SUCCESS
-        await eventually(lambda: faults.is_reachable("bad"))
+        await until(lambda: faults.is_reachable("bad"))
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ async def test_a_namespace_is_the_brokers_affair_only() -> None:
         await producer.send(MESSAGE, queue=queues[1])
         await producer.send_batch([MESSAGE] * 2, queue=queues[1])
         await producer.send_oneway(MESSAGE, queues[1])
-        await eventually(lambda: len(broker.sent) == 4)
+        await until(lambda: len(broker.sent) == 4)
     assert {(sent.header.topic, sent.header.producer_group) for sent in broker.sent} == {("ns%topic", "ns%producers")}
     assert broker.sent[0].properties["INSTANCE_ID"] == "ns"
     assert [sent.header.queue_id for sent in broker.sent[1:]] == [1, 1, 1]
@@ -192,7 +192,7 @@ async def test_messages_sent_at_a_time_go_together() -> None:
     async with producer_over(broker, topics=("topic", "other"), linger_ms=30_000, batch_size=1000) as producer:
         sends = [producer.send(Message(topic, b"%d" % n)) for n in range(60) for topic in ("topic", "other")]
         results = asyncio.gather(*sends)
-        await eventually(lambda: sum(len(sent.bodies) for sent in broker.sent) >= 90)
+        await until(lambda: sum(len(sent.bodies) for sent in broker.sent) >= 90)
         delayed = await producer.send(Message("topic", b"delayed", delay_level=1))
         await producer.close()
         assert len({result.msg_id for result in await results} | {delayed.msg_id}) == 121

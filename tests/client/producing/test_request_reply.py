@@ -8,7 +8,7 @@ import time
 
 import pytest
 from scripted_producer import ProducerBroker, producer_over
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -49,7 +49,7 @@ async def test_a_request_gets_its_reply(host: str) -> None:
     broker = ProducerBroker()
     async with producer_over(broker) as producer:
         request = asyncio.create_task(producer.request(MESSAGE, 10_000))
-        await eventually(lambda: broker.sent)
+        await until(lambda: broker.sent)
         properties = broker.sent[0].properties
         assert properties["REPLY_TO_CLIENT"] == producer.client.client_id
         assert (properties["TTL"], properties["TAGS"]) == ("10000", "tag")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from scripted_producer import HOST, ProducerBroker, scripted_cluster
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client.producing import transaction_producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
@@ -71,7 +71,7 @@ async def test_the_broker_learns_what_became_of_it(kind: Any, state: LocalTransa
     broker, listener = ProducerBroker(), kind(state)
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         result, said = await producer.send_in_transaction(MESSAGE, "arg")
-        await eventually(lambda: broker.ends)
+        await until(lambda: broker.ends)
         # Only a producer that a broker knows can be asked.
         assert broker.heartbeats == 1
     assert said is state
@@ -97,7 +97,7 @@ async def test_a_listener_that_fails_or_says_nonsense_is_asked_again(
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", kind(said)) as producer:
         assert (await producer.send_in_transaction(MESSAGE)).state is UNKNOW
-        await eventually(lambda: broker.ends)
+        await until(lambda: broker.ends)
     ((end, remark),) = broker.ends
     assert end.commit_or_rollback == 0
     assert ("no database" in (remark or "")) == isinstance(said, Exception)
@@ -108,7 +108,7 @@ async def test_a_half_message_that_is_not_safe_is_rolled_back() -> None:
     broker, listener = ProducerBroker(answer=ResponseCode.FLUSH_SLAVE_TIMEOUT), AsyncListener(COMMIT)
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         assert (await producer.send_in_transaction(MESSAGE)).state is ROLLBACK
-        await eventually(lambda: broker.ends)
+        await until(lambda: broker.ends)
     assert broker.ends[0][0].commit_or_rollback == 12
     assert not listener.executed
 
@@ -144,7 +144,7 @@ async def test_checks_are_answered(kind: Any, state: LocalTransactionState) -> N
         assert broker.connection
         for number in range(20):
             broker.connection.send_oneway(check(number, "ns%topic"))
-        await eventually(lambda: len(broker.ends) == 20)
+        await until(lambda: len(broker.ends) == 20)
     assert {message.topic for message in listener.checked} == {"topic"}
     ends = sorted((end for end, _ in broker.ends), key=lambda end: end.tran_state_table_offset)
     assert [end.msg_id for end in ends] == [f"KEY{n}" for n in range(20)]
@@ -162,8 +162,8 @@ async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, capl
         # All in one write, and so in one read.
         for number in range(10):
             broker.connection.send_oneway(check(number))
-        await eventually(lambda: "dropped" in caplog.text)
-        await eventually(lambda: broker.ends)
+        await until(lambda: "dropped" in caplog.text)
+        await until(lambda: broker.ends)
     assert len(broker.ends) < 10
 
 

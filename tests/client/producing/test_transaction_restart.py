@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from numbered import restarted
-from waiting import eventually
+from waiting import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.consuming import queue_puller
@@ -67,7 +67,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
                     os.kill(cluster.brokers[0].pid, signal.SIGKILL)
                 cluster.brokers[0] = await asyncio.to_thread(restarted, cluster, 0)
                 asked = len(database.checked)
-                await eventually(lambda: len(database.checked) > asked, 40)
+                await until(lambda: len(database.checked) > asked, 40)
                 assert received.empty()
                 database.committed.add(b"across the restart")
                 assert await received.get() == b"across the restart"
