@@ -39,7 +39,7 @@ T = TypeVar("T")
 async def admin(name_server: str) -> AsyncIterator[AdminClient]:
     async with AdminClient(name_server) as admin:
         # Java's broker registers some time after it began to listen.
-        await until(lambda: admin.masters_of(CLUSTER), bool)
+        await answered(lambda: admin.masters_of(CLUSTER), bool)
         yield admin
 
 
