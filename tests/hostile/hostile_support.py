@@ -1,0 +1,270 @@
+"""A broker in a process of its own, attacked while an innocent client measures what it feels of that.
+
+`under_attack` is the way in: it starts broker and prober, lets the test attack, and asserts at the end what holds
+whatever was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prober import Figures
+
+from gantrymq.config import from_properties, load_properties
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.verify import verify
+from gantrymq.testing.processes import ProcessCluster, ServerProcess
+
+#: An innocent client's answer takes no longer, whatever the others do; ms.
+SLOWEST_MS = 250.0
+#: What the broker holds at most besides its files; MiB.
+MOST_MEMORY = 300.0
+#: Beyond it the broker gets a MemoryError, before the machine's other users do; bytes.
+_MEMORY_LIMIT = 2 << 30
+
+#: What no client may bring into the log: our own faults.
+_FAULTS = re.compile(r"Traceback|was never retrieved|was never awaited|^\S+ \S+ (?:ERROR|CRITICAL) .*$", re.MULTILINE)
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: ")
+
+
+@dataclass
+class Target:
+    """A broker under attack. `figures` are there when the attack is over."""
+
+    process: ServerProcess
+    name_server: ServerProcess
+    directory: Path
+    figures: Figures = field(default_factory=Figures)
+    _connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return self.process.address
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.process.log_path.read_text(errors="replace")
+
+    @property
+    def store(self) -> Path:
+        return self.directory / "broker-a"
+
+    def status(self, name: str) -> int:
+        """A number of /proc/PID/status, such as VmRSS in KiB."""
+        found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text(), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    async def peer(self) -> Peer:
+        """A new connection."""
+        return await self.peer_of(self.process)
+
+    async def peer_of(self, server: ServerProcess) -> Peer:
+        host, port = server.address.rsplit(":", 1)
+        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection({}), host, int(port))
+        self._connections.append(connection)
+        return Peer(connection)
+
+    def socket(self, server: ServerProcess | None = None) -> socket.socket:
+        """A raw connection, blocking."""
+        host, port = (server or self.process).address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=60)
+
+
+@dataclass
+class Peer:
+    """A client that asks what it likes."""
+
+    connection: Connection
+    serialize_type: SerializeType = SerializeType.JSON
+
+    async def ask(
+        self,
+        code: int,
+        header: Header | None = None,
+        body: bytes = b"",
+        *,
+        fields: dict[str, str] | None = None,
+        timeout_ms: int = 100_000,
+    ) -> RemotingCommand:
+        request = RemotingCommand.request(code, header, body, fields=fields)
+        request.serialize_type = self.serialize_type
+        return await self.connection.invoke(request, timeout_ms)
+
+    async def send(self, topic: str, body: bytes, properties: dict[str, str] | None = None) -> RemotingCommand:
+        return await self.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic, properties), body)
+
+    async def send_many(self, topic: str, count: int, properties: dict[str, str] | None = None) -> None:
+        for _ in range(count // 100):
+            answers = await asyncio.gather(*(self.send(topic, b"x", properties) for _ in range(100)))
+            assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+
+
+def send_header(topic: str, properties: dict[str, str] | bytes | None = None, **changed: object) -> Header:
+    encoded = properties if isinstance(properties, bytes) else encode_properties(properties or {})
+    header = SendMessageRequestHeaderV2(
+        producer_group="attackers",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=1_700_000_000_000,
+        flag=0,
+        properties=encoded.decode(),
+        reconsume_times=0,
+    )
+    for name, value in changed.items():
+        setattr(header, name, value)
+    return header
+
+
+def pull_header(topic: str, offset: int = 0, *, suspend_ms: int = 0, **changed: object) -> Header:
+    header = PullMessageRequestHeader(
+        consumer_group="attackers",
+        topic=topic,
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms else 0),
+        commit_offset=0,
+        suspend_timeout_millis=suspend_ms,
+        sub_version=0,
+        subscription="*",
+        expression_type="TAG",
+    )
+    for name, value in changed.items():
+        setattr(header, name, value)
+    return header
+
+
+def frame(code: int, header: Header | None = None, body: bytes = b"", *, opaque: int = 1, **fields: str) -> bytes:
+    """A request as bytes, for a raw socket."""
+    request = RemotingCommand.request(code, header, body, fields=fields)
+    request.opaque = opaque
+    return request.encode()
+
+
+#: The fixture of `conftest.py`: `under_attack` in a directory of the test's own. All arguments go by name.
+UnderAttack = Callable[..., AbstractAsyncContextManager[Target]]
+
+
+class ProberProcess:
+    """`prober.py` beside a broker."""
+
+    def __init__(self, process: ServerProcess, inevitable: Iterable[int]) -> None:
+        codes = ",".join(str(int(code)) for code in inevitable)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("prober.py")), process.address, str(process.pid), codes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    async def ready(self) -> None:
+        assert self._process.stdout is not None
+        assert await asyncio.to_thread(self._process.stdout.readline) == b"ready\n"
+
+    async def stop(self) -> Figures:
+        output, _ = await asyncio.to_thread(self._process.communicate)
+        return Figures(**json.loads(output.splitlines()[-1]))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@asynccontextmanager
+async def under_attack(
+    directory: Path,
+    *,
+    properties: dict[str, str] | None = None,
+    inevitable: Iterable[int] = (),
+    log_may_have: Sequence[str] = (),
+    most_memory: float = MOST_MEMORY,
+    report: Callable[[str], None] = print,
+) -> AsyncIterator[Target]:
+    """A cluster in `directory`, probed until the end of the block.
+
+    `inevitable` are answers that an innocent send may get meanwhile, `log_may_have` patterns of errors that belong in
+    the log of such an attack. Asserts at the end that the prober was served in time, that the broker lives, holds no
+    more than `most_memory` MiB, has no fault in its log, ends as told, and leaves a store without a problem.
+    """
+    store = {
+        "mappedFileSizeCommitLog": str(64 << 20),
+        "maxHashSlotNum": "100000",
+        "maxIndexNum": "400000",
+    } | (properties or {})
+    with ProcessCluster(directory, broker_properties=store) as cluster:
+        assert cluster.name_server is not None
+        target = Target(cluster.brokers[0], cluster.name_server, directory)
+        prober = ProberProcess(target.process, inevitable)
+        try:
+            await prober.ready()
+            resource.prlimit(target.pid, resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
+            yield target
+            target.figures = await prober.stop()
+        except BaseException:
+            prober.kill()
+            raise
+        finally:
+            for connection in target._connections:
+                connection.abort()
+        figures, served = target.figures, target.process
+        assert served.is_running, f"the broker ended:\n{target.log[-3000:]}"
+    report(
+        f"{figures.rounds} rounds, slowest answer {figures.slowest_ms:.0f} ms ({figures.slowest_of}, "
+        f"{figures.starved_ms:.0f} ms of it starved), {figures.memory:.0f} MiB, log {len(target.log)} bytes"
+    )
+    _check(target, log_may_have, most_memory)
+
+
+def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> None:
+    figures = target.figures
+    assert not figures.errors, figures.errors
+    assert figures.stall_ms < SLOWEST_MS, figures
+    assert figures.memory < most_memory, figures
+    for server in (target.process, target.name_server):
+        assert server._process.returncode == 0, f"{server.name} had to be killed"
+        found = faults(server.log_path.read_text(errors="replace"), log_may_have)
+        assert not found, f"{server.name}: {found[:5]}"
+    settings = load_properties(target.directory / "conf" / f"{target.process.name}.properties")
+    report = verify(from_properties(StoreConfig, settings, source="the broker's configuration"))
+    assert not report.problem_count, report.problems[:5]
+    assert not (target.store / "abort").exists()
+
+
+def faults(log: str, log_may_have: Sequence[str] = ()) -> list[str]:
+    """Errors in a log that are ours, each with the lines that belong to it."""
+    starts = [match.start() for match in _LOG_LINE.finditer(log)]
+    entries = [log[start:end] for start, end in zip([0, *starts], [*starts, len(log)], strict=True)]
+    return [
+        entry[:2000]
+        for entry in entries
+        if _FAULTS.search(entry) and not any(re.search(pattern, entry) for pattern in log_may_have)
+    ]

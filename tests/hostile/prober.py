@@ -1,0 +1,196 @@
+"""An innocent client beside an attack, in a process of its own: how long does it wait, what goes wrong for it?
+
+    prober.py HOST:PORT BROKER_PID [CODE,CODE...]
+
+Every 20 ms it sends a small message to a topic of its own and pulls it back. The codes are answers to a send that the
+attack makes inevitable (a full disk). `ready` is printed after the first round; the figures, as one line of JSON, when
+standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
+
+TOPIC = "innocent"
+INTERVAL_S = 0.02
+SAMPLE_S = 0.01
+#: What an attack began may still be under way when it is over.
+ROUNDS_AFTER = 10
+ANSWER_TIMEOUT_S = 60.0
+_MOST_ERRORS = 20
+_PAGE_SIZE = resource.getpagesize()
+
+
+@dataclass
+class Figures:
+    """Times in ms, memory in MiB. `slowest_ms` includes `starved_ms`, in which the machine was busy with others.
+
+    `memory` is what the broker holds itself: the pages of mapped files are the kernel's, which takes them back when it
+    wants.
+    """
+
+    rounds: int = 0
+    refused: int = 0
+    slowest_ms: float = 0.0
+    starved_ms: float = 0.0
+    slowest_of: str = ""
+    memory: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def stall_ms(self) -> float:
+        """The slowest answer without the time for which the machine gave the broker or its prober no processor."""
+        return self.slowest_ms - self.starved_ms
+
+
+class Prober:
+    """One connection, one request at a time."""
+
+    def __init__(self, address: str, pid: int, inevitable: frozenset[int]) -> None:
+        host, port = address.rsplit(":", 1)
+        self.figures = Figures()
+        self._inevitable = inevitable
+        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = FrameReader()
+        self._opaque = 0
+        self._statm = Path(f"/proc/{pid}/statm")
+        self._waits = (Path(f"/proc/{pid}/task/{pid}/schedstat"), Path("/proc/self/schedstat"))
+        self._sampled_at = 0.0
+
+    def run_until_eof(self) -> None:
+        self._round()
+        print("ready", flush=True)
+        while not select.select([sys.stdin], [], [], INTERVAL_S)[0]:
+            self._round()
+        for _ in range(ROUNDS_AFTER):
+            time.sleep(INTERVAL_S)
+            self._round()
+
+    def _round(self) -> None:
+        body = b"round %d" % self.figures.rounds
+        answer = self._ask("send", RequestCode.SEND_MESSAGE_V2, _send_header(), body)
+        if answer.code == ResponseCode.SUCCESS:
+            self._pull(answer.read_header(SendMessageResponseHeader).queue_offset, body)
+        elif answer.code in self._inevitable:
+            self.figures.refused += 1
+        else:
+            self._error(f"send: {answer.code} {answer.remark}")
+        self.figures.rounds += 1
+
+    def _pull(self, offset: int, body: bytes) -> None:
+        answer = self._ask("pull", RequestCode.PULL_MESSAGE, _pull_header(offset))
+        if answer.code != ResponseCode.SUCCESS:
+            self._error(f"pull: {answer.code} {answer.remark}")
+        elif [message.body for message in decode_messages(answer.body)] != [body]:
+            self._error(f"pull: {body!r} came back as something else")
+
+    def _ask(
+        self, what: str, code: int, header: SendMessageRequestHeaderV2 | PullMessageRequestHeader, body: bytes = b""
+    ) -> RemotingCommand:
+        self._opaque += 1
+        request = RemotingCommand.request(code, header, body)
+        request.serialize_type = 1
+        request.opaque = self._opaque
+        frame = request.encode()
+        starved, began = self._starved_ms(), time.monotonic()
+        self._socket.sendall(frame)
+        answer = self._answer(began + ANSWER_TIMEOUT_S)
+        took_ms = 1000 * (time.monotonic() - began)
+        starved = min(took_ms, self._starved_ms() - starved)
+        figures = self.figures
+        if took_ms - starved > figures.stall_ms:
+            figures.slowest_ms, figures.starved_ms, figures.slowest_of = took_ms, starved, what
+        return answer
+
+    def _answer(self, deadline: float) -> RemotingCommand:
+        while time.monotonic() < deadline:
+            self._sample()
+            if not select.select([self._socket], [], [], SAMPLE_S)[0]:
+                continue
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the broker closed the connection")
+            for command in self._reader.feed(data):
+                if command.opaque == self._opaque:
+                    return command
+        raise TimeoutError(f"no answer in {ANSWER_TIMEOUT_S} s")
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if now - self._sampled_at < SAMPLE_S:
+            return
+        self._sampled_at = now
+        resident, shared = map(int, self._statm.read_text().split()[1:3])
+        self.figures.memory = max(self.figures.memory, (resident - shared) * _PAGE_SIZE / (1 << 20))
+
+    def _starved_ms(self) -> float:
+        """How long the broker's loop and this process wanted a processor and had none, since they began."""
+        try:
+            return sum(int(path.read_text().split()[1]) for path in self._waits) / 1e6
+        except OSError:
+            # A kernel that doesn't count it.
+            return 0.0
+
+    def _error(self, text: str) -> None:
+        if len(self.figures.errors) < _MOST_ERRORS:
+            self.figures.errors.append(text)
+
+
+def _send_header() -> SendMessageRequestHeaderV2:
+    return SendMessageRequestHeaderV2(
+        producer_group="innocents",
+        topic=TOPIC,
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=time.time_ns() // 1_000_000,
+        flag=0,
+        reconsume_times=0,
+    )
+
+
+def _pull_header(offset: int) -> PullMessageRequestHeader:
+    return PullMessageRequestHeader(
+        consumer_group="innocent-readers",
+        topic=TOPIC,
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=1,
+        sys_flag=PULL_SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        sub_version=0,
+        subscription="*",
+        expression_type="TAG",
+    )
+
+
+def main(address: str, pid: str, inevitable: str = "") -> None:
+    prober = Prober(address, int(pid), frozenset(int(code) for code in inevitable.split(",") if code))
+    try:
+        prober.run_until_eof()
+    except (OSError, ConnectionError) as e:
+        prober._error(f"{type(e).__name__}: {e}")
+        print("ready", flush=True)
+    print(json.dumps(asdict(prober.figures)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
