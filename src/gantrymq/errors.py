@@ -22,7 +22,8 @@ GantryError
 ├── StoreError              the files
 │   ├── StoreLocked         another process has the directory
 │   └── StoreFull           no room for another record
-└── ConfigError             a configuration key or value
+├── ConfigError             a configuration key or value
+└── ThreadDied              a thread that others count on ended by an exception, its __cause__
 """
 
 from __future__ import annotations
@@ -153,3 +154,7 @@ class StoreFull(StoreError):
 
 class ConfigError(GantryError):
     """A configuration key or value that can't be used."""
+
+
+class ThreadDied(GantryError):
+    """The thread that does the work ended by an exception, which is the cause of this one."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -50,38 +48,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
-
-
-class LoopThread:
-    """An event loop in a thread of its own; a context manager, whose end cancels what is under way."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts `work`; may be called from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.submit(_cancel_others()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class Cluster:

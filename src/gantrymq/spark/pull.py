@@ -14,11 +14,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4
-from gantrymq.spark.cluster import Cluster, LoopThread
+from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 

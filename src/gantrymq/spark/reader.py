@@ -20,9 +20,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
-from gantrymq.spark.cluster import Cluster, LoopThread, run
+from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, from_json, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions

@@ -19,9 +19,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from gantrymq.spark.cluster import Cluster, LoopThread, run
+from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.sender import HalfMessage, RowSender, end_all

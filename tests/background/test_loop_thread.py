@@ -1,0 +1,114 @@
+"""An event loop in a thread: work is given to it, its death is told to all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from gantrymq.background.loop_thread import LoopThread
+from gantrymq.errors import ThreadDied
+
+TIMEOUT_S = 20.0
+
+
+def test_work_is_done_in_the_thread() -> None:
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return threading.current_thread().name
+
+    async def fail() -> None:
+        raise OSError("no disk")
+
+    with LoopThread("worker") as thread:
+        assert thread.is_alive
+        assert not thread.is_current
+        assert thread.submit(work()).result(TIMEOUT_S) == "worker"
+        with pytest.raises(OSError, match="no disk"):
+            thread.submit(fail()).result(TIMEOUT_S)
+    assert not thread.is_alive
+
+
+def test_the_end_cancels_what_is_under_way() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait_for_ever() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with LoopThread("worker") as thread:
+        future = thread.submit(wait_for_ever())
+        assert began.wait(TIMEOUT_S)
+    assert ended.is_set()
+    with pytest.raises(CancelledError):
+        future.result(TIMEOUT_S)
+
+
+def test_who_gives_up_cancels_the_work() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait_for_ever() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with LoopThread("worker") as thread:
+        future = thread.submit(wait_for_ever())
+        assert began.wait(TIMEOUT_S)
+        assert future.cancel()
+        assert ended.wait(TIMEOUT_S)
+
+
+def test_death_is_told_to_all_who_wait_and_to_those_who_come_later(caplog: pytest.LogCaptureFixture) -> None:
+    closed = threading.Event()
+
+    async def close() -> None:
+        await asyncio.sleep(0)
+        closed.set()
+
+    async def wait_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def exit_in_a_callback() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.Event().wait()
+
+    thread = LoopThread("consumer", close)
+    thread.start()
+    waiting = [thread.submit(wait_for_ever()) for _ in range(3)]
+    waiting.append(thread.submit(exit_in_a_callback()))
+    for future in waiting:
+        with pytest.raises(ThreadDied, match=r"the thread consumer died of SystemExit\(3\)") as told:
+            future.result(TIMEOUT_S)
+        assert isinstance(told.value.__cause__, SystemExit)
+    assert closed.wait(TIMEOUT_S)
+    with pytest.raises(ThreadDied):
+        thread.submit(wait_for_ever())
+    assert isinstance(thread.error, SystemExit)
+    thread.stop()
+    assert not thread.is_alive
+    assert "the thread consumer died" in caplog.text
+
+
+def test_what_fails_while_it_dies_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def close() -> None:
+        raise OSError("no network")
+
+    async def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    thread = LoopThread("consumer", close)
+    thread.start()
+    with pytest.raises((ThreadDied, KeyboardInterrupt)):
+        thread.submit(interrupt()).result(TIMEOUT_S)
+    thread.stop()
+    assert "the thread consumer left something behind" in caplog.text
+    assert "no network" in caplog.text
