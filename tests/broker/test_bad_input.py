@@ -8,6 +8,7 @@ import re
 
 import pytest
 from broker_support import Peer
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestTimeout
@@ -109,9 +110,7 @@ async def test_two_thousand_connections(broker: Broker) -> None:
         assert {response.code for response in answers} == {ResponseCode.SUCCESS}
     finally:
         await asyncio.gather(*(client.close() for client in clients))
-    async with asyncio.timeout(20):
-        while broker._server.connections:
-            await asyncio.sleep(0.01)
+    await until(lambda: not broker._server.connections)
 
 
 async def test_a_client_that_dies_in_a_long_poll_leaves_nothing(broker: Broker, peer: Peer) -> None:

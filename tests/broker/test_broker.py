@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -28,6 +29,10 @@ async def route(remoting: RemotingClient, server: NameServer, topic: str) -> Top
     return decode_json(response.body, TopicRouteData) if response.code == 0 else None
 
 
+async def is_gone(remoting: RemotingClient, server: NameServer, topic: str) -> bool:
+    return await route(remoting, server, topic) is None
+
+
 async def name_server(tmp_path: Path, port: int = 0) -> NameServer:
     server = NameServer(
         NamesrvConfig(listen_port=port, bind_address="127.0.0.1", kv_config_path=tmp_path / "kvConfig.json")
@@ -47,13 +52,11 @@ async def test_registers_with_every_name_server_and_leaves(tmp_path: Path, remot
             found = await route(remoting, server, "TBW102")
             assert found is not None
             assert found.broker_datas[0].broker_addrs == {0: broker.address}
-            while (found := await route(remoting, server, "orders")) is None:
-                await asyncio.sleep(0)
+            found = await until(lambda server=server: route(remoting, server, "orders"))
             assert (found.queue_datas[0].write_queue_nums, found.queue_datas[0].perm) == (4, 6)
         await broker.stop()
         for server in servers:
-            while await route(remoting, server, "orders") is not None:
-                await asyncio.sleep(0)
+            await until(lambda server=server: is_gone(remoting, server, "orders"))
             await server.stop()
 
 
@@ -66,8 +69,7 @@ async def test_name_server_that_comes_later_is_told(tmp_path: Path, remoting: Re
     server = await name_server(tmp_path, int(address.rpartition(":")[2]))
     async with asyncio.timeout(15):
         broker.topics.create_if_absent("orders", 1)
-        while await route(remoting, server, "orders") is None:
-            await asyncio.sleep(0.01)
+        await until(lambda: route(remoting, server, "orders"))
     await broker.stop()
     await server.stop()
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from administration import beat, commit, queue, send
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData
@@ -51,13 +52,12 @@ async def test_delay_offsets(tmp_path: Path, remoting: RemotingClient) -> None:
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     assert decode_json((await peer.ask(RequestCode.GET_ALL_DELAY_OFFSET)).body, dict[str, object])["offsetTable"] == {}
     await peer.send("orders", b"late", properties={"DELAY": "1"})
-    async with asyncio.timeout(10):
-        offsets: object = {}
-        while offsets == {}:
-            response = await peer.ask(RequestCode.GET_ALL_DELAY_OFFSET)
-            offsets = decode_json(response.body, dict[str, object])["offsetTable"]
-            await asyncio.sleep(0.01)
-    assert offsets == {"1": 1}
+
+    async def offsets() -> object:
+        response = await peer.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+        return decode_json(response.body, dict[str, object])["offsetTable"]
+
+    assert await until(offsets) == {"1": 1}
     await broker.stop()
 
 

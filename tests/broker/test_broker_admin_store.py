@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from administration import send
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -25,15 +25,11 @@ async def test_log_and_then_queues_that_expired_go(tmp_path: Path, remoting: Rem
     await send(peer, 1, topic="old")
     for _ in range(4):
         assert (await peer.send("new", bytes(2_000_000))).code == 0
-    async with asyncio.timeout(10):
-        # Only what is on the disk is deleted.
-        while broker.store.flushed_offset < broker.store.max_physical_offset:
-            await asyncio.sleep(0.02)
+    # Only what is on the disk is deleted.
+    await until(lambda: broker.store.flushed_offset >= broker.store.max_physical_offset)
     assert broker.store.min_physical_offset == 0
     assert (await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == ResponseCode.SUCCESS
-    async with asyncio.timeout(10):
-        while broker.store.min_physical_offset == 0:
-            await asyncio.sleep(0.02)
+    await until(lambda: broker.store.min_physical_offset != 0)
     assert (await peer.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == ResponseCode.SUCCESS
     assert set(broker.store.topics()) == {"new"}
     assert (await peer.send("old", b"again")).ext_fields["queueOffset"] == "0"

@@ -14,6 +14,7 @@ from administration import commit, send
 from broker_support import Peer, config
 from pop_support import PopPeer, popped
 from transaction_support import Producer
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
@@ -102,9 +103,7 @@ async def test_messages_in_and_out(peer: PopPeer, broker: Broker) -> None:
 async def test_waiting_pull_counts_when_it_is_answered(peer: PopPeer, broker: Broker) -> None:
     await send(peer, 1)
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=5000))
-    async with asyncio.timeout(5):
-        while not len(broker.polling):
-            await asyncio.sleep(0.005)
+    await until(lambda: len(broker.polling))
     assert ("orders", "consumers") not in broker.deliveries.table
     await send(peer, 1)
     await waiting
@@ -203,9 +202,12 @@ async def test_ends_that_are_written_count_too(peer: PopPeer, broker: Broker) ->
 async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
     for _ in range(2):
         await peer.send("orders", b"later", properties={"TIMER_DELAY_SEC": "3600"})
-    async with asyncio.timeout(5):
-        while (figures := await scrape(broker)).value("timer_enqueue_total", STORAGE) < 2:
-            await asyncio.sleep(0.01)
+
+    async def enqueued() -> Scrape | None:
+        figures = await scrape(broker)
+        return figures if figures.value("timer_enqueue_total", STORAGE) >= 2 else None
+
+    figures = await until(enqueued)
     assert figures.value("timing_messages", STORAGE, topic="orders") == 2
     assert figures.value("timer_enqueue_lag", STORAGE) == figures.value("timer_dequeue_latency", STORAGE) == 0
     assert figures.value("timer_dequeue_total", STORAGE) == 0

@@ -6,12 +6,13 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from broker_support import config
 from pop_support import Popped, PopPeer, now_ms
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
@@ -60,12 +61,6 @@ def bodies(messages: list[Popped]) -> list[bytes]:
 
 def records_in(store: MessageStore, topic: str) -> int:
     return sum(store.queue(topic, queue_id).max_offset for queue_id in store.topics().get(topic, []))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 # -- popping ----------------------------------------------------------------------------------------------------------

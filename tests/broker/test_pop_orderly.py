@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pop_support import Popped, PopPeer, popped
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
@@ -53,8 +54,7 @@ async def test_an_acknowledgement_wakes_who_waits(peer: PopPeer, broker: Broker)
     (first,) = await pop(peer, count=1)
     waiting = asyncio.create_task(pop(peer, count=1, poll_ms=15_000))
     async with asyncio.timeout(5):
-        while not len(broker.pops.waiting):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(broker.pops.waiting))
         await peer.ack(first)
         assert [one.body for one in await waiting] == [b"1"]
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from broker_support import Peer
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import ConnectionLost
@@ -20,13 +21,6 @@ from gantrymq.remoting.client import RemotingClient
 
 def bodies(body: bytes) -> list[bytes]:
     return [message.body for message in decode_messages(body)]
-
-
-async def until_waiting(broker: Broker, pulls: int) -> None:
-    """Until the broker holds so many pulls."""
-    async with asyncio.timeout(5):
-        while len(broker.polling) != pulls:
-            await asyncio.sleep(0)
 
 
 async def test_found(peer: Peer) -> None:
@@ -70,7 +64,7 @@ async def test_offsets_outside_the_queue(peer: Peer) -> None:
 async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"first")
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
-    await until_waiting(broker, 1)
+    await until(lambda: len(broker.polling) == 1)
     assert not waiting.done()
     await peer.send("orders", b"second")
     async with asyncio.timeout(2):
@@ -82,7 +76,7 @@ async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -
 async def test_long_poll_passes_over_other_tags(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"first", properties={"TAGS": "a"})
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000, subscription="b"))
-    await until_waiting(broker, 1)
+    await until(lambda: len(broker.polling) == 1)
     await peer.send("orders", b"not this", properties={"TAGS": "a"})
     await peer.send("orders", b"this", properties={"TAGS": "b"})
     async with asyncio.timeout(2):
@@ -102,11 +96,11 @@ async def test_client_that_dies_in_a_long_poll_leaves_nothing(peer: Peer, broker
     other = RemotingClient()
     dying = Peer(await other.connection(f"127.0.0.1:{broker.port}"))
     waiting = asyncio.create_task(dying.pull("orders", 1, suspend_ms=15_000))
-    await until_waiting(broker, 1)
+    await until(lambda: len(broker.polling) == 1)
     dying.connection.abort()
     with pytest.raises(ConnectionLost):
         await waiting
-    await until_waiting(broker, 0)
+    await until(lambda: len(broker.polling) == 0)
     assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
 
 
@@ -115,10 +109,10 @@ async def test_lost_connection_takes_its_own_pulls_only(peer: Peer, broker: Brok
     dying = Peer(await RemotingClient().connection(f"127.0.0.1:{broker.port}"))
     lost = [asyncio.create_task(dying.pull("orders", 1, suspend_ms=15_000)) for _ in range(2)]
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
-    await until_waiting(broker, 3)
+    await until(lambda: len(broker.polling) == 3)
     dying.connection.abort()
     await asyncio.gather(*lost, return_exceptions=True)
-    await until_waiting(broker, 1)
+    await until(lambda: len(broker.polling) == 1)
     await peer.send("orders", b"second")
     assert bodies((await waiting).body) == [b"second"]
     # Nothing is kept of a connection without a pull.
@@ -139,7 +133,7 @@ async def test_refused(peer: Peer) -> None:
 async def test_stop_answers_who_waits(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"first")
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
-    await until_waiting(broker, 1)
+    await until(lambda: len(broker.polling) == 1)
     broker.polling.stop()
     async with asyncio.timeout(2):
         assert (await waiting).code == ResponseCode.PULL_NOT_FOUND
@@ -165,10 +159,10 @@ async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: 
             request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
             request.opaque = opaque
             writer.write(request.encode())
-        await until_waiting(broker, pulls)
+        await until(lambda: len(broker.polling) == pulls)
         large = bytes(2 * 1024 * 1024)
         await peer.send("orders", large)
-        await until_waiting(broker, 0)
+        await until(lambda: len(broker.polling) == 0)
 
         frames, answers = FrameReader(), []
         async with asyncio.timeout(10):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestRefused
@@ -55,9 +56,7 @@ class RecordingNameServer:
 
     async def told(self, count: int) -> TopicConfigTable:
         """The table of the registration with this number, once it has come."""
-        async with asyncio.timeout(10):
-            while len(self.registered) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.registered) >= count)
         return self.registered[count - 1]
 
 
@@ -92,9 +91,7 @@ async def test_what_a_name_server_refused_it_is_told_in_full(
     await name_server.told(1)
     name_server.refuses = True
     registered.topics.create_if_absent("orders", 3)
-    async with asyncio.timeout(10):
-        while not name_server.refused:
-            await asyncio.sleep(0.01)
+    await until(lambda: name_server.refused)
     name_server.refuses = False
     everything = await name_server.told(2)
     assert {"orders", "TBW102"} <= everything.topic_config_table.keys()
@@ -113,9 +110,7 @@ async def test_order_topics_of_the_name_server_are_marked(name_server: Recording
     await name_server.told(2)
     name_server.order_topics = {"orders": "broker-a:3", "unknown": "broker-a:1"}
     registered.topics.create_if_absent("more", 1)
-    async with asyncio.timeout(10):
-        while not registered.topics.table.topic_config_table["orders"].order:
-            await asyncio.sleep(0.01)
+    await until(lambda: registered.topics.table.topic_config_table["orders"].order)
     assert registered.topics.get("unknown") is None
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from broker_support import Peer
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
@@ -105,9 +104,7 @@ async def test_an_asker_who_left_is_not_found(broker: Broker, peer: Peer) -> Non
     asker = Asker(ResponseCode.SUCCESS)
     await asker.join(broker)
     await asker.remoting.close()
-    async with asyncio.timeout(5):
-        while broker.members.producers:
-            await asyncio.sleep(0.01)
+    await until(lambda: not broker.members.producers)
     answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, {MESSAGE_REPLY_TO_CLIENT: "asker"})
     assert answer.remark == "push reply message fail, channel of <asker> not found."
 

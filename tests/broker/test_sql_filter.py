@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
@@ -107,8 +108,7 @@ async def test_a_long_poll_waits_for_a_match(peer: Peer, broker: Broker) -> None
     await beat(peer, sql("orders", "amount > 10"))
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000, sys_flag=PULL_SUSPEND, sub_version=1))
     async with asyncio.timeout(5):
-        while not len(broker.polling):
-            await asyncio.sleep(0)
+        await until(lambda: len(broker.polling))
         await send_amounts(peer, 6, 60)
         response = await waiting
     assert bodies(response) == [b"60"]

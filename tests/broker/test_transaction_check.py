@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from broker_support import config
-from transaction_support import Half, Producer, all_messages, progress, until
+from transaction_support import Half, Producer, all_messages, progress
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import TransactionCheck

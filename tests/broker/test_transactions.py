@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from broker_support import config
-from transaction_support import Half, Producer, all_messages, until
+from transaction_support import Half, Producer, all_messages
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestTimeout

@@ -103,13 +103,6 @@ async def all_messages(peer: Peer, topic: str, queue_id: int = 0) -> list[Messag
         messages += decode_messages(response.body)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for a state of the broker in this process."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def progress(broker: Broker) -> tuple[int | None, int | None]:
     """(half offset, op offset) as consumerOffset.json has them."""
     query = broker.offsets.query

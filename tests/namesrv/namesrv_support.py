@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
-from collections.abc import Callable
 
 from gantrymq.protocol.bodies.topic_config import (
     DataVersion,
@@ -61,10 +59,3 @@ def registration(
     data = encode_register_body(body, compress=header.compressed)
     header.body_crc32 = zlib.crc32(data) & 0x7FFFFFFF
     return RemotingCommand.request(RequestCode.REGISTER_BROKER, header, data, fields=fields)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Waits for a state of the server in this loop."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from namesrv_support import broker_header, registration, topics_body, until
+from namesrv_support import broker_header, registration, topics_body
+from waiting import until
 
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.namesrv.config import NamesrvConfig

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+from waiting import until
 
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
@@ -32,13 +34,6 @@ def frame(code: int, body: bytes = b"", opaque: int = 0, encoding: SerializeType
     command.opaque = opaque
     command.serialize_type = encoding
     return command.encode()
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    """Waits for a state that the other party reaches on its own."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -125,6 +120,6 @@ async def peer_of(server: RemotingServer, receive_buffer: int | None = None) -> 
 
 
 async def only_connection(server: RemotingServer) -> Connection:
-    await eventually(lambda: len(server.connections) == 1)
+    await until(lambda: len(server.connections) == 1)
     (connection,) = server.connections
     return connection

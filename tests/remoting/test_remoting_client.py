@@ -15,10 +15,10 @@ from remoting_support import (
     Peer,
     address,
     calling,
-    eventually,
     only_connection,
     serving,
 )
+from waiting import until
 
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, ConnectionLost, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
@@ -77,7 +77,7 @@ async def test_one_request_sent_twice_at_once() -> None:
     async with serving() as server, calling() as client:
         answers = await asyncio.gather(*(client.invoke(address(server), same) for _ in range(3)))
         connection = await client.connection(address(server))
-        await eventually(lambda: not connection._pending)
+        await until(lambda: not connection._pending)
     assert [answer.body for answer in answers] == [b"same"] * 3
 
 
@@ -161,11 +161,11 @@ async def test_a_caller_that_gives_up_leaves_nothing() -> None:
     async with serving() as server, calling() as client:
         connection = await client.connection(address(server))
         task = asyncio.ensure_future(connection.invoke(request(code=SILENT)))
-        await eventually(lambda: connection._pending)
+        await until(lambda: connection._pending)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await eventually(lambda: not connection._pending)
+        await until(lambda: not connection._pending)
 
 
 async def test_a_server_that_does_not_read() -> None:
@@ -290,12 +290,12 @@ async def test_the_server_comes_back() -> None:
             port, where = server.port, address(server)
             assert (await client.call(where, request(b"1"))).body == b"1"
             connection = await client.connection(where)
-        await eventually(lambda: connection.is_closed)
+        await until(lambda: connection.is_closed)
         with pytest.raises(ConnectFailed):
             await client.invoke(where, request())
         async with serving(port=port):
             assert (await client.call(where, request(b"2"))).body == b"2"
-        await eventually(lambda: not client._connections)
+        await until(lambda: not client._connections)
 
 
 # -- losses ---------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ async def test_the_server_goes_while_requests_are_pending() -> None:
         tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=SILENT))) for _ in range(3)]
         connection = await only_connection(server)
         ours = await client.connection(address(server))
-        await eventually(lambda: len(ours._pending) == 3)
+        await until(lambda: len(ours._pending) == 3)
         connection.abort()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [ConnectionLost] * 3
@@ -338,13 +338,13 @@ async def test_close_ends_what_is_pending() -> None:
     async with serving() as server, calling() as client:
         tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=SILENT))) for _ in range(3)]
         ours = await client.connection(address(server))
-        await eventually(lambda: len(ours._pending) == 3)
+        await until(lambda: len(ours._pending) == 3)
         await client.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [ConnectionLost] * 3
         with pytest.raises(ClientClosed):
             await client.invoke(address(server), request())
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
         await client.close()
 
 
@@ -370,7 +370,7 @@ async def test_close_sends_what_was_written() -> None:
         for _ in range(4):
             await client.invoke_oneway(address(server), request(bytes(4 * MIB), code=7))
         await client.close()
-        await eventually(lambda: len(got) == 4)
+        await until(lambda: len(got) == 4)
 
 
 async def test_close_does_not_wait_for_ever() -> None:

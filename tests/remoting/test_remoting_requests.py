@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from remoting_support import ECHO, address, calling, eventually, serving
+from remoting_support import ECHO, address, calling, serving
+from waiting import until
 
 from gantrymq.errors import ConnectionLost, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
@@ -24,7 +25,7 @@ async def test_requests_of_one_turn_arrive_in_order() -> None:
         connection = await client.connection(address(server))
         for body in bodies:
             connection.send_oneway(RemotingCommand.request(7, body=body))
-        await eventually(lambda: len(got) == len(bodies))
+        await until(lambda: len(got) == len(bodies))
     assert got == bodies
 
 
@@ -39,7 +40,7 @@ async def test_closing_sends_what_was_gathered() -> None:
         connection = await client.connection(address(server))
         connection.send_oneway(RemotingCommand.request(7, body=b"last words"))
         connection.close()
-        await eventually(lambda: got)
+        await until(lambda: got)
 
 
 async def test_each_request_has_its_own_timeout() -> None:
@@ -68,16 +69,16 @@ async def test_a_request_that_is_given_up_is_forgotten() -> None:
     async with serving({7: lambda connection, request: None}) as server, calling() as client:
         connection = await client.connection(address(server))
         task = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
-        await eventually(lambda: connection._pending)
+        await until(lambda: connection._pending)
         task.cancel()
-        await eventually(lambda: not connection._pending)
+        await until(lambda: not connection._pending)
 
 
 async def test_the_timer_ends_with_its_connection() -> None:
     async with serving({7: lambda connection, request: None}) as server, calling() as client:
         connection = await client.connection(address(server))
         waiting = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
-        await eventually(lambda: connection._pending)
+        await until(lambda: connection._pending)
         connection.abort()
         with pytest.raises(ConnectionLost):
             await waiting

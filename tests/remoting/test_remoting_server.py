@@ -19,12 +19,12 @@ from remoting_support import (
     Peer,
     address,
     calling,
-    eventually,
     frame,
     only_connection,
     peer_of,
     serving,
 )
+from waiting import until
 
 from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
@@ -219,7 +219,7 @@ async def test_garbage_ends_its_connection_alone(garbage: bytes) -> None:
         await good.send(frame(ECHO, b"others are served"))
         (answer,) = await good.commands(1)
         assert answer.body == b"others are served"
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
 
 
 async def test_a_handler_that_closes_the_connection() -> None:
@@ -282,9 +282,9 @@ async def test_work_ends_with_its_connection() -> None:
     async with serving({7: handler}) as server:
         async with peer_of(server) as peer:
             await peer.send(frame(7))
-            await eventually(lambda: states)
+            await until(lambda: states)
             connection = await only_connection(server)
-        await eventually(lambda: len(states) == 2)
+        await until(lambda: len(states) == 2)
         assert states == ["started", "cancelled"]
         assert not connection._tasks
 
@@ -298,7 +298,7 @@ async def test_work_for_a_peer_that_is_gone_never_starts() -> None:
         async with serving() as server:
             async with peer_of(server):
                 connection = await only_connection(server)
-            await eventually(lambda: not server.connections)
+            await until(lambda: not server.connections)
             connection.respond_with(RemotingCommand.request(SILENT), work())
         gc.collect()
 
@@ -322,7 +322,7 @@ async def test_a_peer_that_resets() -> None:
             await peer.send(frame(SILENT) + frame(ECHO)[:10])
             await only_connection(server)
             peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
-        await eventually(lambda: len(closed) == 1)
+        await until(lambda: len(closed) == 1)
         assert not server.connections
         assert closed[0].is_closed
         closed[0].reply(RemotingCommand.request(SILENT), RemotingCommand.response())  # Too late, and no error.
@@ -338,7 +338,7 @@ async def fill(peer: Peer, connection: Connection, handled: Callable[[], int], c
         assert sent < 10_000, "the server goes on reading"
         await peer.send(b"".join(frame(code, opaque=sent + n) for n in range(16)))
         sent += 16
-        await eventually(lambda sent=sent: handled() == sent or connection._writable is not None)
+        await until(lambda sent=sent: handled() == sent or connection._writable is not None)
     return sent
 
 
@@ -395,7 +395,7 @@ async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
         connection = await only_connection(server)
         # All in one read, or a few.
         await slow.send(b"".join(frame(7, opaque=n) for n in range(40)))
-        await eventually(lambda: connection.is_full)
+        await until(lambda: connection.is_full)
         for _ in range(20):
             await asyncio.sleep(0)
             assert buffered(connection) <= WRITE_HIGH_WATER + BATCH_LIMIT + len(body) + 1000
@@ -415,15 +415,15 @@ async def test_a_peer_that_leaves_large_answers_behind() -> None:
         async with peer_of(server, receive_buffer=65536) as slow:
             connection = await only_connection(server)
             await slow.send(b"".join(frame(7, opaque=n) for n in range(100)))
-            await eventually(lambda: connection.is_full)
-        await eventually(lambda: not server.connections)
+            await until(lambda: connection.is_full)
+        await until(lambda: not server.connections)
 
 
 async def test_stop_while_requests_wait_for_the_peer() -> None:
     async with serving({7: large}) as server, peer_of(server, receive_buffer=65536) as slow:
         connection = await only_connection(server)
         await slow.send(b"".join(frame(7, opaque=n) for n in range(100)))
-        await eventually(lambda: connection.is_full)
+        await until(lambda: connection.is_full)
         await asyncio.wait_for(server.stop(), 10)
         assert not server.connections
 
@@ -445,7 +445,7 @@ async def test_a_slow_reader_that_leaves_takes_nothing_along() -> None:
             connection = await only_connection(server)
             await fill(slow, connection, lambda: handled, 7)
         # Closed with unread bytes: a reset, which the next write finds.
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
         assert connection._writable is None
 
 
@@ -465,7 +465,7 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
     async with serving({7: handler}) as server, peer_of(server, receive_buffer=65536) as peer:
         await peer.send(frame(7))
         connection = await only_connection(server)
-        await eventually(lambda: connection._writable is not None)
+        await until(lambda: connection._writable is not None)
         with pytest.raises(BufferError):
             mapped.close()
 
@@ -476,7 +476,7 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
             peer.close()
         else:
             connection.abort()
-        await eventually(lambda: connection.is_closed or not buffered(connection))
+        await until(lambda: connection.is_closed or not buffered(connection))
 
         def unmapped() -> bool:
             try:
@@ -485,12 +485,12 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
                 return False
             return True
 
-        await eventually(unmapped)
+        await until(unmapped)
 
 
 async def test_idle_connections_are_closed() -> None:
     async with serving(max_idle_s=0.3) as server, peer_of(server) as idle, peer_of(server) as busy:
-        await eventually(lambda: len(server.connections) == 2)
+        await until(lambda: len(server.connections) == 2)
         gone = asyncio.ensure_future(idle.closed_by_other())
         while not gone.done():
             await busy.send(frame(ECHO))
@@ -510,7 +510,7 @@ async def test_idle_slow_readers_are_closed_too() -> None:
     async with serving({7: handler}, max_idle_s=0.3) as server, peer_of(server, receive_buffer=65536) as slow:
         connection = await only_connection(server)
         await fill(slow, connection, lambda: handled, 7)
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
 
 
 # -- life -----------------------------------------------------------------------------------------------------------

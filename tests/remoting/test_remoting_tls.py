@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from remoting_support import ECHO, address, calling, eventually, frame, only_connection, peer_of, serving
+from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
+from waiting import until
 
 from gantrymq.errors import ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
@@ -102,7 +103,7 @@ async def test_a_tls_client_of_a_plain_server(client_context: ssl.SSLContext) ->
         async with calling(ssl_context=client_context) as client:
             with pytest.raises(ConnectFailed):
                 await client.call(address(server), RemotingCommand.request(ECHO))
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
 
 
 async def test_stop_during_a_handshake(server_tls: TlsConfig) -> None:

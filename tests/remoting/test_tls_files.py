@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from remoting_support import ECHO, address, calling, eventually, frame, only_connection, peer_of, serving
+from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
+from waiting import until
 
 from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
@@ -93,7 +94,7 @@ async def test_modes(
         for _ in range(2):
             assert await answered(server, None) is takes_plain
             assert await answered(server, trusting(made["first"])) is takes_tls
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
 
 
 async def test_permissive_without_a_certificate_is_plain(made: dict[str, Pair]) -> None:
@@ -139,8 +140,8 @@ async def test_many_connections_leave_nothing_open(config: TlsConfig, made: dict
         contexts = [None, trusting(made["first"]), trusting(made["second"])] * 10
         results = await asyncio.gather(*(answered(server, context) for context in contexts))
         assert results == [True, True, False] * 10
-        await eventually(lambda: not server.connections)
-        await eventually(lambda: open_files() <= before)
+        await until(lambda: not server.connections)
+        await until(lambda: open_files() <= before)
 
 
 # -- those who are slow to begin ------------------------------------------------------------------------------------
@@ -250,14 +251,14 @@ async def test_a_replaced_certificate_is_used_while_connections_go_on(
 
         # A certificate whose key is still to come: the old pair serves on.
         shutil.copy(made["second"].cert, config.tls_server_cert_path)
-        await eventually(lambda: "can't be used" in caplog.text)
+        await until(lambda: "can't be used" in caplog.text)
         assert await certificate_of(server, context) == der(made["first"])
 
         # As secret managers do it: a file put in the place of the old one.
         incoming = config.tls_server_key_path.with_name("incoming")
         shutil.copy(made["second"].key, incoming)
         incoming.replace(config.tls_server_key_path)
-        await eventually(lambda: "new connections use the changed" in caplog.text)
+        await until(lambda: "new connections use the changed" in caplog.text)
         assert await certificate_of(server, context) == der(made["second"])
         assert (await old.call(address(server), RemotingCommand.request(ECHO, body=b"still"))).body == b"still"
         assert await old.connection(address(server)) is connection
@@ -274,8 +275,7 @@ async def test_who_may_connect_changes_with_the_file(
     async with serving(tls=config) as server, asyncio.timeout(20):
         assert not await answered(server, trusting(made["first"], own=made["stranger"]))
         shutil.copy(made["stranger"].cert, trust)
-        while not await answered(server, trusting(made["first"], own=made["stranger"])):
-            await asyncio.sleep(0.01)
+        await until(lambda: answered(server, trusting(made["first"], own=made["stranger"])))
         assert not await answered(server, trusting(made["first"], own=made["client"]))
 
 
