@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import NoRouteInfo
@@ -59,13 +60,14 @@ async def register(
 async def create(admin: AdminClient, topic: TopicConfig, *, broker: str | None = None) -> None:
     """Returns when the NameServer has heard of it, too."""
     brokers = await admin.create_topic(topic, cluster=None if broker else CLUSTER, broker=broker)
-    async with asyncio.timeout(20):
-        while True:
-            with suppress(NoRouteInfo):
-                queues = (await admin.topic_route(topic.topic_name)).queue_datas
-                if sum(data.perm == topic.perm for data in queues) >= len(brokers):
-                    return
-            await asyncio.sleep(0.01)
+
+    async def is_known() -> bool:
+        with suppress(NoRouteInfo):
+            queues = (await admin.topic_route(topic.topic_name)).queue_datas
+            return sum(data.perm == topic.perm for data in queues) >= len(brokers)
+        return False
+
+    await until(is_known)
 
 
 def free_port() -> int:

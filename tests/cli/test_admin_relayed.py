@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from admin_support import CLUSTER, cluster
+from waiting import until
 
 from gantrymq.cli.main import run
 from gantrymq.client.admin.client import AdminClient
@@ -43,6 +44,10 @@ RUNNING_INFO = b"""{"jstack":"a stack","mqPopTable":{},"mqTable":{{"brokerName":
 "subVersion":1,"tagsSet":[],"topic":"T"}],"userConsumerInfo":{}}"""
 
 
+async def has_topic(admin: AdminClient, topic: str) -> bool:
+    return topic in await admin.topic_list()
+
+
 @pytest.fixture
 async def asked(cluster: EmbeddedCluster) -> AsyncIterator[list[Any]]:
     """A consumer that is online; the headers of what it was asked."""
@@ -65,9 +70,7 @@ async def asked(cluster: EmbeddedCluster) -> AsyncIterator[list[Any]]:
         await admin.create_group(SubscriptionGroupConfig(GROUP), cluster=CLUSTER)
         for topic in ("T", f"%RETRY%{GROUP}"):
             await admin.create_topic(TopicConfig(topic, 1, 1), cluster=CLUSTER)
-            async with asyncio.timeout(20):
-                while topic not in await admin.topic_list():
-                    await asyncio.sleep(0.01)
+            await until(lambda topic=topic: has_topic(admin, topic))
     consumer = RemotingClient(handlers)
     data = HeartbeatData(
         CLIENT_ID, consumer_data_set=[ConsumerData(GROUP, subscription_data_set=[SubscriptionData("T")])]

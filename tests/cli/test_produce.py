@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from gantrymq import (
     CONSUME_FROM_FIRST_OFFSET,
@@ -69,13 +70,14 @@ def received(cluster: EmbeddedCluster, topic: str) -> Received:
 
 def assign_all(consumer: SyncLitePullConsumer, topic: str) -> None:
     """Returns when the topic is there, which its first message makes."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
+
+    def is_assigned() -> bool:
         with suppress(NoRouteInfo):
             consumer.assign(consumer.queues(topic))
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+            return True
+        return False
+
+    wait_until(is_assigned)
 
 
 def produce(cluster: EmbeddedCluster, *arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 
 def start(*options: str) -> tuple[subprocess.Popen[str], list[str]]:
@@ -44,13 +44,6 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_stops_every_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process, lines = start("--brokers", "2", "--dir", str(tmp_path))
@@ -73,7 +66,8 @@ def test_servers_end_with_a_killed_starter(tmp_path: Path) -> None:
     process, lines = start("--dir", str(tmp_path))
     process.kill()
     process.communicate()
-    wait_until_gone(server_pids(lines))
+    pids = server_pids(lines)
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_the_end_of_a_server_ends_all(tmp_path: Path) -> None:

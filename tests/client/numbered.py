@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from waiting import until
+
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError, RemotingError
@@ -32,8 +34,7 @@ class Sends:
         self.failed: Counter[str] = Counter()
 
     async def reach(self, count: int) -> None:
-        while len(self.acknowledged) < count:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(self.acknowledged) >= count, 90)
 
 
 @asynccontextmanager
@@ -44,10 +45,12 @@ async def two_brokers(directory: Path) -> AsyncIterator[ProcessCluster]:
         async with Producer(cluster.namesrv_addr, "makers") as producer:
             for broker in cluster.brokers:
                 await producer.client.api.create_topic(broker.address, TopicConfig(TOPIC, QUEUES, QUEUES))
-            async with asyncio.timeout(20):
-                while len(await known_queues(producer)) < 2 * QUEUES:
-                    await producer.client.routes.refresh_all()
-                    await asyncio.sleep(0.01)
+
+            async def is_known() -> bool:
+                await producer.client.routes.refresh_all()
+                return len(await known_queues(producer)) == 2 * QUEUES
+
+            await until(is_known)
         yield cluster
     finally:
         await asyncio.to_thread(cluster.stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,11 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
 
 
 async def _send_when_possible(producer: Producer, message: Message) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await producer.send(message)
-            except GantryError:
-                await asyncio.sleep(0.05)
-            else:
-                return
+    async def is_sent() -> bool:
+        try:
+            await producer.send(message)
+        except GantryError:
+            return False
+        return True
+
+    await until(is_sent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from waiting import until
@@ -39,6 +38,11 @@ async def route(remoting: RemotingClient, address: str) -> TopicRouteData | None
     return decode_json(response.body, TopicRouteData) if response.code == 0 else None
 
 
+async def has_both(remoting: RemotingClient, address: str) -> bool:
+    known = await route(remoting, address)
+    return known is not None and len(known.broker_datas) == 2
+
+
 async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
     servers = [await name_server(tmp_path) for _ in range(2)]
     addresses = [server.address for server in servers]
@@ -68,9 +72,7 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
     consumer.subscribe(TOPIC)
     async with Producer(addresses, "writers") as producer, consumer:
         for address in addresses:
-            async with asyncio.timeout(5):
-                while (known := await route(remoting, address)) is None or len(known.broker_datas) < 2:
-                    await asyncio.sleep(0.01)
+            await until(lambda address=address: has_both(remoting, address))
         for number in range(10):
             await producer.send(Message(TOPIC, b"%d" % number))
         await servers[0].stop()
@@ -80,9 +82,11 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
         await producer.send(Message("a-topic-that-is-new", b"x"))
         await until(lambda: len(received) == 20)
         servers[0] = await name_server(tmp_path, int(addresses[0].rpartition(":")[2]))
-        async with asyncio.timeout(HEARTBEAT_MS / 1000 + 2):
-            while await route(remoting, addresses[0]) != await route(remoting, addresses[1]):
-                await asyncio.sleep(0.05)
+
+        async def know_the_same() -> bool:
+            return await route(remoting, addresses[0]) == await route(remoting, addresses[1])
+
+        await until(know_the_same, HEARTBEAT_MS / 1000 + 2)
         await producer.send(Message(TOPIC, b"20"))
         await until(lambda: len(received) == 21)
     assert sorted(received, key=int) == [b"%d" % number for number in range(21)]

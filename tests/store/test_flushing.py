@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from store_support import BORN_HOST, open_store, put
+from waiting import wait_until
 
 from gantrymq.errors import StoreError
 from gantrymq.store import commit_log
@@ -145,14 +146,5 @@ def test_checkpoint_advances_while_running(tmp_path):
     path = tmp_path / "checkpoint"
     for _ in range(3):
         store.append(queue, 0, 0, 0, BORN_HOST, 0, b"x", b"", 0)
-        _until(lambda: load_checkpoint(path).confirm_phy_offset == store.max_physical_offset)
+        wait_until(lambda: load_checkpoint(path).confirm_phy_offset == store.max_physical_offset)
     store.close()
-
-
-def _until(true) -> None:
-    waiting = threading.Event()
-    for _ in range(TIMEOUT_S * 200):
-        if true():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it didn't become true")

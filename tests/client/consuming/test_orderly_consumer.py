@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 
@@ -130,12 +131,12 @@ async def test_a_hopeless_message_makes_way(name_server: str, producer: Producer
 
 
 async def _queues_when_there(reader: LitePullConsumer, topic: str) -> list[object]:
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                return await reader.queues(topic)
-            except ClientError:
-                await asyncio.sleep(0.05)
+    async def queues() -> list[object]:
+        with contextlib.suppress(ClientError):
+            return await reader.queues(topic)
+        return []
+
+    return await until(queues)
 
 
 async def test_order_stays_when_queues_move(name_server: str, producer: Producer, topic: str, unique: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -120,12 +121,12 @@ async def test_a_hopeless_message_goes_to_the_dead_letters(
 
 
 async def _queues_when_there(reader: LitePullConsumer, topic: str) -> list[object]:
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                return await reader.queues(topic)
-            except ClientError:
-                await asyncio.sleep(0.05)
+    async def queues() -> list[object]:
+        with contextlib.suppress(ClientError):
+            return await reader.queues(topic)
+        return []
+
+    return await until(queues)
 
 
 async def test_a_group_shares_the_queues(name_server: str, producer: Producer, topic: str, unique: str) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from numbered import Sends, restarted, send_numbered, stored, two_brokers
+from waiting import until
 
 from gantrymq.client.producing.latency_fault import LatencyFaults, not_available_duration
 from gantrymq.client.producing.producer import Producer
@@ -65,8 +66,7 @@ class Tries:
         return self.faults is None or self.faults.is_available(f"broker-{broker}", _now_ms())
 
     async def until_available(self, available: bool) -> None:
-        while self.is_available("a") is not available:
-            await asyncio.sleep(0.005)
+        await until(lambda: self.is_available("a") is available, 90)
 
 
 def _now_ms() -> int:
@@ -118,8 +118,7 @@ async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
                 await tries.until_available(False)
             await tries.until_available(True)
             answered = len(tries.answers)
-            while len(tries.answers) == answered:
-                await asyncio.sleep(0.005)
+            await until(lambda: len(tries.answers) > answered, 90)
 
         async with Producer(cluster.namesrv_addr, "numbers", send_latency_fault_enable=True, hooks=[tries]) as producer:
             tries.faults = producer.sender._faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import until
 
 from gantrymq.client.broker_api import PullStatus, SendStatus
 from gantrymq.client.producing.producer import Producer
@@ -18,13 +19,13 @@ async def stored(producer: Producer, queue: MessageQueue, offset: int, count: in
     """The messages of a queue from `offset` on, as soon as there are `count`, at most 32."""
     address = producer.client.routes.master_address(queue.broker_name)
     assert address is not None
-    async with asyncio.timeout(10):
-        while True:
-            result = await producer.client.api.pull_at_once(address, queue, offset, 32, "readers")
-            messages = list(decode_messages(result.body, queue.broker_name))
-            if result.status == PullStatus.FOUND and len(messages) >= count:
-                return messages
-            await asyncio.sleep(0.01)
+
+    async def pulled() -> list[MessageExt] | None:
+        result = await producer.client.api.pull_at_once(address, queue, offset, 32, "readers")
+        messages = list(decode_messages(result.body, queue.broker_name))
+        return messages if result.status == PullStatus.FOUND and len(messages) >= count else None
+
+    return await until(pulled)
 
 
 async def test_what_was_sent_can_be_read(producer: Producer, topic: str) -> None:
