@@ -151,6 +151,32 @@ def test_system_topics() -> None:
     assert topic_name.retry_topic("g") == "%RETRY%g"
 
 
+@pytest.mark.parametrize(
+    ("topic", "sent", "delivered"),
+    [
+        ("orders", True, True),
+        ("%RETRY%group", True, True),
+        ("%DLQ%group", True, True),
+        ("RMQ_SYS_TRACE_TOPIC", True, True),
+        ("rmq_sys_TRACE_DATA_hangzhou", True, True),
+        ("DefaultCluster_REPLY_TOPIC", True, True),
+        ("BenchmarkTest", True, True),
+        ("SCHEDULE_TOPIC_XXXX", False, False),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", False, False),
+        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", False, False),
+        ("TRANS_CHECK_MAX_TIME_TOPIC", False, False),
+        ("SELF_TEST_TOPIC", False, False),
+        ("OFFSET_MOVED_EVENT", False, False),
+        ("rmq_sys_wheel_timer", False, False),
+        ("rmq_sys_SYNC_BROKER_MEMBER_broker-a", False, False),
+        ("rmq_sys_REVIVE_LOG_DefaultCluster", False, True),
+    ],
+)
+def test_who_writes_to_a_topic(topic: str, sent: bool, delivered: bool) -> None:
+    assert topic_name.may_be_sent_to(topic) == sent
+    assert topic_name.may_be_delivered_to(topic) == delivered
+
+
 # -- subscriptions --------------------------------------------------------------------------------------------------
 
 

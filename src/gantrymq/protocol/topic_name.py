@@ -17,6 +17,10 @@ CHECKPOINT_TOPIC = "CHECKPOINT_TOPIC"
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TIMER_TOPIC = SYSTEM_TOPIC_PREFIX + "wheel_timer"
+#: Checkpoints and acknowledgements of pops; the cluster's name follows.
+REVIVE_TOPIC_PREFIX = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"
+#: What brokers of one set tell each other; the broker's name follows.
+SYNC_BROKER_MEMBER_PREFIX = SYSTEM_TOPIC_PREFIX + "SYNC_BROKER_MEMBER_"
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 
@@ -34,7 +38,7 @@ SYSTEM_TOPICS = frozenset(
         CHECKPOINT_TOPIC,
     }
 )
-#: Clients may not send to these.
+#: Java's clients and brokers send to none of these (`NOT_ALLOWED_SEND_TOPIC_SET`); see `may_be_sent_to`.
 SEND_FORBIDDEN_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -79,6 +83,22 @@ def group_problem(group: str) -> str | None:
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def may_be_sent_to(topic: str) -> bool:
+    """Whether a client may have a message stored in this topic, at once or later.
+
+    Not in those that only the broker writes, since it believes what it reads there. Java forgets the topics of timers
+    and of pops, so that a message can be sent around for ever. Topics of traces, replies and retries are open.
+    """
+    if topic in SEND_FORBIDDEN_TOPICS or topic == TIMER_TOPIC:
+        return False
+    return not topic.startswith((REVIVE_TOPIC_PREFIX, SYNC_BROKER_MEMBER_PREFIX))
+
+
+def may_be_delivered_to(topic: str) -> bool:
+    """Whether a message that has waited for its time may go there: what the broker notes about pops waits, too."""
+    return may_be_sent_to(topic) or topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
 def retry_topic(group: str) -> str:
