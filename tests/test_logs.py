@@ -1,0 +1,106 @@
+"""What a peer makes a program log: it stays on its line, and there is an end to it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from gantrymq import logs
+from gantrymq.logs import LINES, LineFormatter, log_text, peer_log
+
+FORGED = "x\n2026-01-01 00:00:00,000 INFO gantrymq.broker: all is well"
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(LineFormatter())
+    log = peer_log(f"test.{uuid.uuid4()}")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    log.propagate = False
+    yield log, written
+    log.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("orders", "orders"),
+        ("заказы 订单", "заказы 订单"),
+        ("a\nb\r\x1b[2J\0", r"a\nb\r\x1b[2J\x00"),
+        ("\u2028\u202e\ud800", r"\u2028\u202e\ud800"),
+        ("x" * 501, "x" * 500 + "... (501 characters)"),
+    ],
+)
+def test_text_of_a_peer(text: str, expected: str) -> None:
+    assert log_text(text) == expected
+
+
+def test_a_peer_writes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    log = peer_log("test.forged")
+    log.warning("client %s is ignored: %s", FORGED, ValueError(FORGED))
+    # Whoever writes it.
+    (record,) = caplog.records
+    assert record.getMessage().count(r"x\n2026-01-01") == 2
+    assert "\n" not in record.getMessage()
+
+
+def test_a_traceback_does_not_look_like_messages(log: tuple[logging.Logger, io.StringIO]) -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        log[0].exception("failed")
+    first, *rest = log[1].getvalue().splitlines()
+    assert first.endswith("failed")
+    assert rest
+    assert all(line.startswith("  | ") for line in rest)
+
+
+def test_the_formatter_escapes_what_others_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+    other = logging.getLogger(f"{log[0].name}.other")
+    other.propagate = True
+    other.error("%s", FORGED)
+    assert log[1].getvalue().count("\n") == 1
+
+
+def test_a_flood_is_cut_off_and_counted(
+    log: tuple[logging.Logger, io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(logs, "monotonic", lambda: now)
+
+    def unknown(code: int) -> None:
+        log[0].info("code %d", code)
+
+    for code in range(10_000):
+        unknown(code)
+    log[0].info("another place")
+    lines = log[1].getvalue().splitlines()
+    assert len(lines) == LINES + 1
+    assert lines[-1].endswith("another place")
+
+    now += logs.PERIOD_S
+    unknown(7)
+    unknown(8)
+    assert [line.partition(": ")[2] for line in log[1].getvalue().splitlines()[-2:]] == [
+        f"code 7 ({10_000 - LINES} lines like it were left out)",
+        "code 8",
+    ]
+
+
+def test_numbers_and_counts_stay_what_they_are(log: tuple[logging.Logger, io.StringIO]) -> None:
+    log[0].warning("100%")
+    log[0].warning("%d of %.1f %%", 3, 4.5)
+    assert [line.partition(": ")[2] for line in log[1].getvalue().splitlines()] == ["100%", "3 of 4.5 %"]
+
+
+def test_one_filter_for_a_logger() -> None:
+    name = f"test.{uuid.uuid4()}"
+    assert peer_log(name) is peer_log(name)
+    assert len(peer_log(name).filters) == 1
