@@ -14,17 +14,21 @@ from gantrymq.protocol.compression import CompressionType, compress, compression
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import (
+    BLANK_SIZE,
+    BODY_AT_V4,
+    MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    OFFSET_PHYSICAL_OFFSET,
-    OFFSET_QUEUE_OFFSET,
-    OFFSET_STORE_TIMESTAMP_V4,
     Record,
     decode_host,
     decode_record,
     decode_records,
     encode_host,
     encode_record,
+    offset_of,
+    pack_blank,
+    store_timestamp_at,
+    unpacker,
 )
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6, TRANSACTION_PREPARED
 
@@ -106,11 +110,36 @@ def test_a_changed_body_has_another_crc(fields: dict[str, object], data: st.Data
     assert decode_record(changed, check_crc=False).body != b"some body"
 
 
-def test_places_that_the_store_writes_to() -> None:
-    encoded = plain()
-    assert encoded[OFFSET_QUEUE_OFFSET : OFFSET_QUEUE_OFFSET + 8] == (3).to_bytes(8, "big")
-    assert encoded[OFFSET_PHYSICAL_OFFSET : OFFSET_PHYSICAL_OFFSET + 8] == (4).to_bytes(8, "big")
-    assert encoded[OFFSET_STORE_TIMESTAMP_V4 : OFFSET_STORE_TIMESTAMP_V4 + 8] == (6).to_bytes(8, "big")
+def test_places_of_fields() -> None:
+    """As `CommitLog.checkMessageAndReturnSize` reads them."""
+    encoded = plain(b"body", b"topic", b"a\x01b\x02")
+    places = {"queue_id": 12, "queue_offset": 20, "physical_offset": 28, "sys_flag": 36, "born_timestamp": 40}
+    for field, place in {**places, "store_timestamp": 56, "body_length": 84}.items():
+        assert offset_of(field) == place
+    assert BODY_AT_V4 == 88
+    assert encoded[BODY_AT_V4 : BODY_AT_V4 + 4] == b"body"
+    assert unpacker("size", "queue_offset")(b"xy" + encoded, 2) == (len(encoded), 3)
+    assert unpacker("magic", "queue_id", "physical_offset", "body_length")(encoded) == (MAGIC_V1, 1, 4, 4)
+    # No more than the fields that are asked for must be there.
+    assert unpacker("size", "magic")(encoded[:8]) == (len(encoded), MAGIC_V1)
+
+
+@given(arguments(), st.binary(max_size=9))
+def test_store_timestamp(fields: dict[str, object], before: bytes) -> None:
+    encoded = before + encode_record(**fields)  # type: ignore[arg-type]
+
+    assert store_timestamp_at(encoded, len(before)) == fields["store_timestamp"]
+    assert store_timestamp_at(encoded[: len(before) + 75], len(before)) == -1
+    assert store_timestamp_at(bytes(100), 0) == -1
+
+
+def test_blank() -> None:
+    buffer = bytearray(20)
+    pack_blank(buffer, 4, 1000)
+
+    assert buffer == bytes(4) + (1000).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big") + bytes(8)
+    assert unpacker("size", "magic")(buffer, 4) == (1000, MAGIC_BLANK)
+    assert BLANK_SIZE == 8
 
 
 def test_records_one_after_the_other() -> None:
@@ -141,7 +170,7 @@ BATCHES = st.lists(st.tuples(INT32, st.binary(max_size=50), st.binary(max_size=5
 
 @given(BATCHES)
 def test_batches_come_back(messages: list[tuple[int, bytes, bytes]]) -> None:
-    assert decode_batch(encode_batch(messages)) == messages
+    assert list(decode_batch(encode_batch(messages))) == messages
 
 
 @given(BATCHES.filter(bool), st.data())
@@ -150,22 +179,22 @@ def test_cut_and_changed_batches(messages: list[tuple[int, bytes, bytes]], data:
     for _ in range(data.draw(st.integers(0, 3))):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     with suppress(BodyError):
-        decode_batch(bytes(encoded[: data.draw(st.integers(0, len(encoded)))]))
+        list(decode_batch(bytes(encoded[: data.draw(st.integers(0, len(encoded)))])))
     last = len(encode_batch(messages[-1:]))
     with pytest.raises(BodyError):
-        decode_batch(encode_batch(messages)[: -data.draw(st.integers(1, last - 1))])
+        list(decode_batch(encode_batch(messages)[: -data.draw(st.integers(1, last - 1))]))
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_batch_or_a_body_error(data: bytes) -> None:
     with suppress(BodyError):
-        decode_batch(data)
+        list(decode_batch(data))
 
 
 @pytest.mark.parametrize("size", [0, -1, 21, 2**31 - 1])
 def test_sizes_that_would_stand_still_or_leave_the_batch(size: int) -> None:
     with pytest.raises(BodyError):
-        decode_batch(size.to_bytes(4, "big", signed=True) + bytes(18))
+        list(decode_batch(size.to_bytes(4, "big", signed=True) + bytes(18)))
 
 
 def test_properties_too_long_for_a_batch() -> None:

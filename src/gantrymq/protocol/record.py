@@ -6,14 +6,15 @@
     | int8 (V2: int16) length + topic | int16 length + properties
 
 A host is 4 (IPv4) or 16 (IPv6) address bytes and an int32 port. Sources: store/MessageExtEncoder,
-common/message/MessageDecoder, MessageVersion. In the fixed part of an IPv4 record of version 1 every field has a
-constant place; see the OFFSET_ constants.
+common/message/MessageDecoder, MessageVersion. No other module knows a field's place: who needs some fields of many
+records asks for an `unpacker`, numpy's readers for `FIELDS`.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from mmap import mmap
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -29,30 +30,78 @@ MAGIC_BLANK = 0xCBD43194
 #: A topic longer than this needs version 2.
 MAX_TOPIC_LENGTH_V1 = 127
 
-#: Places in the fixed part of any record.
-OFFSET_QUEUE_OFFSET = 20
-OFFSET_PHYSICAL_OFFSET = 28
-#: Place of the store timestamp when the born host is IPv4.
-OFFSET_STORE_TIMESTAMP_V4 = 56
+#: The fixed part's fields and their codes in `struct`, in order. Up to the born host any record has them at the same
+#: places, behind it those whose hosts are IPv4; `AFTER_HOSTS` are the fields behind the hosts.
+FIELDS = {
+    "size": "i",
+    "magic": "I",
+    "body_crc": "i",
+    "queue_id": "i",
+    "flag": "i",
+    "queue_offset": "q",
+    "physical_offset": "q",
+    "sys_flag": "i",
+    "born_timestamp": "q",
+    "born_host": "8s",
+    "store_timestamp": "q",
+    "store_host": "8s",
+    "reconsume_times": "i",
+    "prepared_transaction_offset": "q",
+    "body_length": "i",
+}
+HEAD = tuple(FIELDS)[:9]
+AFTER_HOSTS = tuple(FIELDS)[12:]
+
+#: Bytes of a host field: an address and a port.
+HOST_SIZE_V4 = 8
+HOST_SIZE_V6 = 20
 
 Buffer = bytes | bytearray | memoryview
 
-_HEAD = Struct(">iIiiiqqiq")
+
+def offset_of(field: str) -> int:
+    """Where a field stands in a record; of those behind born_host, in one whose hosts are IPv4."""
+    names = list(FIELDS)
+    return _struct(names[: names.index(field)]).size
+
+
+def unpacker(*fields: str) -> Callable[..., tuple[int, ...]]:
+    """A function of (buffer, place of a record) that returns these fields, which are in the record's order.
+
+    It reads nothing behind the last of them: one call of a Struct.
+    """
+    code, at = ">", 0
+    for field in fields:
+        code += f"{offset_of(field) - at}x{FIELDS[field]}"
+        at = offset_of(field) + Struct(FIELDS[field]).size
+    return Struct(code).unpack_from
+
+
+def _struct(fields: Iterable[str]) -> Struct:
+    return Struct(">" + "".join(FIELDS[field] for field in fields))
+
+
+_HEAD = _struct(HEAD)
 _HEAD_SIZE = _HEAD.size
-_FIXED_V4 = Struct(">iIiiiqqiq8sq8siqi")
-_AFTER_HOSTS = Struct(">iqi")
-#: Magic, sysFlag and length of the body; the latter where both hosts are IPv4.
-_TO_BODY = Struct(">4xI28xi44xi")
+_FIXED_V4 = _struct(FIELDS)
+_AFTER_HOSTS = _struct(AFTER_HOSTS)
+_BLANK = Struct(">iI")
 _I64 = Struct(">q")
 _I32 = Struct(">i")
 _I16 = Struct(">h")
 #: Bytes of an IPv4 record of version 1 without body, topic and properties.
 FIXED_SIZE_V4 = _FIXED_V4.size + 1 + 2
+#: Where the body begins in an IPv4 record.
+BODY_AT_V4 = _FIXED_V4.size
+#: The head of the blank that ends a commit log file: its size and MAGIC_BLANK, where a record has size and magic.
+BLANK_SIZE = _BLANK.size
 _HOST_V6 = BORN_HOST_V6 | STORE_HOST_V6
+_STORE_TIMESTAMP_END_V6 = _HEAD_SIZE + HOST_SIZE_V6 + _I64.size
 _pack_fixed_v4 = _FIXED_V4.pack
 _unpack_fixed_v4 = _FIXED_V4.unpack_from
 _unpack_i16 = _I16.unpack_from
-_unpack_to_body = _TO_BODY.unpack_from
+_unpack_to_body = unpacker("magic", "sys_flag", "body_length")
+_unpack_magic_and_flags = unpacker("magic", "sys_flag")
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
 _pack_i16 = _I16.pack
@@ -201,7 +250,7 @@ def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Re
         ) = _unpack_fixed_v4(buffer, pos)
         is_plain = magic == MAGIC_V1 and not sys_flag & _HOST_V6
         if is_plain and 0 <= body_length <= size - FIXED_SIZE_V4 and size <= available:
-            body_start = pos + _FIXED_V4.size
+            body_start = pos + BODY_AT_V4
             topic_start = body_start + body_length + 1
             topic_end = topic_start + buffer[topic_start - 1]
             end = pos + size
@@ -237,10 +286,27 @@ def record_properties(record: Buffer) -> bytes:
     """The properties of one whole record; body and CRC are not looked at. Raises RecordError."""
     if len(record) >= FIXED_SIZE_V4:
         magic, sys_flag, body_length = _unpack_to_body(record)
-        topic_at = _FIXED_V4.size + body_length
-        if magic == MAGIC_V1 and not sys_flag & _HOST_V6 and _FIXED_V4.size <= topic_at < len(record):
+        topic_at = BODY_AT_V4 + body_length
+        if magic == MAGIC_V1 and not sys_flag & _HOST_V6 and BODY_AT_V4 <= topic_at < len(record):
             return bytes(record[topic_at + 3 + record[topic_at] :])
     return decode_record(record, check_crc=False).properties
+
+
+def store_timestamp_at(buffer: Buffer, pos: int) -> int:
+    """When the record at `pos` was stored, ms; -1 when none begins there. Nothing else of it is looked at."""
+    if pos + _STORE_TIMESTAMP_END_V6 > len(buffer):
+        return -1
+    magic, sys_flag = _unpack_magic_and_flags(buffer, pos)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return -1
+    host_size = HOST_SIZE_V6 if sys_flag & BORN_HOST_V6 else HOST_SIZE_V4
+    timestamp: int = _I64.unpack_from(buffer, pos + _HEAD_SIZE + host_size)[0]
+    return timestamp
+
+
+def pack_blank(buffer: bytearray | memoryview | mmap, pos: int, size: int) -> None:
+    """Writes the head of a blank of `size` bytes."""
+    _BLANK.pack_into(buffer, pos, size, MAGIC_BLANK)
 
 
 def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> Record:
@@ -257,12 +323,12 @@ def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> 
     end = pos + size
     try:
         at = pos + _HEAD_SIZE
-        born_end = at + (20 if sys_flag & BORN_HOST_V6 else 8)
+        born_end = at + (HOST_SIZE_V6 if sys_flag & BORN_HOST_V6 else HOST_SIZE_V4)
         (store_timestamp,) = _I64.unpack_from(buffer, born_end)
         store_start = born_end + 8
-        store_end = store_start + (20 if sys_flag & STORE_HOST_V6 else 8)
+        store_end = store_start + (HOST_SIZE_V6 if sys_flag & STORE_HOST_V6 else HOST_SIZE_V4)
         reconsume_times, prepared, body_length = _AFTER_HOSTS.unpack_from(buffer, store_end)
-        body_start = store_end + 16
+        body_start = store_end + _AFTER_HOSTS.size
         body_end = body_start + body_length
         if body_length < 0 or body_end > end:
             raise RecordError(f"body of {body_length} bytes in the record of {size} at {pos}")
@@ -319,6 +385,6 @@ def encode_host(ip: str, port: int) -> bytes:
 def decode_host(host: bytes) -> str:
     """host:port of a host field; an IPv6 address in brackets."""
     (port,) = _I32.unpack_from(host, len(host) - 4)
-    if len(host) == 8:
+    if len(host) == HOST_SIZE_V4:
         return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
     return f"[{socket.inet_ntop(socket.AF_INET6, host[:16])}]:{port}"

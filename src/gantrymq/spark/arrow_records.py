@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -24,30 +23,35 @@ from gantrymq.errors import RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_V1, MAGIC_V2, decode_record
+from gantrymq.protocol.record import (
+    AFTER_HOSTS,
+    FIELDS,
+    FIXED_SIZE_V4,
+    HEAD,
+    HOST_SIZE_V4,
+    HOST_SIZE_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    decode_record,
+    offset_of,
+    unpacker,
+)
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from gantrymq.spark.arrow_properties import Properties, gather_binary, to_string
 
 Ints = npt.NDArray[np.int64]
 
-_HEAD = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
-_AFTER_HOSTS = np.dtype([("reconsume_times", ">i4"), ("prepared", ">i8"), ("body_length", ">i4")])
+#: numpy's codes for those of `FIELDS`.
+_CODES = {"i": ">i4", "I": ">u4", "q": ">i8"}
+_HEAD = np.dtype([(field, _CODES[FIELDS[field]]) for field in HEAD])
+_AFTER_HOSTS = np.dtype([(field, _CODES[FIELDS[field]]) for field in AFTER_HOSTS])
 _I64 = np.dtype(">i8")
 _I16 = np.dtype(">i2")
 _U8 = np.dtype("u1")
-_unpack_size = Struct(">i").unpack_from
+#: Where hosts are IPv4; one of IPv6 moves what is behind it.
+_STORE_TIMESTAMP_AT = offset_of("store_timestamp")
+_V6_LONGER = HOST_SIZE_V6 - HOST_SIZE_V4
+_unpack_size = unpacker("size")
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 #: Every column that a reader offers, in the order of the default schema.
@@ -137,15 +141,14 @@ class PulledRecords:
         magic, sys_flag = head["magic"], head["sys_flag"]
         version_2 = magic == MAGIC_V2
         self._refuse_where(~version_2 & (magic != MAGIC_V1))
-        # An address of IPv6 has 16 bytes instead of 4.
-        born_end = starts + 56 + 12 * ((sys_flag & BORN_HOST_V6) != 0)
+        born_end = starts + _STORE_TIMESTAMP_AT + _V6_LONGER * ((sys_flag & BORN_HOST_V6) != 0)
         self._store_timestamp = _gather(buffer, born_end, _I64)
-        self._store_host_start = born_end + 8
-        self._store_host_end = born_end + 16 + 12 * ((sys_flag & STORE_HOST_V6) != 0)
+        self._store_host_start = born_end + _I64.itemsize
+        self._store_host_end = self._store_host_start + HOST_SIZE_V4 + _V6_LONGER * ((sys_flag & STORE_HOST_V6) != 0)
         tail = _gather(buffer, self._store_host_end, _AFTER_HOSTS)
         self._reconsume_times = tail["reconsume_times"]
         record_end = starts + head["size"]
-        self._body_start = self._store_host_end + 16
+        self._body_start = self._store_host_end + _AFTER_HOSTS.itemsize
         self._body_end = self._body_start + tail["body_length"]
         self._refuse_where((tail["body_length"] < 0) | (self._body_end > record_end - 3))
         if version_2.any():

@@ -11,14 +11,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.record import FIXED_SIZE_V4
+from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
@@ -43,7 +42,7 @@ GROW_AFTER = 256
 PAUSE_S = 0.1
 
 
-_size_and_offset = Struct(">i16xq").unpack_from
+_size_and_offset = unpacker("size", "queue_offset")
 
 
 class PulledBatch(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import islice
-from struct import Struct
 
-from gantrymq.protocol.record import FIXED_SIZE_V4
+from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
@@ -19,8 +18,7 @@ logger = logging.getLogger(__name__)
 _MAX_PULL_BYTES = 128 * 1024 * 1024
 _LEAST_PULL_BYTES = 100
 
-#: A record's size, queue offset and physical offset.
-_unpack_place = Struct(">i16xqq").unpack_from
+_unpack_place = unpacker("size", "queue_offset", "physical_offset")
 
 
 def collect(

@@ -12,27 +12,17 @@ from __future__ import annotations
 
 import logging
 import mmap
-import struct
 import threading
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
-from gantrymq.protocol.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
-from gantrymq.protocol.sys_flag import BORN_HOST_V6
+from gantrymq.protocol.record import BLANK_SIZE, Record, decode_record, pack_blank, store_timestamp_at
 from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
 
 log = logging.getLogger(__name__)
 
-#: A file keeps this many bytes for the blank's head (`CommitLog.END_FILE_MIN_BLANK_LENGTH`).
-BLANK_SIZE = 8
 #: Blocks are reserved in such pieces, and by the flusher's thread when less than half a piece is left.
 _RESERVE = 64 * 1024 * 1024
-
-_BLANK = struct.Struct(">iI")
-_SYS_FLAG_AT = 36
-_STORE_TIMESTAMP_AT = 56
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 
 
 class CommitLog:
@@ -157,15 +147,7 @@ class CommitLog:
         if found is None:
             return -1
         view, base = found
-        start = physical_offset - base
-        if start + _STORE_TIMESTAMP_AT + 20 > len(view) or _BLANK.unpack_from(view, start)[1] not in (
-            MAGIC_V1,
-            MAGIC_V2,
-        ):
-            return -1
-        v6 = _I32.unpack_from(view, start + _SYS_FLAG_AT)[0] & BORN_HOST_V6
-        timestamp: int = _I64.unpack_from(view, start + _STORE_TIMESTAMP_AT + (12 if v6 else 0))[0]
-        return timestamp
+        return store_timestamp_at(view, physical_offset - base)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -188,7 +170,7 @@ class CommitLog:
                 self._create(base + self.file_size, size)
                 if (file := self._files[base]).reserved < file.size:
                     file.reserve(self.position - base, self.position - base + BLANK_SIZE)
-                _BLANK.pack_into(file.map(), self.position - base, base + self.file_size - self.position, MAGIC_BLANK)
+                pack_blank(file.map(), self.position - base, base + self.file_size - self.position)
                 base += self.file_size
                 self.position = base
             file = self._create(base, self.position - base + size)

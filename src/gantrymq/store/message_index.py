@@ -13,14 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from struct import Struct
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.properties import KEYS, TAGS, UNIQUE_KEY
-from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, MAGIC_V1, decode_record
+from gantrymq.protocol.record import (
+    BLANK_SIZE,
+    BODY_AT_V4,
+    FIXED_SIZE_V4,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    decode_record,
+    unpacker,
+)
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
-from gantrymq.store.commit_log import BLANK_SIZE, CommitLog
+from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
 from gantrymq.store.mapped_file import sync_directory, sync_file
 
@@ -38,11 +45,9 @@ _MAX_HEADS = 10_000
 _UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
 #: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
 TAGS_PREFIX = b"T#"
-#: Of a record of version 1 with IPv4 hosts: size, magic, sys flag, store timestamp, length of the body.
-_unpack_plain = Struct(">iI28xi16xq20xi").unpack_from
-_BODY_AT = 88
+_unpack_plain = unpacker("size", "magic", "sys_flag", "store_timestamp", "body_length")
+_unpack_head = unpacker("size", "magic")
 _HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
-_HEAD = Struct(">iI")
 _NEW = IndexHeader(0, 0, 0, 0, 0, 1)
 
 
@@ -196,7 +201,7 @@ class MessageIndex:
                 at = end
                 break
             size, magic, sys_flag, timestamp, body_length = (
-                _unpack_plain(view, at) if at + _BODY_AT <= end else (*_HEAD.unpack_from(view, at), 0, 0, 0)
+                _unpack_plain(view, at) if at + BODY_AT_V4 <= end else (*_unpack_head(view, at), 0, 0, 0)
             )
             if (
                 magic == MAGIC_V1
@@ -204,7 +209,7 @@ class MessageIndex:
                 and 0 <= body_length <= size - FIXED_SIZE_V4
                 and at + size <= end
             ):
-                tail = bytes(view[at + _BODY_AT + body_length : at + size])
+                tail = bytes(view[at + BODY_AT_V4 + body_length : at + size])
                 topic_end = 1 + tail[0]
                 topic = tail[1:topic_end]
                 properties = tail[topic_end + 2 :]

@@ -14,7 +14,7 @@ from time import time
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import Record, encode_record
+from gantrymq.protocol.record import HOST_SIZE_V4, Record, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
@@ -30,13 +30,13 @@ from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.record_batch import RecordBatch, append_batch
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
 _NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
-_IPV4_HOST_LENGTH = 8
 
 _pack_unit_into = UNIT.pack_into
 #: A NamedTuple's own constructor costs twice as much.
@@ -58,7 +58,7 @@ class MessageStore:
     def __init__(self, config: StoreConfig, store_host: bytes) -> None:
         self.config = config
         self._store_host = store_host
-        self._hosts_v4 = 0 if len(store_host) == _IPV4_HOST_LENGTH else STORE_HOST_V6
+        self._hosts_v4 = 0 if len(store_host) == HOST_SIZE_V4 else STORE_HOST_V6
         self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
@@ -188,7 +188,7 @@ class MessageStore:
         log = self._log
         if queue.position >= queue.limit:
             queue.make_room()
-        host_bits = self._hosts_v4 if len(born_host) == _IPV4_HOST_LENGTH else self._hosts_v6
+        host_bits = self._hosts_v4 if len(born_host) == HOST_SIZE_V4 else self._hosts_v6
         # PREPARED and ROLLBACK have this bit, COMMIT hasn't.
         in_queue = not sys_flag & TRANSACTION_PREPARED
         queue_offset = queue.max_offset if in_queue else 0
@@ -240,6 +240,22 @@ class MessageStore:
         log.position = end
         log.store_timestamp = now
         return _new(PutResult, (queue_offset, physical_offset, size, now))
+
+    def begin_batch(
+        self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int
+    ) -> RecordBatch:
+        """An empty batch for `append_batch`."""
+        with_crc = self._with_crc
+        return RecordBatch(
+            queue, sys_flag, born_timestamp, born_host, self._store_host, reconsume_times, with_crc=with_crc
+        )
+
+    def append_batch(self, batch: RecordBatch) -> list[int]:
+        """Stores all of a batch, one message behind the other in its queue; returns their physical offsets.
+
+        Raises as `append` does; the first of them may be stored then.
+        """
+        return append_batch(self._log, self._dirty, batch)
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.

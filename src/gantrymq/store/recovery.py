@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from struct import Struct
 from typing import Protocol
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record
+from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.checkpoint import Checkpoint
-from gantrymq.store.commit_log import BLANK_SIZE, CommitLog
+from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
 from gantrymq.store.queue_table import QueueTable
@@ -28,7 +27,7 @@ from gantrymq.store.record_crc import has_right_crc
 
 log = logging.getLogger(__name__)
 
-_HEAD = Struct(">iI")
+_unpack_head = unpacker("size", "magic")
 #: Records between two reports of progress.
 _PROGRESS_EVERY = 4096
 
@@ -237,7 +236,7 @@ class LogReader(Iterable[Record]):
         while (found := self._log.view_at(self.end)) is not None:
             view, base = found
             at = self.end - base
-            size, magic = _HEAD.unpack_from(view, at) if at + BLANK_SIZE <= len(view) else (0, 0)
+            size, magic = _unpack_head(view, at) if at + BLANK_SIZE <= len(view) else (0, 0)
             if magic == MAGIC_BLANK:
                 if size != len(view) - at:
                     self.problem = f"the blank has {size} bytes in place of {len(view) - at}"

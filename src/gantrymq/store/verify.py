@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from struct import Struct
 
-from gantrymq.protocol.record import Record
+from gantrymq.protocol.record import FIXED_SIZE_V4, Record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.config import StoreConfig
@@ -31,7 +30,7 @@ _PROGRESS_EVERY = 1024
 _RETRY_S = 0.05
 _ENTRIES_AT_ONCE = 65_536
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
-_unpack_place = Struct(">i8xi4xqq").unpack_from
+_unpack_place = unpacker("size", "queue_id", "queue_offset", "physical_offset")
 #: Below it a tags code is an address in consumequeue_ext (`ConsumeQueueExt.isExtAddr`).
 _MIN_TAGS_CODE = -(1 << 31)
 
@@ -210,7 +209,7 @@ class _Verifier:
         if physical_offset >= self._report.log_end:
             return self._report.in_use
         found = self._log.view_at(physical_offset)
-        if found is None or physical_offset - found[1] + size > len(found[0]) or size < HEADER_SIZE:
+        if found is None or physical_offset - found[1] + size > len(found[0]) or size < FIXED_SIZE_V4:
             return False
         place = _unpack_place(found[0], physical_offset - found[1])
         return place == (size, queue.queue_id, offset, physical_offset)

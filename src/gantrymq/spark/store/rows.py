@@ -5,26 +5,24 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from struct import Struct
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, decode_records
+from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
 from gantrymq.spark.arrow_records import PulledRecords
 from gantrymq.spark.planning import matches
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
-from gantrymq.store.commit_log import BLANK_SIZE
 
 log = logging.getLogger(__name__)
 
 #: Read at once; a record may be longer.
 CHUNK_BYTES = 4 * 1024 * 1024
 _ALL_TOPICS = ".*"
-_unpack_head = Struct(">iI").unpack_from
+_unpack_head = unpacker("size", "magic")
 
 
 def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
