@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from gantrymq.background.report import JobReport
 from gantrymq.errors import GantryError
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
 #: Prometheus and a few who look; more at a time are refused.
 MAX_CONNECTIONS = 32
+
+
+NO_LABELS: Mapping[str, str] = {}
 
 
 class Kind(Enum):
@@ -45,6 +49,32 @@ class Metric:
 def gauge(name: str, description: str, value: float) -> Metric:
     """A gauge without labels."""
     return Metric(name, Kind.GAUGE, description, [({}, value)])
+
+
+def job_metrics(jobs: Iterable[JobReport], labels: Mapping[str, str] = NO_LABELS) -> Iterator[Metric]:
+    """How the jobs in a server's background fare; `labels` are the server's."""
+    reports = [({**labels, "job": report.name}, report) for report in jobs]
+    yield Metric(
+        "gantry_job_runs_total", Kind.COUNTER, "Runs of background jobs.", [(of, job.runs) for of, job in reports]
+    )
+    yield Metric(
+        "gantry_job_failures_total",
+        Kind.COUNTER,
+        "Runs of background jobs that failed.",
+        [(of, job.failures) for of, job in reports],
+    )
+    yield Metric(
+        "gantry_job_failing_since_seconds",
+        Kind.GAUGE,
+        "Since when a background job has only failed, seconds since 1970; 0 while it works.",
+        [(of, job.failing_since_ms / 1000) for of, job in reports],
+    )
+    yield Metric(
+        "gantry_job_last_duration_seconds",
+        Kind.GAUGE,
+        "How long a background job's last run took.",
+        [(of, job.last_duration_s) for of, job in reports],
+    )
 
 
 def render(metrics: Iterable[Metric]) -> bytes:

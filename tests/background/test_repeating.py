@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import inf
 
 import pytest
+import uvloop
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.repeating import Repeating
@@ -218,3 +219,11 @@ async def test_jobs_know_who_fails() -> None:
         await job.stop()
     assert [report.name for report in jobs] == ["good", "bad"]
     assert [report.name for report in jobs.failing()] == ["bad"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_wakes_on_uvloop(is_async: bool) -> None:
+    """Its handles and its clock differ."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_wakes_at_once(is_async))
+        runner.run(test_work_may_wake_itself())

@@ -414,7 +414,7 @@ async def test_a_stopping_broker_hands_out_nothing(peer: PopPeer, broker: Broker
     """What it would hand out now it would forget."""
     await send(peer, 4)
     (one,) = await peer.messages(TOPIC, count=1, queue_id=0, order=True)
-    broker.pops.stop()
+    await broker.pops.stop()
     assert (await peer.pop(TOPIC)).code == ResponseCode.POLLING_TIMEOUT
     assert (await peer.pop(TOPIC, order=True)).code == ResponseCode.POLLING_TIMEOUT
     assert (await peer.ack(one)).code == ResponseCode.SUCCESS

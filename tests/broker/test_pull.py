@@ -134,7 +134,7 @@ async def test_stop_answers_who_waits(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"first")
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
     await until(lambda: len(broker.polling) == 1)
-    broker.polling.stop()
+    await broker.polling.stop()
     async with asyncio.timeout(2):
         assert (await waiting).code == ResponseCode.PULL_NOT_FOUND
 

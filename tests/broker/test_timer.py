@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from struct import unpack
 
@@ -172,7 +173,7 @@ async def test_an_idle_broker_makes_no_files_and_sleeps(tmp_path: Path, remoting
     async with running(settings(tmp_path)) as broker:
         peer = await peer_of(broker, remoting)
         await peer.send("orders", b"x")
-        assert broker._timer._turn_handle is None
+        assert broker._timer._delivering._due == inf
         checkpoint = await peer.ask(RequestCode.GET_TIMER_CHECK_POINT)
         read_ms, log_position, queue_offset, master, state, _, _ = unpack(">7q", checkpoint.body)
         assert abs(read_ms - now_ms()) < 5000

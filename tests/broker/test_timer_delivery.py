@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.timer.delivery import Step, TimerDelivery
@@ -114,7 +115,7 @@ class World:
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., World]]:
     worlds: list[World] = []
-    polling = LongPolling(lambda pull, expired: None)
+    polling = LongPolling(lambda pull, expired: None, Jobs())
 
     def make_world(**options: Any) -> World:
         worlds.append(World(tmp_path / "store", polling, **options))

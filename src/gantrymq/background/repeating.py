@@ -38,7 +38,9 @@ class Repeating:
         self._work = work
         self._interval_s = interval_s
         self._after_error_s = min(after_error_s, interval_s)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        #: When it is to run, loop time; uvloop's handles don't tell.
+        self._due = inf
         self._task: asyncio.Future[Pause] | None = None
         self._began = 0.0
         #: When a run that is under way is to be followed by another, if somebody asked for it meanwhile.
@@ -58,7 +60,7 @@ class Repeating:
         at = asyncio.get_running_loop().time() + after_s
         if self._task is not None:
             self._wake_at = min(self._wake_at, at)
-        elif self._timer is None or at < self._timer.when():
+        elif at < self._due:
             self._run_in(after_s)
 
     def cancel(self) -> None:
@@ -67,6 +69,7 @@ class Repeating:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._due = inf
         if self._task is not None:
             self._task.cancel()
 
@@ -79,11 +82,16 @@ class Repeating:
     def _run_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._run) if seconds != inf else None
+            self._timer = None
+        self._due = inf
+        if seconds != inf:
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + seconds
+            self._timer = loop.call_later(seconds, self._run)
 
     def _run(self) -> None:
         self._timer = None
-        self._wake_at = inf
+        self._due = self._wake_at = inf
         self._began = monotonic()
         try:
             result = self._work()
@@ -117,7 +125,8 @@ class Repeating:
 
     def _again(self, seconds: float) -> None:
         if self._started:
-            until_woken = self._wake_at - asyncio.get_running_loop().time() if self._wake_at != inf else inf
-            # Work may have called `wake` itself, which set a timer.
-            until_timer = self._timer.when() - asyncio.get_running_loop().time() if self._timer is not None else inf
-            self._run_in(max(min(seconds, until_woken, until_timer), 0.0))
+            # Plain work may have called `wake` itself, which set a timer.
+            asked = min(self._wake_at, self._due)
+            if asked != inf:
+                seconds = min(seconds, max(asked - asyncio.get_running_loop().time(), 0.0))
+            self._run_in(seconds)

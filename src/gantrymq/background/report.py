@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from gantrymq.clock import now_ms
+
 #: A job that goes on failing is logged once in so many seconds, in one line.
 LOG_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
 class JobReport:
-    """A job's runs and failures since the start. Times are those of a monotonic clock, s."""
+    """A job's runs and failures since the start. Times in seconds are those of a monotonic clock."""
 
     name: str
     runs: int = 0
@@ -19,6 +21,8 @@ class JobReport:
     last_duration_s: float = 0.0
     #: When the first of the failures without a success between them came; None while all is well.
     failing_since: float | None = None
+    #: The same by the wall clock, ms; 0 while all is well.
+    failing_since_ms: int = 0
     last_error: str = ""
     _failures_in_row: int = 0
     _logged_at: float = 0.0
@@ -30,6 +34,7 @@ class JobReport:
         if self.failing_since is not None:
             log.info("%s works again, after %d failures", self.name, self._failures_in_row)
             self.failing_since = None
+            self.failing_since_ms = 0
             self._failures_in_row = 0
 
     def failed(self, error: BaseException, now: float, log: logging.Logger, duration_s: float = 0.0) -> None:
@@ -41,6 +46,7 @@ class JobReport:
         self.last_error = f"{type(error).__name__}: {error}"
         if self.failing_since is None:
             self.failing_since = self._logged_at = now
+            self.failing_since_ms = now_ms()
             log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=error)
         elif now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now

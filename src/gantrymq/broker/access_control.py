@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gantrymq.auth.guard import Access, guarded
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.part import Part
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.connection import RequestHandler
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 5.0
 
 
-class AccessControl:
+class AccessControl(Part):
     """The users of 5.x, always there, and who is let in: all, accounts of plain_acl.yml, or those users."""
 
     def __init__(self, config: BrokerConfig) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from functools import partial
-from typing import Protocol
+from contextlib import AsyncExitStack
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.access_control import WATCH_INTERVAL_S, AccessControl
 from gantrymq.broker.admin.auth import AuthAdmin
 from gantrymq.broker.admin.broker_config import BrokerConfigAdmin
@@ -33,6 +33,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
+from gantrymq.broker.part import Part, handler_table
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.pop.query_assignment import Assignments
 from gantrymq.broker.pop.service import PopService
@@ -48,11 +49,8 @@ from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.recall import Recall
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.broker.traffic import SAMPLE_S
 from gantrymq.broker.transaction.transactions import Transactions
-from gantrymq.clock import now_ms
 from gantrymq.errors import StoreError
-from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, RequestHandler
@@ -66,17 +64,38 @@ log = logging.getLogger(__name__)
 _CLIENT_SCAN_S = 10.0
 
 
-class HandlesRequests(Protocol):
-    """A part of the broker that answers requests, by code."""
+class Serving(Part):
+    """Takes connections from `start` on; `stop` closes them, after what was answered is written."""
 
-    def handlers(self) -> dict[int, RequestHandler]: ...
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+
+    async def start(self) -> None:
+        await self._server.serve()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+
+class Draining(Part):
+    """Has what arrived before `stop` answered, while all that can answer it is still at work."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+
+    async def stop(self) -> None:
+        await self._server.drain()
 
 
 class Broker:
-    """A master broker. `address` is what it tells NameServers and clients, once started."""
+    """A master broker, to be made in a running loop. `address` is what it tells NameServers and clients.
+
+    Raises GantryError when its port is taken: records and ids carry it, so it comes before everything else.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
+        self.jobs = Jobs()
         self._handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
             self._handlers,
@@ -85,125 +104,100 @@ class Broker:
             tls=config,
             on_close=self._connection_closed,
         )
-        self._metrics: MetricsServer | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    @property
-    def address(self) -> str:
-        return format_address(self.config.broker_ip1, self.port)
-
-    @property
-    def port(self) -> int:
-        return self._server.port
-
-    async def start(self) -> None:
-        """Opens the store, listens, registers. Raises StoreLocked, StoreError, ConfigError or GantryError."""
-        config = self.config
-        # The port comes first: records and ids carry it, and a taken one must leave the store alone.
-        await self._server.bind()
+        self.address = format_address(config.broker_ip1, self.port)
         store_host = encode_host(config.broker_ip1, self.port)
-        self.store = MessageStore(config.store, store_host)
-        try:
-            self.store.open()
-            self._wire(store_host)
-            await self._server.serve()
-            await self._serve_metrics()
-        except BaseException:
-            await self._server.stop()
-            self.store.close()
-            raise
-        self._schedule.start()
-        self._timer.start()
-        self.pops.start()
-        self._transactions.start()
-        self._store_admin.start()
-        self._index_builder.start()
-        await self._registration.start()
-        self._every("tables", config.flush_consumer_offset_interval / 1000, self._save_tables)
-        self._every("clients", _CLIENT_SCAN_S, self._expire_clients)
-        self._every("figures", SAMPLE_S, self.runtime.sample)
-        if config.auth.acl_enable:
-            self._every("accounts", WATCH_INTERVAL_S, self.access.reload)
-        log.info("broker %s of %s at %s", config.broker_name, config.broker_cluster_name, self.address)
-
-    def _wire(self, store_host: bytes) -> None:
-        config, store = self.config, self.store
         directory = config.store.config_directory
-        self.topics = BrokerTopics(config, directory / "topics.json", self._topics_changed)
-        self.groups = SubscriptionGroupTable(
+        jobs = self.jobs
+
+        # What all have in common: the store and the tables.
+        self.store = store = MessageStore(config.store, store_host)
+        self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed)
+        self.groups = groups = SubscriptionGroupTable(
             directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group
         )
-        self.offsets = ConsumerOffsets(directory / "consumerOffset.json")
+        self.offsets = offsets = ConsumerOffsets(directory / "consumerOffset.json")
         self.members: GroupMembers[Connection] = GroupMembers()
+        members = self.members
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json")
-        filters = MessageFilters(config, self.members, self.consumer_filters)
-        self.deliveries = Deliveries()
-        self._pulling = Pulling(config, store, self.topics, self.groups, filters, self.offsets, self.deliveries)
+        self.deliveries = deliveries = Deliveries()
+        self.access = AccessControl(config)
+        filters = MessageFilters(config, members, self.consumer_filters)
+
+        # Messages on their way in and out.
+        self._pulling = Pulling(config, store, topics, groups, filters, offsets, deliveries, jobs=jobs)
         self.polling = self._pulling.polling
         appender = Appender(store, store_host, self.polling)
-        self._schedule = Schedule(
-            directory / "delayOffset.json", parse_delay_levels(config.store.message_delay_level), appender
-        )
-        self._timer = Timer(config.store, appender)
-        retry = RetryTopics(appender, self.topics, self.groups, self._schedule)
-        flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity)
-        self._sending = Sending(config, appender, self.topics, self._schedule, self._timer, retry, flush_waits)
-        self._transactions = Transactions(
-            config, appender, self.topics, self.members, self.offsets, self._sending.redirect
-        )
+        delays_ms = parse_delay_levels(config.store.message_delay_level)
+        self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs)
+        self._timer = Timer(config.store, appender, jobs)
+        retry = RetryTopics(appender, topics, groups, self._schedule)
+        flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
+        self._sending = Sending(config, appender, topics, self._schedule, self._timer, retry, flush_waits)
+        self._transactions = Transactions(config, appender, topics, members, offsets, self._sending.redirect)
         self.pops = PopService(
             config,
             directory / "consumerOrderInfo.json",
             appender,
             self.polling,
-            self.topics,
-            self.groups,
-            self.offsets,
+            topics,
+            groups,
+            offsets,
             filters,
             retry,
             self._timer.redirect,
-            self.deliveries,
+            deliveries,
+            jobs,
         )
-        modes = MessageRequestModes(config, directory / "messageRequestMode.json", self.topics, self.groups)
-        self._assignments = Assignments(config, self.members, modes)
-        self._clients = Clients(
-            store, self.topics, self.groups, self.members, self.offsets, filters, self.consumer_filters
+
+        # Clients, the NameServers, administrators.
+        self._clients = Clients(store, topics, groups, members, offsets, filters, self.consumer_filters)
+        self._registration = Registration(config, self.address, topics, jobs)
+        self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
+        relay = ClientRelay(config, store, topics, groups, members)
+        modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups)
+        lag = ConsumerLag(store, topics, members, offsets, deliveries, self.pops.queues)
+        metrics = BrokerMetrics(
+            config,
+            store,
+            topics,
+            groups,
+            members,
+            deliveries,
+            lag,
+            self.runtime,
+            self._timer,
+            self._transactions,
+            self.pops,
+            jobs,
         )
-        self._registration = Registration(config, self.address, self.topics)
-        self.access = AccessControl(config)
-        tables = (self.topics, self.groups, self.offsets, self._schedule, self._timer, self.pops, modes, self.access)
-        for table in tables:
-            table.load()
-        self.consumer_filters.load(now_ms())
-        parts: list[HandlesRequests] = [
-            self._sending,
+        #: In the order in which they start; they stop in the opposite one.
+        self._parts: list[Part] = [
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.consumer_filters,
+            self.access,
+            modes,
+            self.runtime,
+            IndexBuilder(store, jobs),
+            StoreAdmin(store, self._sending.topics_changed, jobs),
             self._transactions,
             self._timer,
-            Recall(config, appender, self.topics, self._timer, flush_waits),
-            self._pulling,
+            self._schedule,
+            QueueLocking(topics, jobs),
+            # From here on there are requests; what stops before it may still answer.
+            Serving(self._server),
+            flush_waits,
+            Assignments(config, members, modes),
             self.pops,
-            modes,
-            self._assignments,
+            self.polling,
+            self._pulling,
+            self._sending,
             retry,
-            Replies(config, self.address, appender, self.topics, self.members),
+            Recall(config, appender, topics, self._timer, flush_waits),
+            Replies(config, self.address, appender, topics, members),
             self._clients,
-            QueueOffsets(store, self.topics),
-            *self._administration(),
-        ]
-        for part in parts:
-            self._handlers.update(part.handlers())
-        self.access.guard(self._handlers)
-
-    def _administration(self) -> list[HandlesRequests]:
-        """What answers administrators."""
-        config, store, topics, groups = self.config, self.store, self.topics, self.groups
-        members, offsets = self.members, self.offsets
-        self.runtime = RuntimeInfo(config, store, self.deliveries, self._schedule, self._timer)
-        self._locking = QueueLocking(topics)
-        self._index_builder = IndexBuilder(store)
-        self._store_admin = StoreAdmin(store, self._sending.topics_changed)
-        relay = ClientRelay(config, store, topics, groups, members)
-        return [
+            QueueOffsets(store, topics),
             TopicAdmin(store, topics, offsets),
             TopicStats(config, store, topics, members, offsets, self.runtime),
             GroupAdmin(self.address, groups, members, offsets),
@@ -213,52 +207,52 @@ class Broker:
             MessageAdmin(store),
             BrokerConfigAdmin(config, self._config_changed),
             AuthAdmin(self.access.users),
-            self._store_admin,
-            self.runtime,
-            self._locking,
             relay,
+            Draining(self._server),
+            self._registration,
         ]
-
-    async def _serve_metrics(self) -> None:
-        config = self.config
         if config.metrics_port:
-            lag = ConsumerLag(self.store, self.topics, self.members, self.offsets, self.deliveries, self.pops.queues)
-            metrics = BrokerMetrics(
-                config,
-                self.store,
-                self.topics,
-                self.groups,
-                self.members,
-                self.deliveries,
-                lag,
-                self.runtime,
-                self._timer,
-                self._transactions,
-                self.pops,
-            )
-            server = MetricsServer(metrics.collect, host=config.bind_address, port=config.metrics_port)
-            await server.start()
-            self._metrics = server
+            self._parts.append(metrics)
+        self._handlers.update(handler_table(self._parts))
+        self._saving = jobs.repeating("save tables", self._save, config.flush_consumer_offset_interval / 1000)
+        self._expiring = jobs.repeating("expire silent clients", self._expire_clients, _CLIENT_SCAN_S)
+        self._watching = jobs.repeating("look for changed accounts", self.access.reload, WATCH_INTERVAL_S)
+        #: What `stop` has to undo.
+        self._running = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def start(self) -> None:
+        """Opens the store, serves, registers. Raises StoreLocked, StoreError, ConfigError or GantryError.
+
+        What had begun by then is undone.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._server.stop)
+            await self._server.bind()
+            self.store.open()
+            stack.callback(self.store.close)
+            for part in self._parts:
+                part.load()
+            self.access.guard(self._handlers)
+            stack.callback(self._save_at_last)
+            for part in self._parts:
+                stack.push_async_callback(part.stop)
+                await part.start()
+            for job in (self._saving, self._expiring, self._watching):
+                stack.callback(job.cancel)
+                job.start()
+            self._running = stack.pop_all()
+        log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 
     async def stop(self) -> None:
-        """Leaves the NameServers, answers what has come and who waits, closes connections, then the store."""
-        for timer in self._timers.values():
-            timer.cancel()
-        if self._metrics is not None:
-            await self._metrics.stop()
-        await self._registration.stop()
-        await self._server.drain()
-        self.polling.stop()
-        self.pops.stop()
-        await self._assignments.stop()
-        await self._server.stop()
-        self._schedule.stop()
-        await self._timer.stop()
-        await self._transactions.stop()
-        self._store_admin.stop()
-        self._index_builder.stop()
-        self._save_tables()
-        self.store.close()
+        """Leaves the NameServers, answers what has come and who waits, closes connections, then the store.
+
+        Nothing is left out when one of it raises; that is raised at the end. Once more does no harm.
+        """
+        await self._running.aclose()
 
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed()
@@ -269,36 +263,31 @@ class Broker:
         self.topics.config_changed()
 
     def _connection_closed(self, connection: Connection) -> None:
-        self.polling.drop(connection)
-        self.pops.connection_closed(connection)
-        self._clients.connection_closed(connection)
+        for part in self._parts:
+            part.connection_closed(connection)
 
-    def _save_tables(self) -> None:
-        """Writes what changed. What can't be written now is tried again the next time."""
-        save_filters = partial(self.consumer_filters.save, now_ms())
-        for save in (self.offsets.save, self.pops.save, save_filters, self._schedule.save):
+    def _save(self) -> None:
+        """Writes what has changed. Raises what the first part raises that can't; the others are written."""
+        problem: StoreError | None = None
+        for part in self._parts:
             try:
-                save()
+                part.save()
             except StoreError as e:
-                log.error("%s", e)
+                problem = problem or e
+        if problem is not None:
+            raise problem
+
+    def _save_at_last(self) -> None:
+        """The tables are as they were a moment ago: that is no reason not to close the store."""
+        try:
+            self._save()
+        except StoreError as e:
+            log.error("stopped without the last changes: %s", e)
 
     def _expire_clients(self) -> None:
-        self._locking.expire()
         oldest = asyncio.get_running_loop().time() - self.config.channel_expired_timeout / 1000
         changed, silent = self.members.expire(oldest)
         for connection in silent:
             log.info("client %s sent no heartbeat for too long: dropped", connection.address)
             connection.close()
         self._clients.notify(changed)
-
-    def _every(self, name: str, seconds: float, work: object) -> None:
-        assert callable(work)
-
-        def run() -> None:
-            try:
-                work()
-            except Exception:
-                log.exception("%s failed", name)
-            self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
-
-        self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)

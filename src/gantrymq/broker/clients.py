@@ -10,6 +10,7 @@ from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.message_filter import MessageFilters
+from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
@@ -31,7 +32,7 @@ from gantrymq.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 
-class Clients:
+class Clients(Part):
     """The requests with which clients say who they are and how far they have got."""
 
     def __init__(

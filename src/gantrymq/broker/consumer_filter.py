@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from gantrymq import clock
+from gantrymq.broker.part import Part
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -57,8 +59,8 @@ class _FilterFile(msgspec.Struct, rename="camel"):
     filter_data_by_topic: dict[str, _FiltersOfTopic] = {}
 
 
-class ConsumerFilters:
-    """Group -> topic -> ConsumerFilter, told the time in ms; `save` writes them when they changed since."""
+class ConsumerFilters(Part):
+    """Group -> topic -> ConsumerFilter; `save` writes them when they changed. Times in ms, now where none is given."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonConfigFile(path)
@@ -67,8 +69,9 @@ class ConsumerFilters:
         self._compiled: dict[tuple[str, str], SqlFilter] = {}
         self._changed = False
 
-    def load(self, now_ms: int) -> None:
+    def load(self, now_ms: int | None = None) -> None:
         """Takes in the file; all are dead until a heartbeat says otherwise."""
+        now_ms = clock.now_ms() if now_ms is None else now_ms
         data = self._file.load(lambda content: decode_json(content, _FilterFile))
         if data is None:
             return
@@ -137,8 +140,9 @@ class ConsumerFilters:
         """The last member of a group is gone."""
         self.register(group, (), now_ms)
 
-    def save(self, now_ms: int) -> None:
+    def save(self, now_ms: int | None = None) -> None:
         """Forgets what is dead for too long, and writes the file if anything changed. Raises StoreError."""
+        now_ms = clock.now_ms() if now_ms is None else now_ms
         for group, filters in list(self._filters.items()):
             for topic, each in list(filters.items()):
                 if each.is_dead and now_ms - each.dead_time >= KEPT_MS:

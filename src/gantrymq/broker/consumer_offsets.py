@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from gantrymq.broker.part import Part
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.store.json_config import JsonConfigFile
@@ -20,7 +21,7 @@ class _OffsetFile(msgspec.Struct, rename="camel"):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
-class ConsumerOffsets:
+class ConsumerOffsets(Part):
     """Offsets in memory; `save` writes them when they changed since the last time."""
 
     def __init__(self, path: Path) -> None:

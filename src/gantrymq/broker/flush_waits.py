@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from functools import partial
 
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.part import Part
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
@@ -31,15 +33,26 @@ class _Waiting:
         self.deadline = deadline
 
 
-class FlushWaits:
-    """The answers of one broker, `capacity` at most; all wait equally long, so one timer looks at the oldest."""
+class FlushWaits(Part):
+    """The answers of one broker, `capacity` at most; all wait equally long, so one job looks at the oldest."""
 
-    def __init__(self, store: MessageStore, capacity: int) -> None:
+    def __init__(self, store: MessageStore, capacity: int, jobs: Jobs) -> None:
         self._store = store
         self._capacity = capacity
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiring = jobs.repeating("answer sends that the disk keeps waiting", self._expire)
+        #: Done when nobody waits any more.
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        self._expiring.start()
+
+    async def stop(self) -> None:
+        """Waits until all are answered: what is stored is flushed now, or the time of each is up."""
+        await self._idle.wait()
+        self._expiring.cancel()
 
     @property
     def is_full(self) -> bool:
@@ -50,11 +63,13 @@ class FlushWaits:
         self, connection: Connection, request: RemotingCommand, end: int, reply: RemotingCommand | tuple[bytes]
     ) -> None:
         """Gives the answer (a command or an encoded frame) when the log is on the disk up to `end`."""
-        deadline = self._loop.time() + self._store.config.sync_flush_timeout_ms / 1000
+        timeout_s = self._store.config.sync_flush_timeout_ms / 1000
+        deadline = self._loop.time() + timeout_s
         waiting = _Waiting(connection, request, reply, deadline)
+        if not self._waiting:
+            self._idle.clear()
+            self._expiring.wake(timeout_s)
         self._waiting.append(waiting)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
         self._store.when_flushed(end, partial(self._flushed, waiting))
 
     def _flushed(self, waiting: _Waiting, error: Exception | None) -> None:
@@ -68,9 +83,10 @@ class FlushWaits:
             connection.reply(request, reply if error is None else error_response(error, request, connection.address))
         while self._waiting and self._waiting[0].reply is None:
             self._waiting.popleft()
+        if not self._waiting:
+            self._idle.set()
 
-    def _expire(self) -> None:
-        self._timer = None
+    def _expire(self) -> float | None:
         now = self._loop.time()
         while self._waiting and self._waiting[0].deadline <= now:
             waiting = self._waiting.popleft()
@@ -78,7 +94,9 @@ class FlushWaits:
             if reply is not None:
                 waiting.connection.reply(waiting.request, _timed_out(reply))
         if self._waiting:
-            self._timer = self._loop.call_at(self._waiting[0].deadline, self._expire)
+            return self._waiting[0].deadline - now
+        self._idle.set()
+        return None
 
 
 def _timed_out(reply: RemotingCommand | tuple[bytes]) -> RemotingCommand:

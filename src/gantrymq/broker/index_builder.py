@@ -7,13 +7,9 @@ indexed.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
-from gantrymq.errors import StoreError
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.part import Part
 from gantrymq.store.message_store import MessageStore
-
-log = logging.getLogger(__name__)
 
 #: How often it is looked whether messages come, s.
 _LOOK_S = 0.1
@@ -23,32 +19,27 @@ _SLICE_S = 0.005
 _FAR_BEHIND = 256 * 1024 * 1024
 
 
-class IndexBuilder:
+class IndexBuilder(Part):
     """Works from `start` to `stop`."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, jobs: Jobs) -> None:
         self._store = store
-        self._loop = asyncio.get_running_loop()
         self._position = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._building = jobs.repeating("build the key index", self._build, _LOOK_S)
 
-    def start(self) -> None:
-        self._timer = self._loop.call_later(_LOOK_S, self._work)
+    async def start(self) -> None:
+        self._building.start()
 
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    async def stop(self) -> None:
+        self._building.cancel()
 
-    def _work(self) -> None:
-        position = self._store.max_physical_offset
+    def _build(self) -> float:
+        keys, position = self._store.keys, self._store.max_physical_offset
         is_idle = position == self._position
         self._position = position
-        pause_s = _LOOK_S
-        if self._store.keys.index_behind_bytes and (is_idle or self._store.keys.index_behind_bytes > _FAR_BEHIND):
-            try:
-                if not self._store.keys.build_index(_SLICE_S) and is_idle:
-                    # As much again for whoever wants to be served between two slices.
-                    pause_s = _SLICE_S
-            except StoreError as e:
-                log.error("the key index can't be built: %s", e)
-        self._timer = self._loop.call_later(pause_s, self._work)
+        if keys.index_behind_bytes and (is_idle or keys.index_behind_bytes > _FAR_BEHIND):
+            is_done = keys.build_index(_SLICE_S)
+            if not is_done and is_idle:
+                # As much again for whoever wants to be served between two slices.
+                return _SLICE_S
+        return _LOOK_S

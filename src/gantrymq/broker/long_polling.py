@@ -1,22 +1,30 @@
 """Pulls that wait for messages (`PullRequestHoldService`).
 
-A waiting pull costs an entry in three dictionaries and no timer of its own: one timer a second looks at the pulls whose
-second has come. Arrivals are gathered and answered once per turn of the loop, so a pull gets all that came in one read.
-Others than pulls (`PopWaiting`) watch queues here too.
+A waiting pull costs an entry in three dictionaries and no timer of its own: one job looks each second for the pulls
+whose time is up. Arrivals are gathered and answered once per turn of the loop, so a pull gets all that came in one
+read. Others than pulls (`PopWaiting`) watch queues here too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.message_filter import MessageFilter
+from gantrymq.broker.part import Part
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
-from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection import Connection, error_response
 from gantrymq.store.consume_queue import ConsumeQueue
+
+log = logging.getLogger(__name__)
+
+#: How often pulls are looked for whose time is up, s.
+_LOOK_S = 1.0
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,10 +46,10 @@ class WaitingPull:
 Watcher = Callable[[ConsumeQueue], None]
 
 
-class LongPolling:
-    """`retry(pull, expired)` answers the pull or holds it again."""
+class LongPolling(Part):
+    """`retry(pull, expired)` answers the pull or holds it again; one that raises is answered with the error."""
 
-    def __init__(self, retry: Callable[[WaitingPull, bool], None]) -> None:
+    def __init__(self, retry: Callable[[WaitingPull, bool], None], jobs: Jobs) -> None:
         self._retry = retry
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[ConsumeQueue, set[WaitingPull]] = {}
@@ -51,20 +59,21 @@ class LongPolling:
         self._by_second: dict[int, set[WaitingPull]] = {}
         self._by_connection: dict[Connection, set[WaitingPull]] = {}
         self._arrived: set[ConsumeQueue] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
+
+    async def start(self) -> None:
+        self._expiring.start()
 
     def hold(self, pull: WaitingPull) -> None:
         """Keeps `pull` until its queue grows or its deadline comes."""
         if self._stopped:
-            self._retry(pull, True)
+            self._try(pull, expired=True)
             return
         self._waiting.setdefault(pull.queue, set()).add(pull)
         self._wanted.add(pull.queue)
         self._by_second.setdefault(int(pull.deadline), set()).add(pull)
         self._by_connection.setdefault(pull.connection, set()).add(pull)
-        if self._timer is None:
-            self._timer = self._loop.call_later(1.0, self._expire)
 
     def watch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
         """Calls `watcher` whenever the queue gets messages, until `unwatch`."""
@@ -82,19 +91,18 @@ class LongPolling:
                 self._loop.call_soon(self._answer)
             self._arrived.add(queue)
 
-    def drop(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """A client is gone, and its pulls with it."""
         for pull in list(self._by_connection.get(connection, ())):
             self._remove(pull)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._expiring.cancel()
         for pull in [pull for pulls in self._waiting.values() for pull in pulls]:
             self._remove(pull)
-            self._retry(pull, True)
+            self._try(pull, expired=True)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -104,17 +112,26 @@ class LongPolling:
         for queue in arrived:
             for pull in list(self._waiting.get(queue, ())):
                 self._remove(pull)
-                self._retry(pull, False)
+                self._try(pull, expired=False)
             for watcher in list(self._watchers.get(queue, ())):
-                watcher(queue)
+                try:
+                    watcher(queue)
+                except Exception:
+                    # The others are to hear of it, too.
+                    log.exception("a watcher of %s failed", queue.topic)
 
     def _expire(self) -> None:
         now = self._loop.time()
         for second in [second for second in self._by_second if second < int(now)]:
             for pull in list(self._by_second.get(second, ())):
                 self._remove(pull)
-                self._retry(pull, True)
-        self._timer = self._loop.call_later(1.0, self._expire) if self._waiting else None
+                self._try(pull, expired=True)
+
+    def _try(self, pull: WaitingPull, *, expired: bool) -> None:
+        try:
+            self._retry(pull, expired)
+        except Exception as e:
+            pull.connection.reply(pull.request, error_response(e, pull.request, pull.connection.address))
 
     def _remove(self, pull: WaitingPull) -> None:
         _discard(self._waiting, pull.queue, pull)

@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from gantrymq import clock
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
 from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.deliveries import Deliveries
+from gantrymq.broker.part import Part
 from gantrymq.broker.pop.service import PopService
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.transactions import Transactions
-from gantrymq.metrics import Kind, Metric
+from gantrymq.metrics import Kind, Metric, MetricsServer, job_metrics
 from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, CONSUME_POP
 from gantrymq.protocol.codes import LanguageCode
 from gantrymq.protocol.receipt_handle import normal_topic
@@ -39,8 +41,8 @@ Labels = Mapping[str, str]
 Samples = Iterable[tuple[Labels, float]]
 
 
-class BrokerMetrics:
-    """Reads the tables when somebody asks; keeps nothing itself."""
+class BrokerMetrics(Part):
+    """Reads the tables when somebody asks at metricsPort; keeps nothing itself."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class BrokerMetrics:
         timer: Timer,
         transactions: Transactions,
         pops: PopService,
+        jobs: Jobs,
     ) -> None:
         self._config = config
         self._labels = {
@@ -73,6 +76,15 @@ class BrokerMetrics:
         self._timer = timer
         self._transactions = transactions
         self._pops = pops
+        self._jobs = jobs
+        self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
+
+    async def start(self) -> None:
+        """Raises GantryError when metricsPort is taken."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
@@ -84,6 +96,7 @@ class BrokerMetrics:
         if self._config.store.timer_wheel_enable:
             yield from self._timers()
         yield from self._popping()
+        yield from job_metrics(self._jobs, self._labels)
 
     # -- parts --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gantrymq.remoting.connection import Connection, RequestHandler
 
@@ -10,8 +10,8 @@ from gantrymq.remoting.connection import Connection, RequestHandler
 class Part:
     """A part of the broker. What a part has no use for stays as it is here.
 
-    `Broker` calls `load`, then `start` of each part in the order of its list, and `save`, then `stop` in the opposite
-    order; `stop` is called after a `start` that raised, too. `save` is called now and then in between.
+    `Broker` calls `load` of each part in the order of its list, then `start`, and `stop` in the opposite order, after a
+    `start` that raised, too; then `save`, which is also called now and then in between.
     """
 
     def handlers(self) -> Mapping[int, RequestHandler]:
@@ -32,3 +32,14 @@ class Part:
 
     def connection_closed(self, connection: Connection) -> None:
         """A peer is gone, and what waited for it with it."""
+
+
+def handler_table(parts: Iterable[Part]) -> dict[int, RequestHandler]:
+    """All that the parts answer. Raises ValueError when two answer the same code."""
+    table: dict[int, RequestHandler] = {}
+    for part in parts:
+        handlers = part.handlers()
+        if twice := table.keys() & handlers.keys():
+            raise ValueError(f"{type(part).__name__}: another part answers {sorted(twice)} already")
+        table.update(handlers)
+    return table

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters
+from gantrymq.broker.part import Part
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -51,7 +53,7 @@ _CODES = {
 }
 
 
-class Pulling:
+class Pulling(Part):
     """The pull requests of one broker."""
 
     def __init__(
@@ -63,6 +65,8 @@ class Pulling:
         filters: MessageFilters,
         offsets: ConsumerOffsets,
         deliveries: Deliveries,
+        *,
+        jobs: Jobs,
     ) -> None:
         self._config = config
         self._store = store
@@ -72,7 +76,7 @@ class Pulling:
         self._offsets = offsets
         self._deliveries = deliveries
         self._loop = asyncio.get_running_loop()
-        self.polling = LongPolling(self._retry)
+        self.polling = LongPolling(self._retry, jobs)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
@@ -17,6 +19,8 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 #: A lock that its client doesn't renew in so many seconds is free (rocketmq.broker.rebalance.lockMaxLiveTime); clients
 #: renew theirs every 20 s.
 LOCK_LIFE_S = 60.0
+#: How often it is looked for those, s.
+_LOOK_S = 10.0
 
 
 @dataclass(slots=True)
@@ -61,16 +65,23 @@ class QueueLocks:
         return sum(map(len, self._groups.values()))
 
 
-class QueueLocking:
+class QueueLocking(Part):
     """The requests; a queue that this broker doesn't have can't be locked."""
 
-    def __init__(self, topics: BrokerTopics) -> None:
+    def __init__(self, topics: BrokerTopics, jobs: Jobs) -> None:
         self.locks = QueueLocks()
         self._topics = topics
         self._clock = asyncio.get_running_loop().time
+        self._expiring = jobs.repeating("expire queue locks", self._expire, _LOOK_S)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+
+    async def start(self) -> None:
+        self._expiring.start()
+
+    async def stop(self) -> None:
+        self._expiring.cancel()
 
     def lock(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Locks what it can of the queues; answers those that are the client's now."""
@@ -90,7 +101,7 @@ class QueueLocking:
             self.locks.unlock(body.consumer_group, queue.topic, queue.queue_id, body.client_id)
         return RemotingCommand.response()
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         self.locks.expire(self._clock())
 
     def _known(self, queues: Iterable[QueueObject]) -> Iterable[QueueObject]:

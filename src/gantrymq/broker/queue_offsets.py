@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -17,7 +18,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
 
-class QueueOffsets:
+class QueueOffsets(Part):
     """Answers from the store; a queue that was never written is empty."""
 
     def __init__(self, store: MessageStore, topics: BrokerTopics) -> None:

@@ -7,8 +7,11 @@ import logging
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.route import KVTable
@@ -36,67 +39,70 @@ _FIRST_RETRY_S = 0.5
 
 
 @dataclass(slots=True)
-class _Changes:
-    """What a NameServer is still to be told."""
+class _NameServer:
+    """A NameServer, and what it is still to be told."""
 
+    address: str
     topics: set[str] = field(default_factory=set)
-    everything: bool = False
-    any: asyncio.Event = field(default_factory=asyncio.Event)
+    everything: bool = True
+    #: The pause after the last failure.
+    pause_s: float = 0.0
 
 
-class Registration:
+class Registration(Part):
     """Registers with each NameServer apart, so that one that is down holds up no other."""
 
-    def __init__(self, config: BrokerConfig, address: str, topics: BrokerTopics) -> None:
+    def __init__(self, config: BrokerConfig, address: str, topics: BrokerTopics, jobs: Jobs) -> None:
         self._config = config
         self._address = address
         self._topics = topics
         self._remoting = RemotingClient(ssl_context=client_context(config))
-        self._tasks: list[asyncio.Task[None]] = []
-        self._changes: list[_Changes] = []
+        self._period_s = config.register_name_server_period / 1000
+        self._servers = [_NameServer(address) for address in config.namesrv_addr]
+        self._jobs = [
+            jobs.repeating(f"register with {server.address}", partial(self._register, server))
+            for server in self._servers
+        ]
 
     async def start(self) -> None:
         """Registers everywhere once, then every registerNameServerPeriod, and what changes at once."""
-        # What changes while one of them doesn't answer must not be forgotten.
-        self._changes = [_Changes() for _ in self._config.namesrv_addr]
-        await asyncio.gather(*(self._try_register(server) for server in self._config.namesrv_addr))
-        for server, changes in zip(self._config.namesrv_addr, self._changes, strict=True):
-            self._tasks.append(asyncio.create_task(self._keep_registered(server, changes)))
+        pauses_s = await asyncio.gather(*map(self._register, self._servers))
+        for server, job, pause_s in zip(self._servers, self._jobs, pauses_s, strict=True):
+            # What changed while another one kept us waiting.
+            job.start(0.0 if server.topics else pause_s)
 
     def topics_changed(self, names: Collection[str]) -> None:
         """Tells every NameServer of these topics; of all when no name is given."""
-        for changes in self._changes:
-            changes.topics.update(names)
-            changes.everything |= not names
-            changes.any.set()
+        for server, job in zip(self._servers, self._jobs, strict=True):
+            server.topics.update(names)
+            server.everything |= not names
+            job.wake()
 
     async def stop(self) -> None:
         """Unregisters from every NameServer that answers."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._unregister(server) for server in self._config.namesrv_addr))
-        await self._remoting.close()
+        try:
+            await asyncio.gather(*(job.stop() for job in self._jobs))
+            await asyncio.gather(*(self._unregister(server.address) for server in self._servers))
+        finally:
+            await self._remoting.close()
 
-    async def _keep_registered(self, server: str, changes: _Changes) -> None:
-        period_s = self._config.register_name_server_period / 1000
-        pause_s = period_s
-        while True:
-            try:
-                async with asyncio.timeout(pause_s):
-                    await changes.any.wait()
-            except TimeoutError:
-                changes.everything = True
-            topics = None if changes.everything else changes.topics
-            changes.any.clear()
-            changes.topics, changes.everything = set(), False
-            if await self._try_register(server, topics):
-                pause_s = period_s
-            else:
-                changes.everything = True
-                pause_s = min(period_s, _FIRST_RETRY_S if pause_s == period_s else pause_s * 2)
+    async def _register(self, server: _NameServer) -> float:
+        """Registers what has changed, or everything when nothing has; returns when it is to be done again."""
+        topics = None if server.everything or not server.topics else server.topics
+        server.topics, server.everything = set(), False
+        is_registered = False
+        try:
+            is_registered = await self._try_register(server.address, topics)
+        finally:
+            # What changes while a NameServer doesn't answer must not be forgotten.
+            server.everything |= not is_registered
+        if not is_registered:
+            server.pause_s = min(server.pause_s * 2 or _FIRST_RETRY_S, self._period_s)
+            return server.pause_s
+        server.pause_s = 0.0
+        return 0.0 if server.topics or server.everything else self._period_s
 
-    async def _try_register(self, server: str, topics: Collection[str] | None = None) -> bool:
+    async def _try_register(self, server: str, topics: Collection[str] | None) -> bool:
         timeout_ms = self._config.register_broker_timeout_mills
         try:
             response = await self._remoting.call(server, self._request(topics), timeout_ms)

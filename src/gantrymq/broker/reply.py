@@ -12,6 +12,7 @@ from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
 from gantrymq.protocol import properties as names
@@ -36,7 +37,7 @@ PUSH_TIMEOUT_MS = 10_000
 _NOT_STORED = SendMessageResponseHeader(msg_id="0", queue_id=0, queue_offset=0)
 
 
-class Replies:
+class Replies(Part):
     """Takes replies and pushes them on; `address` is this broker's."""
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -30,7 +31,7 @@ DLQ_QUEUE_NUMS = 1
 FIRST_RETRY_LEVEL = 3
 
 
-class RetryTopics:
+class RetryTopics(Part):
     """The retry and dead-letter topics of one broker."""
 
     def __init__(

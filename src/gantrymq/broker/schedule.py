@@ -7,15 +7,17 @@ and only its head matters. How far each level has got is delayOffset.json.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
 
 from gantrymq import clock
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
-from gantrymq.errors import GantryError
+from gantrymq.broker.part import Part
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -40,32 +42,35 @@ class _DelayOffsets(msgspec.Struct, rename="camel"):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
-class Schedule:
+class Schedule(Part):
     """Delays messages and delivers them when they are due."""
 
-    def __init__(self, path: Path, levels_ms: list[int], appender: Appender) -> None:
+    def __init__(self, path: Path, levels_ms: list[int], appender: Appender, jobs: Jobs) -> None:
         self._file = JsonConfigFile(path)
         self._levels_ms = levels_ms
         self._appender = appender
         self._offsets = _DelayOffsets()
         self._changed = False
-        self._loop = asyncio.get_running_loop()
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._deliveries = {
+            level: jobs.repeating(
+                f"deliver delay level {level}", partial(self._deliver_due, level), after_error_s=_AFTER_ERROR_S
+            )
+            for level in range(1, len(levels_ms) + 1)
+        }
 
     def load(self) -> None:
         data = self._file.load(lambda content: decode_json(content, _DelayOffsets))
         if data is not None:
             self._offsets = decode_json(data, _DelayOffsets)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Takes up every level where it stopped."""
-        for level in range(1, len(self._levels_ms) + 1):
-            self._wake(level, 0.0)
+        for delivery in self._deliveries.values():
+            delivery.start(0.0)
 
-    def stop(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+    async def stop(self) -> None:
+        for delivery in self._deliveries.values():
+            delivery.cancel()
 
     def save(self) -> None:
         """Writes delayOffset.json when it changed."""
@@ -92,28 +97,14 @@ class Schedule:
         fields[names.REAL_TOPIC] = queue.topic
         fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
         delay_ms = self._levels_ms[level - 1]
-        if level not in self._timers:
-            self._wake(level, delay_ms / 1000)
+        self._deliveries[level].wake(delay_ms / 1000)
         return self._queue(level), encode_properties(fields), now_ms + delay_ms
 
     def _queue(self, level: int) -> ConsumeQueue:
         return self._appender.store.queue(SCHEDULE_TOPIC, level - 1)
 
-    def _wake(self, level: int, after_s: float) -> None:
-        self._timers[level] = self._loop.call_later(after_s, self._deliver, level)
-
-    def _deliver(self, level: int) -> None:
-        del self._timers[level]
-        try:
-            after_s = self._deliver_due(level)
-        except (GantryError, ValueError) as e:
-            log.error("delay level %d: delivery failed, trying again in %d s: %s", level, _AFTER_ERROR_S, e)
-            after_s = _AFTER_ERROR_S
-        if after_s is not None:
-            self._wake(level, after_s)
-
-    def _deliver_due(self, level: int) -> float | None:
-        """Stores again what is due; returns the seconds to the next message, None when the queue is empty."""
+    def _deliver_due(self, level: int) -> float:
+        """Stores again what is due; returns the seconds to the next message, inf when the queue is empty."""
         queue = self._queue(level)
         delay_ms = self._levels_ms[level - 1]
         offset = self._offsets.offset_table.get(level, 0)
@@ -121,7 +112,7 @@ class Schedule:
         if found.status is not GetStatus.FOUND:
             if found.next_begin_offset != offset:
                 self._advance(level, found.next_begin_offset)
-            return None if found.next_begin_offset >= queue.max_offset else 0.0
+            return inf if found.next_begin_offset >= queue.max_offset else 0.0
         now_ms = clock.now_ms()
         for buffer in found.buffers:
             for record in decode_records(buffer):

@@ -11,6 +11,7 @@ import random
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.part import Part
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.message import recall_handle
@@ -38,7 +39,7 @@ from gantrymq.store.message_store import PutResult
 _TIMER_PROPERTIES = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 
 
-class Sending:
+class Sending(Part):
     """The send requests of one broker."""
 
     def __init__(

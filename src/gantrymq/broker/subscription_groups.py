@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from gantrymq.broker.part import Part
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import PERM_READ
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -17,7 +18,7 @@ __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
 log = logging.getLogger(__name__)
 
 
-class SubscriptionGroupTable:
+class SubscriptionGroupTable(Part):
     """Group name -> SubscriptionGroupConfig. With `auto_create` an unknown group comes to be when it is asked for."""
 
     def __init__(self, path: Path, *, auto_create: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.part import Part
 from gantrymq.protocol.bodies.topic_config import (
     PERM_INHERIT,
     PERM_READ,
@@ -35,7 +36,7 @@ REVIVE_QUEUE_NUMS = 8
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
 
 
-class BrokerTopics:
+class BrokerTopics(Part):
     """Topic name -> TopicConfig.
 
     `on_change` is called after every change, once it is on disk, with the names of the topics that are new or changed;

@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -43,11 +44,11 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
     source = str(options.config or "the command line")
     # Printing the configuration must not log into it.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    name, server, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
+    name, make, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
-    return _serve(name, server, stop_on_eof=options.stop_on_eof)
+    return _serve(name, make, stop_on_eof=options.stop_on_eof)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -73,14 +74,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(name: str, server: Server, *, stop_on_eof: bool) -> int:
+def _serve(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run_until_stopped(name, server, stop_on_eof=stop_on_eof))
+        return runner.run(_run_until_stopped(name, make, stop_on_eof=stop_on_eof))
 
 
-async def _run_until_stopped(name: str, server: Server, *, stop_on_eof: bool) -> int:
+async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -98,6 +99,7 @@ async def _run_until_stopped(name: str, server: Server, *, stop_on_eof: bool) ->
                 stop(0)
 
         loop.add_reader(0, read)
+    server = make()
     await server.start()
     try:
         print(f"{name} ready at {server.address}", flush=True)
@@ -107,16 +109,16 @@ async def _run_until_stopped(name: str, server: Server, *, stop_on_eof: bool) ->
             await server.stop()
 
 
-def _name_server(properties: dict[str, str], source: str) -> tuple[str, Server, dict[str, str]]:
+def _name_server(properties: dict[str, str], source: str) -> tuple[str, Callable[[], Server], dict[str, str]]:
     from gantrymq.namesrv.config import NamesrvConfig
     from gantrymq.namesrv.server import NameServer
 
     _warn_of_unknown([NamesrvConfig], properties, source)
     config = from_properties(NamesrvConfig, properties, source=source)
-    return "NameServer", NameServer(config), to_properties(config)
+    return "NameServer", partial(NameServer, config), to_properties(config)
 
 
-def _broker(properties: dict[str, str], source: str) -> tuple[str, Server, dict[str, str]]:
+def _broker(properties: dict[str, str], source: str) -> tuple[str, Callable[[], Server], dict[str, str]]:
     from gantrymq.auth.config import SECRET_KEYS, AuthConfig
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
@@ -132,7 +134,7 @@ def _broker(properties: dict[str, str], source: str) -> tuple[str, Server, dict[
     # Java has one file for all.
     for key in ("store", "auth", *SECRET_KEYS):
         del settings[key]
-    return f"broker {config.broker_name}", Broker(config), settings
+    return f"broker {config.broker_name}", partial(Broker, config), settings
 
 
 def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> None:

@@ -6,6 +6,7 @@ import logging
 
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import UserType
+from gantrymq.broker.part import Part
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
@@ -24,7 +25,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 log = logging.getLogger(__name__)
 
 
-class AuthAdmin:
+class AuthAdmin(Part):
     """Requests about `users`. Whether the caller may make them was checked before."""
 
     def __init__(self, users: UserTable) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.part import Part
 from gantrymq.config import (
     format_properties,
     from_properties,
@@ -83,7 +84,7 @@ _READ_AT_START = {
 }
 
 
-class BrokerConfigAdmin:
+class BrokerConfigAdmin(Part):
     """Changes `config`, which all parts of the broker hold, and the file that it came from; `on_change` is told."""
 
     def __init__(self, config: BrokerConfig, on_change: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from gantrymq.broker.admin.messages import record_at
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
+from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
@@ -33,7 +34,7 @@ STATUS_TIMEOUT_MS = 5_000
 MAX_QUESTIONS = 64
 
 
-class ClientRelay:
+class ClientRelay(Part):
     """Asks clients on behalf of an administrator."""
 
     def __init__(

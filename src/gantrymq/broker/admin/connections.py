@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gantrymq.broker.consumer_groups import Client, GroupMembers
+from gantrymq.broker.part import Part
 from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.connection import (
@@ -23,7 +24,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 _LANGUAGES = {language.value: language.name for language in LanguageCode}
 
 
-class Connections:
+class Connections(Part):
     """Lists the members of groups."""
 
     def __init__(self, members: GroupMembers[Connection]) -> None:

@@ -8,6 +8,7 @@ from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList, OffsetWrapper
@@ -20,7 +21,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
 
-class ConsumeProgress:
+class ConsumeProgress(Part):
     """Answers from the offsets that groups have committed."""
 
     def __init__(

@@ -8,6 +8,7 @@ from gantrymq.broker.admin.topics import MAX_QUEUE_NUMS
 from gantrymq.broker.attributes import altered
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.offset import GroupList
@@ -34,7 +35,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 log = logging.getLogger(__name__)
 
 
-class GroupAdmin:
+class GroupAdmin(Part):
     """Requests about the table of groups, and about which group consumes which topic. `address` is the broker's."""
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gantrymq.broker.part import Part
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
@@ -19,7 +20,7 @@ _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
 _MAX_ANSWER_BYTES = MAX_FRAME_LENGTH - 64 * 1024
 
 
-class MessageAdmin:
+class MessageAdmin(Part):
     """Looks messages up in the store."""
 
     def __init__(self, store: MessageStore) -> None:

@@ -8,6 +8,7 @@ from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -33,7 +34,7 @@ _MAX_LONG = 2**63 - 1
 _NO_OFFSET = (None, -1)
 
 
-class OffsetAdmin:
+class OffsetAdmin(Part):
     """Requests about how far groups have got."""
 
     def __init__(

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.deliveries import Deliveries
+from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.traffic import DAY, HOUR, MINUTE, Recent, Totals, Traffic
+from gantrymq.broker.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Recent, Totals, Traffic
 from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
@@ -35,11 +37,17 @@ _FRESH_S = 1.0
 _POOLS = ("send", "pull", "litePull", "query", "ack")
 
 
-class RuntimeInfo:
-    """Figures of a broker that begins now. `sample` is to be called every `traffic.SAMPLE_S`."""
+class RuntimeInfo(Part):
+    """Figures of a broker that begins now."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, deliveries: Deliveries, schedule: Schedule, timer: Timer
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        deliveries: Deliveries,
+        schedule: Schedule,
+        timer: Timer,
+        jobs: Jobs,
     ) -> None:
         self._config = config
         self._store = store
@@ -49,18 +57,31 @@ class RuntimeInfo:
         self._clock = asyncio.get_running_loop().time
         self._started = self._sampled = self._clock()
         self._boot_timestamp = now_ms()
-        self._boot_position = store.max_physical_offset
-        self._put = Traffic(self.put_totals(), self._started)
+        self._boot_position = 0
+        self._put = Traffic((), self._started)
         self._got = Traffic(deliveries.totals(), self._started)
         self._timed = Traffic(timer.totals(), self._started)
         today = date.today().toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
+        self._jobs = jobs
+        self._sampling = jobs.repeating("take samples of the traffic", self.sample, SAMPLE_S)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             RequestCode.VIEW_BROKER_STATS_DATA: self.stats_data,
         }
+
+    def load(self) -> None:
+        """What the store has by now came before."""
+        self._boot_position = self._store.max_physical_offset
+        self._put = Traffic(self.put_totals(), self._started)
+
+    async def start(self) -> None:
+        self._sampling.start()
+
+    async def stop(self) -> None:
+        self._sampling.cancel()
 
     def sample(self) -> None:
         """Takes in what has come and gone so far."""
@@ -120,7 +141,7 @@ class RuntimeInfo:
         }
         for pool in _POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-        table |= self._timers() | self._disk() | self._schedule()
+        table |= self._timers() | self._disk() | self._schedule() | self._failures()
         return {key: str(value) for key, value in sorted(table.items())}
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -172,6 +193,17 @@ class RuntimeInfo:
             "timerOffsetBehind": behind.not_taken_in,
             "timerCongestNum": behind.waiting,
         }
+
+    def _failures(self) -> dict[str, object]:
+        """How often a background job has failed, the last error, and since when it does nothing else (0: it works)."""
+        table: dict[str, object] = {}
+        for job in self._jobs:
+            if job.failures:
+                name = f"job_{job.name.replace(' ', '-')}"
+                table[f"{name}_failures"] = job.failures
+                table[f"{name}_failingSinceMs"] = job.failing_since_ms
+                table[f"{name}_lastError"] = job.last_error
+        return table
 
     def _schedule(self) -> dict[str, object]:
         """For each delay level how far its queue is delivered, and its end."""

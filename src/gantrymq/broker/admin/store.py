@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.part import Part
 from gantrymq.clock import now_ms
-from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
@@ -20,14 +20,13 @@ _CLEAN_S = 10.0
 _NEXT_ROUND_S = 0.1
 
 
-class StoreAdmin:
+class StoreAdmin(Part):
     """Has the store cleaned from `start` on. `queues_deleted` is told when queues are gone that others may hold."""
 
-    def __init__(self, store: MessageStore, queues_deleted: Callable[[], None]) -> None:
+    def __init__(self, store: MessageStore, queues_deleted: Callable[[], None], jobs: Jobs) -> None:
         self._store = store
         self._queues_deleted = queues_deleted
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._cleaning = jobs.repeating("delete what has expired", self._clean, _CLEAN_S)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -35,12 +34,11 @@ class StoreAdmin:
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_log,
         }
 
-    def start(self) -> None:
-        self._timer = self._loop.call_later(_CLEAN_S, self._clean)
+    async def start(self) -> None:
+        self._cleaning.start()
 
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    async def stop(self) -> None:
+        self._cleaning.cancel()
 
     def clean_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes the queues whose messages are all gone."""
@@ -54,14 +52,8 @@ class StoreAdmin:
         """Deletes the log files that have expired, whatever the hour; the answer doesn't wait for it."""
         log.info("%s has the expired log files deleted", connection.address)
         self._store.delete_expired_soon()
-        self.stop()
-        self._timer = self._loop.call_later(_NEXT_ROUND_S, self._clean)
+        self._cleaning.wake(_NEXT_ROUND_S)
         return RemotingCommand.response()
 
-    def _clean(self) -> None:
-        more = False
-        try:
-            more = self._store.clean(now_ms())
-        except StoreError as e:
-            log.error("the store can't be cleaned: %s", e)
-        self._timer = self._loop.call_later(_NEXT_ROUND_S if more else _CLEAN_S, self._clean)
+    def _clean(self) -> float:
+        return _NEXT_ROUND_S if self._store.clean(now_ms()) else _CLEAN_S

@@ -7,6 +7,7 @@ from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.queue_map import QueueObject
@@ -34,7 +35,7 @@ from gantrymq.store.message_store import MessageStore
 MAX_UNITS = 10_000
 
 
-class TopicStats:
+class TopicStats(Part):
     """Answers from the store; a queue that was never written is empty."""
 
     def __init__(

@@ -8,6 +8,7 @@ import msgspec
 
 from gantrymq.broker.attributes import altered, parse_changes
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.route import TopicList
@@ -34,7 +35,7 @@ class _CreateTopicList(msgspec.Struct, rename="camel"):
     topic_config_list: list[TopicConfig] = []
 
 
-class TopicAdmin:
+class TopicAdmin(Part):
     """Requests about the topic table."""
 
     def __init__(self, store: MessageStore, topics: BrokerTopics, offsets: ConsumerOffsets) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
@@ -17,7 +18,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.json_config import JsonConfigFile
 
 
-class MessageRequestModes:
+class MessageRequestModes(Part):
     """The modes of one broker, messageRequestMode.json."""
 
     def __init__(self, config: BrokerConfig, path: Path, topics: BrokerTopics, groups: SubscriptionGroupTable) -> None:

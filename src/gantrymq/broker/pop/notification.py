@@ -56,7 +56,7 @@ class PopNotifications:
             return _answer(has_message=False)
         key = (header.topic, header.consumer_group, header.queue_id)
         queues = self._queues.watched(topic, header.consumer_group, header.queue_id)
-        if self._waiting.hold(key, queues, Waiter(connection, self._loop.time() + left_ms / 1000, attempt)):
+        if self._waiting.hold(key, queues, Waiter(connection, request, self._loop.time() + left_ms / 1000, attempt)):
             return None
         return _answer(has_message=False, polling_full=True)
 

@@ -11,7 +11,6 @@ import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from struct import Struct
 from struct import error as StructError
 
 from gantrymq import clock
@@ -46,9 +45,9 @@ from gantrymq.protocol.receipt_handle import (
     retry_flag,
     start_offset_entry,
 )
-from gantrymq.protocol.record import decode_records, encode_again
+from gantrymq.protocol.record import decode_records, encode_again, unpacker
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
-from gantrymq.remoting.connection import Connection, Reply, RequestHandler, error_response
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -56,8 +55,7 @@ from gantrymq.store.message_store import MessageStore
 #: No request may be older than it was willing to wait by more, ms.
 _MAX_LATE_MS = 500
 
-#: Of a record: its size, and behind magic, CRC, queue id and flag its queue offset.
-_SIZE_AND_OFFSET = Struct(">i16xq")
+_size_and_offset = unpacker("size", "queue_offset")
 
 _CORRECTED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
 _SKIPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING)
@@ -191,10 +189,7 @@ class Popping:
                 return True
             # A peer that doesn't take what is sent to it may wait with any number of pops: no more is gathered for it.
             is_full = connection.is_full
-            try:
-                reply = None if is_full else self._attempt(header, topic, wanted, request)
-            except Exception as e:
-                reply = error_response(e, request, connection.address)
+            reply = None if is_full else self._attempt(header, topic, wanted, request)
             if reply is None and (expired or is_full):
                 reply = self._nothing(request, header, ResponseCode.POLLING_TIMEOUT)
             if reply is None:
@@ -207,7 +202,7 @@ class Popping:
             return self._nothing(request, header, ResponseCode.POLLING_TIMEOUT)
         key = (header.topic, header.consumer_group, header.queue_id)
         queues = self._queues.watched(topic, header.consumer_group, header.queue_id)
-        waiter = Waiter(connection, self._loop.time() + left_ms / 1000, attempt)
+        waiter = Waiter(connection, request, self._loop.time() + left_ms / 1000, attempt)
         if not self._waiting.hold(key, queues, waiter):
             return self._nothing(request, header, ResponseCode.POLLING_FULL)
         return None
@@ -393,7 +388,7 @@ def _offsets_in(buffer: memoryview) -> Iterable[int]:
     """The queue offsets of the records in a buffer."""
     at = 0
     while at < len(buffer):
-        size, offset = _SIZE_AND_OFFSET.unpack_from(buffer, at)
+        size, offset = _size_and_offset(buffer, at)
         yield offset
         at += size
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.part import Part
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING
@@ -38,7 +39,7 @@ _ROUTE_TIMEOUT_MS = 3000
 _MAX_ROUTES = 10_000
 
 
-class Assignments:
+class Assignments(Part):
     """The assignments that one broker makes."""
 
     def __init__(self, config: BrokerConfig, members: GroupMembers[Connection], modes: MessageRequestModes) -> None:

@@ -7,16 +7,17 @@ nothing waits in `waiting`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.message_filter import MessageFilters
+from gantrymq.broker.part import Part
 from gantrymq.broker.pop.ack import PopAcks
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.notification import PopNotifications
@@ -43,7 +44,7 @@ _EXPIRE_BATCH = 256
 _EVER = 1 << 62
 
 
-class PopService:
+class PopService(Part):
     """The pops of one broker; `delay` is the timer's `redirect`."""
 
     def __init__(
@@ -59,6 +60,7 @@ class PopService:
         retry: RetryTopics,
         delay: Delay,
         deliveries: Deliveries,
+        jobs: Jobs,
     ) -> None:
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self.buffer = PopBuffer(
@@ -69,8 +71,8 @@ class PopService:
             max_size=config.pop_ck_max_buffer_size,
         )
         limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
-        self.waiting = PopWaiting(polling, **limits)
-        self.waiting_notifications = PopWaiting(polling, **limits)
+        self.waiting = PopWaiting("pops", polling, jobs, **limits)
+        self.waiting_notifications = PopWaiting("notifications", polling, jobs, **limits)
         self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
         self._orderly = OrderlyPops(path)
         self._popping = Popping(
@@ -99,8 +101,8 @@ class PopService:
             retry,
             config,
         )
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiring = jobs.repeating("write down what is popped", self._expire, _TICK_S)
+        self._reviving = jobs.repeating("bring back what wasn't acknowledged", self._bring_back, _TICK_S)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return self._handlers
@@ -108,13 +110,16 @@ class PopService:
     def load(self) -> None:
         self._orderly.load()
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        await self.waiting.start()
+        await self.waiting_notifications.start()
         self._revive.start()
-        self._timer = self._loop.call_later(_TICK_S, self._tick)
+        self._expiring.start()
+        self._reviving.start()
 
     def connection_closed(self, connection: Connection) -> None:
-        self.waiting.drop(connection)
-        self.waiting_notifications.drop(connection)
+        self.waiting.connection_closed(connection)
+        self.waiting_notifications.connection_closed(connection)
 
     def revive_lags(self) -> list[int]:
         """By revive queue, how many of its records aren't read yet."""
@@ -124,26 +129,20 @@ class PopService:
         """Writes consumerOrderInfo.json when it changed."""
         self._orderly.save(self.queues.exists, now_ms())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
-        self.waiting.stop()
-        self.waiting_notifications.stop()
+        await self.waiting.stop()
+        await self.waiting_notifications.stop()
         self._popping.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._expire(_EVER, None)
-
-    def _tick(self) -> None:
-        more = self._expire(now_ms(), _EXPIRE_BATCH)
+        self._expiring.cancel()
+        self._reviving.cancel()
         try:
-            more = self._revive.turn() or more
-        except Exception:
-            log.exception("messages that weren't acknowledged didn't come back")
-        self._timer = self._loop.call_later(0.0 if more else _TICK_S, self._tick)
-
-    def _expire(self, now_ms: int, limit: int | None) -> bool:
-        try:
-            return self.buffer.expire(now_ms, limit)
+            self.buffer.expire(_EVER)
         except GantryError as e:
-            log.error("checkpoints of %d pops can't be stored: %s", len(self.buffer), e)
-            return False
+            log.error("%d pops are forgotten, their messages come again: %s", len(self.buffer), e)
+
+    def _expire(self) -> float:
+        return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
+
+    def _bring_back(self) -> float:
+        return 0.0 if self._revive.turn() else _TICK_S

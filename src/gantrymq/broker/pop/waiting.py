@@ -12,12 +12,18 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.long_polling import LongPolling
-from gantrymq.remoting.connection import Connection
+from gantrymq.broker.part import Part
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, error_response
 from gantrymq.store.consume_queue import ConsumeQueue
 
 #: Topic, group, queue id; -1 for all queues.
 LineKey = tuple[str, str, int]
+
+#: How often requests are looked for whose time is up, s.
+_LOOK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +31,7 @@ class Waiter:
     """A request on hold until `deadline` (loop time, s). `attempt(expired)`: whether it is answered now."""
 
     connection: Connection
+    request: RemotingCommand
     deadline: float
     attempt: Callable[[bool], bool]
 
@@ -35,10 +42,10 @@ class _Line:
     waiters: dict[Waiter, None] = field(default_factory=dict)
 
 
-class PopWaiting:
+class PopWaiting(Part):
     """At most `line_limit` wait in one line and `limit` in all."""
 
-    def __init__(self, polling: LongPolling, *, line_limit: int, limit: int) -> None:
+    def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, line_limit: int, limit: int) -> None:
         self._polling = polling
         self._line_limit = line_limit
         self._limit = limit
@@ -47,8 +54,11 @@ class PopWaiting:
         self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
         self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
         self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiring = jobs.repeating(f"expire waiting {name}", self._expire, _LOOK_S)
         self._stopped = False
+
+    async def start(self) -> None:
+        self._expiring.start()
 
     def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
         """Keeps the request until one of `queues` grows or its deadline comes; False when too many wait."""
@@ -62,8 +72,6 @@ class PopWaiting:
         line.waiters[waiter] = None
         self._by_connection.setdefault(waiter.connection, {})[waiter] = line
         self._count += 1
-        if self._timer is None:
-            self._timer = self._loop.call_later(1.0, self._expire)
         return True
 
     @property
@@ -77,7 +85,7 @@ class PopWaiting:
             return
         while line.waiters:
             waiter = next(iter(line.waiters))
-            if not waiter.attempt(False):
+            if not self._attempt(waiter, expired=False):
                 return
             self._remove(line, waiter)
 
@@ -92,20 +100,19 @@ class PopWaiting:
     def __len__(self) -> int:
         return self._count
 
-    def drop(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """A client is gone, and its requests with it."""
         for waiter, line in list(self._by_connection.get(connection, {}).items()):
             self._remove(line, waiter)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._expiring.cancel()
         for line in list(self._lines.values()):
             for waiter in list(line.waiters):
                 self._remove(line, waiter)
-                waiter.attempt(True)
+                self._attempt(waiter, expired=True)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         for key in list(self._watched.get(queue, ())):
@@ -116,11 +123,18 @@ class PopWaiting:
         for key, line in list(self._lines.items()):
             for waiter in [waiter for waiter in line.waiters if waiter.deadline <= now]:
                 self._remove(line, waiter)
-                waiter.attempt(True)
+                self._attempt(waiter, expired=True)
             if not line.waiters:
                 self._watch(key, line, ())
                 del self._lines[key]
-        self._timer = self._loop.call_later(1.0, self._expire) if self._lines else None
+
+    def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
+        """Whether the request is answered now; one whose attempt raises is answered with the error."""
+        try:
+            return waiter.attempt(expired)
+        except Exception as e:
+            waiter.connection.reply(waiter.request, error_response(e, waiter.request, waiter.connection.address))
+            return True
 
     def _watch(self, key: LineKey, line: _Line, queues: tuple[ConsumeQueue, ...]) -> None:
         """Makes `queues` the ones that the line watches."""

@@ -10,6 +10,7 @@ from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.part import Part
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import IllegalMessage, RequestRefused
@@ -26,7 +27,7 @@ from gantrymq.store.config import SYNC_FLUSH
 _TAG = "_RECALL_TAG_"
 
 
-class Recall:
+class Recall(Part):
     """Recalls on one broker."""
 
     def __init__(

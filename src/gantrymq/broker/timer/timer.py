@@ -10,14 +10,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.part import Part
 from gantrymq.broker.timer.delivery import Step, TimerDelivery
 from gantrymq.broker.timer.message import slot_time
 from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.clock import now_ms
-from gantrymq.errors import RequestRefused, StoreError
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -49,10 +52,10 @@ class TimerBehind(NamedTuple):
     waiting: int
 
 
-class Timer:
+class Timer(Part):
     """The timer messages of one broker."""
 
-    def __init__(self, config: StoreConfig, appender: Appender) -> None:
+    def __init__(self, config: StoreConfig, appender: Appender, jobs: Jobs) -> None:
         self._config = config
         self._store = appender.store
         #: What is asked for later on has no effect: without its files there is no timer.
@@ -66,12 +69,9 @@ class Timer:
         self._metrics = TimerMetrics(config.config_directory / "timermetrics")
         self._delivery = TimerDelivery(self._files, appender, self._metrics, config.timer_precision_ms)
         self._loop = asyncio.get_running_loop()
-        self._turn_handle: asyncio.Handle | None = None
-        #: A turn comes as soon as the loop gets to it.
-        self._is_awake = False
+        self._delivering = jobs.repeating("deliver timer messages", self._turn, after_error_s=_AFTER_ERROR_S)
+        self._flushing = jobs.repeating("flush the timer's files", self._flush)
         self._is_changed = False
-        self._flush_handle: asyncio.TimerHandle | None = None
-        self._flush_task: asyncio.Task[None] | None = None
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -87,28 +87,27 @@ class Timer:
             self._files.open(self._store.max_physical_offset, now_ms())
             self._metrics.load()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Takes up where it stopped."""
         if self._is_enabled:
-            self._wake()
+            self._delivering.start(0.0)
+            self._flushing.start()
 
     async def stop(self) -> None:
         """Brings all to the disk. Nothing may be redirected any more."""
         if not self._is_enabled:
             return
-        if self._turn_handle is not None:
-            self._turn_handle.cancel()
-        if self._flush_task is not None:
-            await self._flush_task
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-        end = self._loop.time() + _FINISH_S
-        while self._delivery.is_delivering and self._loop.time() < end:
-            if self._delivery.step(now_ms()) is Step.BLOCKED:
-                break
-        if self._files.is_used:
-            await self._flush()
-        self._files.close()
+        self._delivering.cancel()
+        await self._flushing.stop()
+        try:
+            end = self._loop.time() + _FINISH_S
+            while self._delivery.is_delivering and self._loop.time() < end:
+                if self._delivery.step(now_ms()) is Step.BLOCKED:
+                    break
+            if self._files.is_used:
+                await self._flush()
+        finally:
+            self._files.close()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -133,8 +132,7 @@ class Timer:
         fields[names.TIMER_OUT_MS] = str(slot_ms)
         fields[names.REAL_TOPIC] = queue.topic
         fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
-        if not self._is_awake:
-            self._wake()
+        self._delivering.wake()
         return self._delivery.queue(), encode_properties(fields), tags_code
 
     def _check_congestion(self, slot_ms: int) -> None:
@@ -150,59 +148,31 @@ class Timer:
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        if self._turn_handle is not None:
-            self._turn_handle.cancel()
-        self._is_awake = True
-        self._turn_handle = self._loop.call_soon(self._turn)
-
-    def _sleep(self, seconds: float) -> None:
-        self._turn_handle = self._loop.call_later(seconds, self._turn)
-
-    def _turn(self) -> None:
-        self._turn_handle = None
-        self._is_awake = False
+    def _turn(self) -> float:
+        """Works for a while; returns when it is to go on."""
         end = self._loop.time() + _TURN_S
-        try:
-            while (step := self._delivery.step(now_ms())) is Step.MORE:
-                self._is_changed = True
-                if self._loop.time() >= end:
-                    break
-        except Exception:
-            log.exception("timer messages wait %g s after an unexpected error", _AFTER_ERROR_S)
-            self._sleep(_AFTER_ERROR_S)
-            return
+        while (step := self._delivery.step(now_ms())) is Step.MORE:
+            self._is_changed = True
+            if self._loop.time() >= end:
+                break
+        if self._is_changed:
+            self._flushing.wake(self._config.timer_flush_interval_ms / 1000)
         if step is Step.MORE:
-            self._wake()
-        elif step is Step.BLOCKED:
-            self._sleep(_BLOCKED_S)
-        elif (due_ms := self._delivery.due_ms()) is not None:
-            self._sleep(min(max(due_ms - now_ms(), 0) / 1000, _LONGEST_SLEEP_S))
-        self._flush_later()
+            return 0.0
+        if step is Step.BLOCKED:
+            return _BLOCKED_S
+        due_ms = self._delivery.due_ms()
+        return inf if due_ms is None else min(max(due_ms - now_ms(), 0) / 1000, _LONGEST_SLEEP_S)
 
     # -- the disk -----------------------------------------------------------------------------------------------
 
-    def _flush_later(self) -> None:
-        if self._is_changed and self._flush_task is None and self._flush_handle is None:
-            self._flush_handle = self._loop.call_later(self._config.timer_flush_interval_ms / 1000, self._begin_flush)
-
-    def _begin_flush(self) -> None:
-        self._flush_handle = None
-        self._flush_task = self._loop.create_task(self._flush())
-
     async def _flush(self) -> None:
-        try:
-            self._is_changed = False
-            checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
-            await self._log_flushed()
-            await self._loop.run_in_executor(None, self._save, checkpoint, metrics)
-            self._files.delete_before(self._store.min_physical_offset)
-        except (StoreError, OSError) as e:
-            log.error("after a power failure timer messages would come twice: %s", e)
-        finally:
-            self._flush_task = None
-            # What came meanwhile.
-            self._flush_later()
+        """Raises StoreError or OSError: after a power failure messages would come twice."""
+        self._is_changed = False
+        checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
+        await self._log_flushed()
+        await self._loop.run_in_executor(None, self._save, checkpoint, metrics)
+        self._files.delete_before(self._store.min_physical_offset)
 
     def _save(self, checkpoint: TimerCheckpoint, metrics: bytes) -> None:
         self._files.flush(checkpoint)

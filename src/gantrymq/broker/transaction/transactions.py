@@ -15,6 +15,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
@@ -43,7 +44,7 @@ Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 _QUESTION_TIMEOUT_MS = 10
 
 
-class Transactions:
+class Transactions(Part):
     """The transactions of one broker. Half messages come from `Sending`."""
 
     def __init__(
@@ -77,7 +78,7 @@ class Transactions:
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
         }
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begins to look after half messages, where it stopped; consumer offsets are loaded."""
         self._check = TransactionCheck(self._config, self._appender, self._topics, self._offsets, self._ops)
         self._rounds = self._loop.create_task(self._run(self._check))
