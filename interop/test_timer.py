@@ -15,6 +15,7 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import PROGRAM_TIMEOUT_S, command_line, consume, mqadmin
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker
+from waiting import wait_until
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
@@ -179,12 +180,11 @@ def wait_until_all_wait(broker: Server, topic: str, count: int, store: Path) -> 
     What it hasn't written down when it is killed Java's broker puts on the wheel again, so that it comes twice.
     """
     checkpoint = store / "config" / "timercheck"
-    deadline = time.monotonic() + 15
-    while True:
+
+    def all_wait() -> bool:
         metrics = decode_json(call(broker.address, RequestCode.GET_TIMER_METRICS).body, dict)
         waiting = metrics["timingCount"].get(topic, {}).get("count")
         offset = unpack_from(">24xq", checkpoint.read_bytes())[0] if checkpoint.exists() else 0
-        if waiting == count and offset == 36:
-            return
-        assert time.monotonic() < deadline, f"{waiting} wait, queue offset {offset}"
-        time.sleep(0.05)
+        return waiting == count and offset == 36
+
+    wait_until(all_wait)

@@ -6,10 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 pytest.importorskip("pyspark")
 
@@ -28,11 +28,11 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_batch(process: subprocess.Popen[str], directory: Path, batch: int, timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not (directory / "checkpoint" / "commits" / str(batch)).exists():
+    def is_committed() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "the batch takes too long"
-        time.sleep(0.05)
+        return (directory / "checkpoint" / "commits" / str(batch)).exists()
+
+    wait_until(is_committed, timeout_s)
 
 
 def descendants(pid: int) -> set[int]:
@@ -47,13 +47,6 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
-
-
-def wait_until_gone(pids: set[int], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while left := {pid for pid in pids if is_running(pid)}:
-        assert time.monotonic() < deadline, [(PROC / str(pid) / "cmdline").read_bytes() for pid in left]
-        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:
@@ -74,7 +67,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert "Traceback" not in out
-    wait_until_gone(pids, timeout_s=0.5)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 0.5)
 
     # As if it had been stopped between sending flights and noting that: they will be in the topic twice.
     progress = directory / "gantry-demo.json"
@@ -100,7 +93,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     assert "messages/s" in out.splitlines()[-1]
     assert (directory / "delay-by-hour.png").read_bytes().startswith(b"\x89PNG")
     # A worker of the killed run may still have asked its brokers, for as long as it tries again.
-    wait_until_gone(pids, timeout_s=30)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 30)
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from waiting import until, wait_until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
@@ -40,9 +39,11 @@ async def fill(name_server: str, brokers: Sequence[str]) -> None:
     api = BrokerApi(remoting)
     for address in brokers:
         await api.create_topic(address, TopicConfig(TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES))
-    async with asyncio.timeout(30):
-        while len((await api.route(name_server, TOPIC)).queue_datas) < len(brokers):
-            await asyncio.sleep(0.01)
+
+    async def is_known() -> bool:
+        return len((await api.route(name_server, TOPIC)).queue_datas) == len(brokers)
+
+    await until(is_known)
     await remoting.close()
     async with Producer(name_server, "million") as producer:
         for first in range(0, COUNT, SEND_AT_ONCE):
@@ -72,7 +73,12 @@ def stream_with_killed_drivers(name_server: str, directory: Path) -> None:
     for _ in range(KILLS):
         before = batches_begun(directory)
         with driver("local[2]", name_server, directory) as process:
-            _wait_until(process, lambda before=before: batches_begun(directory) >= before + 2)
+
+            def has_gone_on(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
+                assert process.poll() is None, "the driver has ended: see driver.log"
+                return batches_begun(directory) >= before + 2
+
+            wait_until(has_gone_on, WAIT_S)
             os.killpg(process.pid, signal.SIGKILL)
     assert KILLS < batches_begun(directory) < BATCHES, "the kills were not midway"
     with driver("local[2]", name_server, directory) as process:
@@ -106,11 +112,3 @@ def driver(master: str, name_server: str, directory: Path, batches: int = BATCHE
 def batches_begun(directory: Path) -> int:
     offsets = directory / "checkpoint" / "offsets"
     return sum(path.name.isdecimal() for path in offsets.iterdir()) if offsets.is_dir() else 0
-
-
-def _wait_until(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert process.poll() is None, "the driver has ended: see driver.log"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

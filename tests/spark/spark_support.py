@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from waiting import until
+
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -32,9 +34,11 @@ def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Seq
             await api.create_topic(
                 cluster.brokers[number], TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues)
             )
-        async with asyncio.timeout(10):
-            while len((await api.route(cluster.name_server, topic)).queue_datas) < len(brokers):
-                await asyncio.sleep(0.01)
+
+        async def is_known() -> bool:
+            return len((await api.route(cluster.name_server, topic)).queue_datas) == len(brokers)
+
+        await until(is_known)
         await remoting.close()
 
     asyncio.run(create())

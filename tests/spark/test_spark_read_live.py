@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_support import send_numbers
+from waiting import wait_until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -130,10 +131,3 @@ async def fill(namesrv_addr: str) -> None:
     async with Producer(namesrv_addr, "numbers", default_topic_queue_nums=1) as producer:
         for first in range(0, ROWS, 500):
             await producer.send_batch([Message(TOPIC, b"%08d" % n + bytes(1024)) for n in range(first, first + 500)])
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_support import committed_offsets, create_topic, send_numbers
+from waiting import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -53,13 +53,12 @@ def run_available(df: DataFrame, tmp_path: Path) -> StreamingQuery:
     return query
 
 
-def wait_until(query: StreamingQuery, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        if query.exception() is not None:
-            raise AssertionError(str(query.exception()))
-        assert time.monotonic() < deadline, f"not reached in {WAIT_S} s: {query.lastProgress}"
-        time.sleep(0.1)
+def wait_for_rows(query: StreamingQuery, count: int) -> None:
+    def has_read() -> bool:
+        assert query.exception() is None, str(query.exception())
+        return rows_read(query) >= count
+
+    wait_until(has_read, WAIT_S)
 
 
 def test_available_now_in_limited_batches(
@@ -96,18 +95,18 @@ def test_processing_time_restart_and_new_queues(
     send_numbers(cluster, topic, range(1000))
     df = stream(topic)
     query = start(df, tmp_path, processingTime="100 milliseconds")
-    wait_until(query, lambda: rows_read(query) >= 1000)
+    wait_for_rows(query, 1000)
     send_numbers(cluster, topic, range(1000, 2000))
-    wait_until(query, lambda: rows_read(query) >= 2000)
+    wait_for_rows(query, 2000)
     # The topic grows while the query runs: nothing of the new queues is missed.
     create_topic(cluster, topic, 3)
     send_numbers(cluster, topic, range(2000, 5000))
-    wait_until(query, lambda: rows_read(query) >= 5000)
+    wait_for_rows(query, 5000)
     query.stop()
 
     send_numbers(cluster, topic, range(5000, 6000))
     query = start(df, tmp_path, processingTime="100 milliseconds")
-    wait_until(query, lambda: rows_read(query) >= 1000)
+    wait_for_rows(query, 1000)
     query.stop()
     assert found(spark, tmp_path) == list(range(6000))
 

@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import send_numbers
+from waiting import wait_until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.errors import ClientError
@@ -147,15 +148,6 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
         process.wait()
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert process.poll() is None, "the driver has ended"
-        assert time.monotonic() < deadline
-        # The brokers are in this process.
-        time.sleep(POLL_INTERVAL_S)
-
-
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
@@ -163,7 +155,12 @@ def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topi
     send_numbers(cluster, source, range(KILLED_MESSAGES))
     halves = messages(cluster, TRANSACTION_HALF_TOPIC, 1)
     with driver(cluster, source, target, tmp_path) as process:
-        wait_until(lambda: messages(cluster, target) > 0, process)
+
+        def has_committed() -> bool:
+            assert process.poll() is None, "the driver has ended"
+            return messages(cluster, target) > 0
+
+        wait_until(has_committed, WAIT_S)
         # The first one is to be seen when all are stored.
         assert messages(cluster, TRANSACTION_HALF_TOPIC, 1) >= halves + KILLED_MESSAGES
     # What was committed till then stays.
