@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gantrymq.errors import FrameError, HeaderError, ProtocolError
 from gantrymq.protocol.codes import LanguageCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
-from gantrymq.protocol.frame_reader import LARGE_FRAME, FrameReader
+from gantrymq.protocol.frame_reader import LARGE_FRAME, MAX_HEADER_LENGTH, FrameReader
+from gantrymq.protocol.json_header import MAX_FIELDS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 ENCODINGS = st.sampled_from(SerializeType)
@@ -316,3 +317,76 @@ def test_a_large_frame_with_an_impossible_header_is_refused_before_its_body_has_
         list(FrameReader().feed(pack(">iI", LARGE_FRAME, LARGE_FRAME)))
     with pytest.raises(HeaderError):
         list(FrameReader().feed(pack(">iI", LARGE_FRAME, 2) + b"[]"))
+
+
+# -- what one frame may cost ----------------------------------------------------------------------------------------
+
+
+def test_a_header_that_is_no_header_is_refused_before_it_has_come() -> None:
+    length = MAX_HEADER_LENGTH + 1
+    with pytest.raises(FrameError, match=f"at most {MAX_HEADER_LENGTH}"):
+        list(FrameReader().feed(pack(">iI", 4 + length, length) + bytes(1000)))
+    assert list(FrameReader().feed(pack(">iI", 3 + length, length - 1) + bytes(1000))) == []
+
+
+@pytest.mark.parametrize("encoding", SerializeType)
+@pytest.mark.parametrize("value", ["", "x" * 10])
+def test_a_header_of_very_many_fields_is_not_read(value: str, encoding: SerializeType) -> None:
+    def received(count: int) -> RemotingCommand:
+        sent = RemotingCommand.request(1, fields={f"field {n}": value for n in range(count)})
+        sent.serialize_type = encoding
+        return RemotingCommand(1, 9, 0, 0, 0, None, raw_ext_of(sent), b"", encoding)
+
+    assert len(received(MAX_FIELDS).ext_fields) == (MAX_FIELDS if value or encoding == SerializeType.JSON else 0)
+    huge = received(200_000)
+    start = time.thread_time()
+    with pytest.raises(HeaderError, match=f"more than {MAX_FIELDS} fields"):
+        _ = huge.ext_fields
+    assert time.thread_time() - start < 0.05  # 0.3 s and more to read it.
+
+
+def raw_ext_of(command: RemotingCommand) -> bytes:
+    (got,) = FrameReader().feed(command.encode())
+    return got.raw_ext
+
+
+def test_long_values_are_no_many_fields() -> None:
+    for encoding in SerializeType:
+        sent = RemotingCommand.request(1, fields={"a": "\u20ac" * 1_000_000, "b": "'" * 100_000})
+        sent.serialize_type = encoding
+        (got,) = FrameReader().feed(sent.encode())
+        assert got.ext_fields == sent.ext_fields
+
+
+@pytest.mark.parametrize("body", [0, 1000, LARGE_FRAME + 1000])
+def test_a_reader_tells_of_the_frame_under_way(body: int) -> None:
+    frame = RemotingCommand.request(1, body=bytes(body)).encode()
+    reader = FrameReader()
+    numbers = []
+    for _ in range(2):
+        assert (reader.frame_length, reader.held_bytes) == (0, 0)
+        assert list(reader.feed(frame[:3])) == []
+        assert (reader.frame_length, reader.held_bytes) == (8, 3)
+        assert list(reader.feed(frame[3:20])) == []
+        assert (reader.frame_length, reader.held_bytes) == (len(frame), 20)
+        numbers.append(reader.frame_number)
+        assert len(list(reader.feed(frame[20:]))) == 1
+    assert numbers[1] > numbers[0]
+    assert len(list(reader.feed(frame + frame[:20]))) == 1
+    assert (reader.frame_length, reader.held_bytes) == (len(frame), 20)
+    reader.clear()
+    assert (reader.frame_length, reader.held_bytes) == (0, 0)
+
+
+def test_the_begin_of_a_large_frame_does_not_keep_the_read_that_it_came_with() -> None:
+    small = RemotingCommand.request(1, body=bytes(250_000)).encode()
+    large = RemotingCommand.request(2, body=bytes(1 << 20)).encode()[:10_000]
+    readers = [FrameReader() for _ in range(20)]
+    tracemalloc.start()
+    try:
+        for reader in readers:
+            list(reader.feed(b"".join((small, large))))
+        current, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert current < 20 * 20_000

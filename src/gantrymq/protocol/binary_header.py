@@ -14,6 +14,7 @@ from struct import Struct
 from struct import error as StructError
 
 from gantrymq.errors import HeaderError
+from gantrymq.protocol.json_header import LONG_FIELDS, MAX_FIELDS
 
 #: Up to the remark's length, and the ext fields' length, which follows at once where there is no remark.
 _FIXED = Struct(">hBhiiii")
@@ -83,6 +84,8 @@ def decode_fields(ext: bytes) -> dict[str, str]:
     """Ext fields as a dictionary; an empty name or value is left out, as Java reads it as null."""
     fields: dict[str, str] = {}
     pos, end = 0, len(ext)
+    if end > LONG_FIELDS:
+        _refuse_too_many(ext)
     try:
         while pos < end:
             (length,) = _NAME_LENGTH.unpack_from(ext, pos)
@@ -101,3 +104,20 @@ def decode_fields(ext: bytes) -> dict[str, str]:
     except (StructError, UnicodeDecodeError) as e:
         raise HeaderError(f"ext fields can't be read at byte {pos} of {end}: {e}") from e
     return fields
+
+
+def _refuse_too_many(ext: bytes) -> None:
+    """Raises HeaderError for more fields than are read; other faults are left to `decode_fields`."""
+    pos, end, fields = 0, len(ext), 0
+    while pos + 2 <= end:
+        (name_length,) = _NAME_LENGTH.unpack_from(ext, pos)
+        pos += 2 + name_length
+        if name_length < 0 or pos + 4 > end:
+            return
+        (value_length,) = _I32.unpack_from(ext, pos)
+        pos += 4 + value_length
+        if value_length < 0:
+            return
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise HeaderError(f"ext fields of {end} bytes: more than {MAX_FIELDS} fields")
