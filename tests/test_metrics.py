@@ -12,7 +12,7 @@ import pytest
 
 from gantrymq import metrics
 from gantrymq.errors import GantryError
-from gantrymq.metrics import Kind, Metric, MetricsServer, gauge, render
+from gantrymq.metrics import Histogram, Kind, Metric, MetricsServer, gauge, render
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.topic_config import (
@@ -43,6 +43,22 @@ def test_text() -> None:
         "# HELP rocketmq_topic_number Topics\n"
         "# TYPE rocketmq_topic_number gauge\n"
         "rocketmq_topic_number 1000000000000000\n"
+    )
+
+
+def test_a_histogram() -> None:
+    stalls = Histogram((0.01, 0.1, 1))
+    for seconds in (0.001, 0.01, 0.011, 0.5, 7):
+        stalls.observe(seconds)
+    assert render([Metric("stalls", Kind.HISTOGRAM, "Stalls", [({"broker": "b"}, stalls)])]).decode() == (
+        "# HELP stalls Stalls\n"
+        "# TYPE stalls histogram\n"
+        'stalls_bucket{broker="b",le="0.01"} 2\n'
+        'stalls_bucket{broker="b",le="0.1"} 3\n'
+        'stalls_bucket{broker="b",le="1"} 4\n'
+        'stalls_bucket{broker="b",le="+Inf"} 5\n'
+        'stalls_sum{broker="b"} 7.522\n'
+        'stalls_count{broker="b"} 5\n'
     )
 
 

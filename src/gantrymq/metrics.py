@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,20 +31,45 @@ NO_LABELS: Mapping[str, str] = {}
 
 
 class Kind(Enum):
-    """A gauge goes up and down; a counter only up, and its name ends with _total."""
+    """A gauge goes up and down; a counter only up, and its name ends with _total; a histogram counts by size."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Histogram:
+    """How many observations are how large. `bounds` ascend; what is larger than the last is counted, too."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def buckets(self) -> Iterator[tuple[float, int]]:
+        """Each bound, infinity at last, with the number of observations that are not larger."""
+        count = 0
+        for bound, here in zip((*self._bounds, math.inf), self._counts, strict=True):
+            count += here
+            yield bound, count
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name with a value per set of labels, each as (labels, value)."""
+    """One name with a value per set of labels, each as (labels, value); a Histogram each for a Kind.HISTOGRAM."""
 
     name: str
     kind: Kind
     help: str
-    samples: Iterable[tuple[Mapping[str, str], float]]
+    samples: Iterable[tuple[Mapping[str, str], float | Histogram]]
 
 
 def gauge(name: str, description: str, value: float) -> Metric:
@@ -84,9 +110,19 @@ def render(metrics: Iterable[Metric]) -> bytes:
         lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
         lines.append(f"# TYPE {metric.name} {metric.kind.value}")
         for labels, value in metric.samples:
-            pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
-            lines.append(f"{metric.name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}")
+            if isinstance(value, Histogram):
+                for bound, count in value.buckets():
+                    lines.append(_line(f"{metric.name}_bucket", {**labels, "le": _number(bound)}, count))
+                lines.append(_line(f"{metric.name}_sum", labels, value.sum))
+                lines.append(_line(f"{metric.name}_count", labels, value.count))
+            else:
+                lines.append(_line(metric.name, labels, value))
     return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
+    return f"{name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}"
 
 
 def _escape(text: str, *, quotes: bool = False) -> str:
