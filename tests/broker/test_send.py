@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from broker_support import Peer
 
@@ -9,9 +11,12 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+from gantrymq.remoting.client import RemotingClient
 
 
 async def pulled(peer: Peer, topic: str, queue_id: int = 0) -> list[MessageExt]:
@@ -80,7 +85,52 @@ async def test_batch_is_stored_as_single_messages(peer: Peer) -> None:
     assert [(m.flag, m.body, m.queue_offset, m.msg_id) for m in messages] == [
         (i, b"body-%d" % i, i, f"k{i}") for i in range(3)
     ]
-    assert all(m.properties["WAIT"] == "true" and m.tags == "t" for m in messages)
+    # Nothing is added, and what the header says isn't theirs: `MessageExtEncoder.encode`.
+    assert [m.properties for m in messages] == [{"UNIQ_KEY": f"k{i}", "TAGS": "t"} for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("properties", "count", "changed"),
+    [
+        ({"p": "x" * 40_000}, 3, {}),
+        ({"DELAY": "3"}, 3, {}),
+        ({}, 3, {"sys_flag": TRANSACTION_PREPARED}),
+        ({}, 32_768, {}),
+        ({}, 0, {}),
+    ],
+)
+async def test_batch_that_is_illegal(
+    peer: Peer, properties: dict[str, str], count: int, changed: dict[str, int]
+) -> None:
+    await peer.send("orders", b"first")
+    body = encode_batch([(0, b"", b"")] * count)
+    response = await peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE, properties=properties, **changed)
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert [message.body for message in await pulled(peer, "orders")] == [b"first"]
+
+
+async def test_others_are_served_while_a_large_batch_is_taken_in(
+    peer: Peer, broker: Broker, remoting: RemotingClient
+) -> None:
+    """Its messages are neighbours nevertheless, whoever else sends to the queue."""
+    await peer.send("orders", b"first")
+    other = Peer(await remoting.connection(f"localhost:{broker.port}"))
+    body = encode_batch([(0, b"%d" % i, b"TAGS\x01t\x02") for i in range(32_767)])
+    batch = asyncio.create_task(peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE))
+    await asyncio.sleep(0)
+    while not batch.done():
+        assert (await other.send("orders", b"other")).code == ResponseCode.SUCCESS
+    answer = await batch
+    assert answer.code == ResponseCode.SUCCESS
+    ids, first = answer.ext_fields["msgId"].split(","), int(answer.ext_fields["queueOffset"])
+    assert len(ids) == 32_767
+    assert first > 1, "nobody was served meanwhile"
+    queue = broker.store.find_queue("orders", 0)
+    assert queue is not None
+    for n in (0, 1, 12_345, 32_766):
+        record = broker.store.read_record(decode_offset_message_id(ids[n])[1])
+        assert (record.body, record.queue_offset, record.topic) == (b"%d" % n, first + n, b"orders")
+        assert queue.unit(first + n) == (record.physical_offset, record.size, tags_code(b"t"))
 
 
 async def test_broken_batch_leaves_nothing(peer: Peer) -> None:

@@ -174,7 +174,7 @@ def test_messages_of_a_pull() -> None:
 def test_batch() -> None:
     messages = [(i - 1, f"body {i}".encode() * i, f"n\x01{i}\x02".encode()) for i in range(3)]
 
-    assert decode_batch(java("batch.bin")) == messages
+    assert list(decode_batch(java("batch.bin"))) == messages
     assert encode_batch(messages) == java("batch.bin")
 
 

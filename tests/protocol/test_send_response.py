@@ -21,13 +21,21 @@ def received(frame: bytes) -> RemotingCommand:
 
 @given(serialize_type=st.sampled_from(SerializeType), physical=OFFSETS, queue=st.integers(0, 2**31 - 1), offset=OFFSETS)
 def test_says_what_a_typed_header_does(serialize_type: int, physical: int, queue: int, offset: int) -> None:
-    response = received(SendResponses(HOST).encode(serialize_type, 7, physical, queue, offset))
+    response = received(SendResponses(HOST, "moon", False).encode(serialize_type, 7, physical, queue, offset))
     header = response.read_header(SendMessageResponseHeader)
+    assert (header.queue_id, header.queue_offset) == (queue, offset)
+    assert (header.msg_region, header.trace_on) == ("moon", "false")
     plain = decode_send_response(response)
     if serialize_type == SerializeType.ROCKETMQ:
-        assert plain == (header.msg_id, header.queue_id, header.queue_offset) == (header.msg_id, queue, offset)
+        assert plain == (header.msg_id, queue, offset, "moon", False)
     else:
         assert plain is None
+
+
+def test_a_server_that_says_nothing_of_traces() -> None:
+    response = RemotingCommand.response(fields={"msgId": "id", "queueId": "1", "queueOffset": "2"})
+    response.serialize_type = SerializeType.ROCKETMQ
+    assert decode_send_response(received(response.encode())) == ("id", 1, 2, "", True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
+from gantrymq.store.record_batch import RecordBatch
 
 
 def born_host(connection: Connection) -> bytes:
@@ -69,6 +70,15 @@ class Appender:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
         self._polling.message_arrived(queue)
         return result
+
+    def append_batch(self, batch: RecordBatch) -> list[int]:
+        """Stores all of a batch; the messages' physical offsets. Raises RequestRefused: no room."""
+        try:
+            offsets = self.store.append_batch(batch)
+        except StoreFull as e:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
+        self._polling.message_arrived(batch.queue)
+        return offsets
 
     def append_again(
         self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int

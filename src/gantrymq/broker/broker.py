@@ -31,6 +31,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
+from gantrymq.broker.long_requests import LongRequests
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.part import Part, handler_table
@@ -132,7 +133,10 @@ class Broker:
         self._timer = Timer(config.store, appender, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
-        self._sending = Sending(config, appender, topics, self._schedule, self._timer, retry, flush_waits)
+        long_requests = LongRequests(jobs)
+        self._sending = Sending(
+            config, appender, topics, self._schedule, self._timer, retry, flush_waits, long_requests=long_requests
+        )
         self._transactions = Transactions(config, appender, topics, members, offsets, self._sending.redirect)
         self.pops = PopService(
             config,
@@ -188,6 +192,7 @@ class Broker:
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
             flush_waits,
+            long_requests,
             Assignments(config, members, modes),
             self.pops,
             self.polling,
@@ -255,7 +260,7 @@ class Broker:
         await self._running.aclose()
 
     def _topics_changed(self, names: Collection[str]) -> None:
-        self._sending.topics_changed()
+        self._sending.topics_changed(names)
         self._registration.topics_changed(names)
 
     def _config_changed(self) -> None:

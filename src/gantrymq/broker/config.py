@@ -44,6 +44,9 @@ class BrokerConfig(TlsConfig):
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+    #: What answers to sends tell clients that write traces (`regionId`, `traceOn`).
+    region_id: str = "DefaultRegion"
+    trace_on: bool = True
     long_polling_enable: bool = True
     #: SQL92 subscriptions; Java's default is false.
     enable_property_filter: bool = True

@@ -7,10 +7,12 @@ without an object per message. What depends on the topic alone is looked up once
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.long_requests import LongRequests, Steps
 from gantrymq.broker.part import Part
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
@@ -20,23 +22,28 @@ from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
 from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
-from gantrymq.protocol.batch import decode_batch
+from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
-from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id
-from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
-from gantrymq.protocol.send_request import SendTarget, decode_send_request
+from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id, encode_offset_message_ids
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, without_property
+from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC, topic_problem
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TIMER_TOPIC, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
+from gantrymq.store.record_batch import RecordBatch
 
 _TIMER_PROPERTIES = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
+#: Messages of a batch that are made into records in one step: 0.4 ms.
+_BATCH_STEP = 200
+#: An int has no more digits in Java; a level is far below.
+_MOST_DIGITS = 10
 
 
 class Sending(Part):
@@ -51,6 +58,8 @@ class Sending(Part):
         timer: Timer,
         retry: RetryTopics,
         flush_waits: FlushWaits,
+        *,
+        long_requests: LongRequests,
     ) -> None:
         self._config = config
         self._appender = appender
@@ -60,13 +69,14 @@ class Sending(Part):
         self._timer = timer
         self._retry = retry
         self._flush_waits = flush_waits
-        self._responses = SendResponses(appender.store_host)
+        self._long_requests = long_requests
+        self._trace_on = "true" if config.trace_on else "false"
+        self._responses = SendResponses(appender.store_host, config.region_id, config.trace_on)
         self._unique_keys = UniqueKeys(appender.store_host[:-4])
         self._sync_flush = config.store.flush_disk_type == "SYNC_FLUSH"
-        self._cluster_name = config.broker_cluster_name
         self._cluster_property = f"CLUSTER\x01{config.broker_cluster_name}\x02".encode()
-        #: Topic -> its queues by id, for topics that may be written; emptied whenever a topic changes.
-        self._writable: dict[str, list[ConsumeQueue]] = {}
+        #: Topic -> its queues by id, as far as they were asked for, for topics that may be written.
+        self._writable: dict[str, list[ConsumeQueue | None]] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -75,15 +85,19 @@ class Sending(Part):
             RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
         }
 
-    def topics_changed(self) -> None:
-        self._writable.clear()
+    def topics_changed(self, names: Collection[str] = ()) -> None:
+        """These topics, all when none is named, are looked at anew."""
+        for name in names:
+            self._writable.pop(name, None)
+        if not names:
+            self._writable.clear()
 
     def send(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Stores one message."""
         target, born_timestamp, flag, properties, options = decode_send_request(request)
         if options.batch:
             return self.send_batch(connection, request)
-        queue = self._queue(target, connection)
+        queue = self._queue(target, options, connection)
         queue_id = queue.queue_id
         properties = self._complete(properties)
         code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
@@ -114,103 +128,127 @@ class Sending(Part):
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset
         )
-        if self._sync_flush and b"WAIT\x01false" not in properties:
+        if self._sync_flush and _waits(properties):
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, (response,))
             return None
         return (response,)
 
     def send_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Stores the messages of a batch body, all in one queue; the answer lists their ids, joined by commas."""
-        target, born_timestamp, _, batch_properties, options = decode_send_request(request)
+        """Stores the messages of a batch body, one behind the other in one queue; the answer lists their ids.
+
+        Nothing is stored of a batch that can't be stored as a whole. What the header's properties say holds for the
+        batch, and doesn't become part of its messages (`MessageExtEncoder.encode`).
+        """
+        target, born_timestamp, _, properties, options = decode_send_request(request)
         if target.topic.startswith(RETRY_TOPIC_PREFIX):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {target.topic}"
             )
-        queue = self._queue(target, connection)
-        if len(request.body) > self._appender.max_message_size:
+        if len(properties) > MAX_PROPERTIES_LENGTH or len(request.body) > self._appender.max_message_size:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"batch of {len(request.body)} bytes: at most {self._appender.max_message_size} are taken",
+                f"batch of {len(request.body)} bytes with {len(properties)} bytes of properties: at most "
+                f"{self._appender.max_message_size} and {MAX_PROPERTIES_LENGTH} are taken",
             )
-        # All are read before the first is stored, so that a broken batch leaves nothing behind.
-        messages = [
-            (flag, body, self._complete(_joined(properties, batch_properties)))
-            for flag, body, properties in decode_batch(request.body)
-        ]
-        if not messages:
+        if target.sys_flag & TRANSACTION_MASK or _delay_level(properties):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "the messages of a batch are neither delayed nor in a transaction"
+            )
+        queue = self._queue(target, options, connection)
+        batch = self._appender.store.begin_batch(
+            queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
+        )
+        waits = self._sync_flush and _waits(properties)
+        return self._long_requests.run(connection, request, self._store_batch(connection, request, batch, waits))
+
+    def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:
+        """Makes the records of a batch step by step, puts them into the store at once, and answers."""
+        for count, (flag, body, properties) in enumerate(decode_batch(request.body), 1):
+            if count > MAX_BATCH_MESSAGES:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"batch of more than {MAX_BATCH_MESSAGES} messages: send several"
+                )
+            if b"POP_CK\x01" in properties:
+                properties = without_property(properties, b"POP_CK")
+            code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+            batch.add(flag, body, properties, code)
+            if not count % _BATCH_STEP:
+                yield
+        if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
-        host = born_host(connection)
-        results = [
-            self._appender.append(
-                queue,
-                flag,
-                target.sys_flag,
-                born_timestamp,
-                host,
-                options.reconsume_times,
-                body,
-                properties,
-                tags_code(find_property(properties, b"TAGS") or b""),
-            )
-            for flag, body, properties in messages
-        ]
+        queue_offset = batch.queue.max_offset
+        offsets = self._appender.append_batch(batch)
+        if len(offsets) > _BATCH_STEP:
+            yield
         response = RemotingCommand.response(
             header=SendMessageResponseHeader(
-                msg_id=",".join(
-                    [encode_offset_message_id(self._appender.store_host, result.physical_offset) for result in results]
-                ),
-                queue_id=queue.queue_id,
-                queue_offset=results[0].queue_offset,
+                msg_id=encode_offset_message_ids(self._appender.store_host, offsets),
+                queue_id=batch.queue.queue_id,
+                queue_offset=queue_offset,
+                msg_region=self._config.region_id,
+                trace_on=self._trace_on,
             )
         )
-        if self._sync_flush:
-            last = results[-1]
-            self._flush_waits.reply(connection, request, last.physical_offset + last.size, response)
+        if waits:
+            self._flush_waits.reply(connection, request, offsets[-1] + batch.sizes[-1], response)
             return None
         return response
 
-    def _queue(self, target: SendTarget, connection: Connection) -> ConsumeQueue:
+    def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue:
         if self._sync_flush and self._flush_waits.is_full:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 "[REJECTREQUEST]system busy, start flow control for a while: the disk is behind",
             )
-        queues = self._writable.get(target.topic)
+        topic = target.topic
+        queues = self._writable.get(topic)
         if queues is None:
-            queues = self._resolve(target, connection)
+            queues = self._resolve(target, options, connection)
         queue_id = target.queue_id
         if queue_id < 0:
-            queue_id = random.randrange(len(queues))
+            queue_id = self._random_queue_id(topic)
         if queue_id >= len(queues):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{queue_id}] is illegal, topic {target.topic} has {len(queues)} queues",
+                f"request queueId[{queue_id}] is illegal, topic {topic} has {len(queues)} queues",
             )
-        return queues[queue_id]
+        queue = queues[queue_id]
+        if queue is None:
+            queue = queues[queue_id] = self._appender.store.queue(topic, queue_id)
+        return queue
 
-    def _resolve(self, target: SendTarget, connection: Connection) -> list[ConsumeQueue]:
+    def _random_queue_id(self, topic: str) -> int:
+        config = self._topics.get(topic)
+        if config is None or config.write_queue_nums < 1:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic[{topic}] has no queues to write to")
+        return random.randrange(config.write_queue_nums)
+
+    def _resolve(self, target: SendTarget, options: SendOptions, connection: Connection) -> list[ConsumeQueue | None]:
         """The topic's queues, once it is clear that this topic may be written; creates it where that is allowed."""
         topic = target.topic
         problem = topic_problem(topic)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
-        if topic in SEND_FORBIDDEN_TOPICS:
+        if not may_be_sent_to(topic):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
-        config = self._topics.get(topic) or self._create(target, connection)
+        config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
-        queue_nums = max(config.write_queue_nums, config.read_queue_nums)
-        queues = [self._appender.store.queue(topic, queue_id) for queue_id in range(queue_nums)]
+        queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
         self._writable[topic] = queues
         return queues
 
-    def _create(self, target: SendTarget, connection: Connection) -> TopicConfig:
+    def _create(self, target: SendTarget, options: SendOptions, connection: Connection) -> TopicConfig:
         topic = target.topic
         config = self._topics.create_in_send(
-            topic, target.default_topic, target.default_topic_queue_nums, connection.address
+            topic,
+            target.default_topic,
+            target.default_topic_queue_nums,
+            connection.address,
+            unit_mode=options.unit_mode,
         )
         if config is None and topic.startswith(RETRY_TOPIC_PREFIX):
-            config = self._topics.create_if_absent(topic, 1)
+            config = self._topics.create_if_absent(topic, 1, unit_mode=options.unit_mode)
         if config is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -268,9 +306,11 @@ class Sending(Part):
                 queue_offset=result.queue_offset,
                 transaction_id=transaction_id,
                 recall_handle=recall_handle,
+                msg_region=self._config.region_id,
+                trace_on=self._trace_on,
             )
         )
-        if self._sync_flush and b"WAIT\x01false" not in properties:
+        if self._sync_flush and _waits(properties):
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
             return None
         return response
@@ -285,20 +325,29 @@ class Sending(Part):
         return queue, properties, code
 
     def _complete(self, properties: bytes) -> bytes:
-        """The properties as broker 5.x stores them: with a unique key and the cluster's name."""
+        """The properties as broker 5.x stores them: with a unique key and the cluster's name, without a pop's receipt.
+
+        A consumer that forwards what it popped sends the receipt along, and it isn't that of the new message
+        (`SendMessageProcessor.clearReservedProperties`).
+        """
         if properties and properties[-1] != 2:
             properties += b"\x02"
-        if b"UNIQ_KEY\x01" not in properties:
+        if b"\x02UNIQ_KEY\x01" not in properties and not properties.startswith(b"UNIQ_KEY\x01"):
             properties += b"UNIQ_KEY\x01%b\x02" % self._unique_keys.next().encode()
+        if b"POP_CK\x01" in properties:
+            properties = without_property(properties, b"POP_CK")
         if b"CLUSTER\x01" in properties:
-            return encode_properties(decode_properties(properties) | {"CLUSTER": self._cluster_name})
+            properties = without_property(properties, b"CLUSTER")
         return properties + self._cluster_property
 
 
 def _delay_level(properties: bytes) -> int:
+    """Java refuses what is no number; here it is no delay. A level above the last one is the last one."""
     level = find_property(properties, b"DELAY") or b""
-    return int(level) if level.isdigit() else 0
+    return int(level[:_MOST_DIGITS]) if level.isdigit() else 0
 
 
-def _joined(properties: bytes, more: bytes) -> bytes:
-    return properties + (b"" if not properties or properties.endswith(b"\x02") else b"\x02") + more
+def _waits(properties: bytes) -> bool:
+    """Whether the producer wants its message on the disk before the answer (`Message.isWaitStoreMsgOK`)."""
+    wait = find_property(properties, b"WAIT")
+    return wait is None or wait.lower() == b"true"

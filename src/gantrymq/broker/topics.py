@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import (
     PERM_INHERIT,
     PERM_READ,
@@ -15,11 +16,13 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfig,
     TopicConfigTable,
 )
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
     OFFSET_MOVED_EVENT,
+    RETRY_TOPIC_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SYSTEM_TOPIC_PREFIX,
@@ -34,6 +37,9 @@ log = logging.getLogger(__name__)
 SCHEDULE_QUEUE_NUMS = 18
 REVIVE_QUEUE_NUMS = 8
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
+#: `TopicSysFlag`: the topic of a unit; a retry topic that gets messages of one.
+UNIT_FLAG = 1
+UNIT_SUB_FLAG = 2
 
 
 class BrokerTopics(Part):
@@ -94,33 +100,45 @@ class BrokerTopics(Part):
         self._changed()
         return True
 
-    def create_in_send(self, topic: str, default_topic: str, client_queue_nums: int, peer: str) -> TopicConfig | None:
+    def create_in_send(
+        self, topic: str, default_topic: str, client_queue_nums: int, peer: str, *, unit_mode: bool = False
+    ) -> TopicConfig | None:
         """What a send to an unknown topic makes: a topic after `default_topic`, if that one may be inherited.
 
         Normally TBW102, which is there only with autoCreateTopicEnable; min(client's queue count, its write queues).
+        Raises RequestRefused where that is none: Java makes a topic that takes no message.
         """
         default = self.get(default_topic)
         forbidden = default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable
         if default is None or forbidden or not default.perm & PERM_INHERIT:
             log.warning("topic %s of producer %s is not created: no default topic %s", topic, peer, default_topic)
             return None
-        queue_nums = max(0, min(client_queue_nums, default.write_queue_nums))
+        queue_nums = min(client_queue_nums, default.write_queue_nums)
+        if queue_nums < 1:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic[{topic}] not exist, and can't be created with {queue_nums} queues (defaultTopicQueueNums "
+                f"{client_queue_nums}, write queues of {default_topic} {default.write_queue_nums})",
+            )
         created = TopicConfig(
             topic,
             queue_nums,
             queue_nums,
             default.perm & ~PERM_INHERIT,
             default.topic_filter_type,
+            _topic_sys_flag(topic, unit_mode),
         )
         log.info("created topic %s with %d queues for producer %s", topic, queue_nums, peer)
         self.put(created)
         return created
 
-    def create_if_absent(self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+    def create_if_absent(
+        self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE, *, unit_mode: bool = False
+    ) -> TopicConfig:
         """What retry and dead-letter topics come from."""
         config = self.get(topic)
         if config is None:
-            config = TopicConfig(topic, queue_nums, queue_nums, perm)
+            config = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=_topic_sys_flag(topic, unit_mode))
             log.info("created topic %s with %d queues", topic, queue_nums)
             self.put(config)
         return config
@@ -129,6 +147,12 @@ class BrokerTopics(Part):
         self._table.data_version.advance()
         self._file.save(encode_json(self._table))
         self._on_change(names)
+
+
+def _topic_sys_flag(topic: str, unit_mode: bool) -> int:
+    if not unit_mode:
+        return 0
+    return UNIT_SUB_FLAG if topic.startswith(RETRY_TOPIC_PREFIX) else UNIT_FLAG
 
 
 def system_topics(config: BrokerConfig) -> list[TopicConfig]:

@@ -126,8 +126,10 @@ class BrokerApi:
         if status is None:
             raise BrokerError(response.code, response.remark, address)
         plain = decode_send_response(response)
-        if plain is not None and plain[1] == queue.queue_id:
-            return SendResult(status, msg_id, queue, plain[2], plain[0])
+        if plain is not None and plain.queue_id == queue.queue_id:
+            return SendResult(
+                status, msg_id, queue, plain.queue_offset, plain.msg_id, None, None, plain.region_id, plain.trace_on
+            )
         answer = response.read_header(SendMessageResponseHeader)
         if answer.queue_id != queue.queue_id:
             queue = queue._replace(queue_id=answer.queue_id)

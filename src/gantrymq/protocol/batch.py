@@ -5,12 +5,15 @@ per message: int32 size | int32 0 | int32 0 | int32 flag | int32 length + body |
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from struct import error as StructError
 
 from gantrymq.errors import BodyError
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
+
+#: Java's broker counts a batch's messages in an int16, and goes wrong with more.
+MAX_BATCH_MESSAGES = (1 << 15) - 1
 
 _HEAD = Struct(">iiiii")
 _HEAD_SIZE = _HEAD.size
@@ -28,9 +31,8 @@ def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
-    """[(flag, body, properties bytes)]. Raises BodyError when the lengths don't fit."""
-    messages: list[tuple[int, bytes, bytes]] = []
+def decode_batch(batch: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """(flag, body, properties bytes) of each message. Raises BodyError where the lengths don't fit."""
     pos, end = 0, len(batch)
     try:
         while pos < end:
@@ -44,8 +46,7 @@ def decode_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
             (properties_length,) = _I16.unpack_from(batch, body_end)
             if properties_length < 0 or properties_start + properties_length != message_end:
                 raise BodyError(f"properties of {properties_length} bytes don't end the message at {pos} of the batch")
-            messages.append((flag, batch[body_start:body_end], batch[properties_start:message_end]))
+            yield flag, batch[body_start:body_end], batch[properties_start:message_end]
             pos = message_end
     except StructError as e:
         raise BodyError(f"batch of {end} bytes is cut off at {pos}") from e
-    return messages

@@ -101,3 +101,17 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
         start = at + 1 + len(prefix)
     end = raw.find(b"\x02", start)
     return (raw[start:end] if end >= 0 else raw[start:]) or None
+
+
+def has_property(raw: bytes, name: bytes) -> bool:
+    """Whether a property of that name is there, be it empty."""
+    prefix = name + b"\x01"
+    return raw.startswith(prefix) or b"\x02" + prefix in raw
+
+
+def without_property(raw: bytes, name: bytes) -> bytes:
+    """The other properties, each ended by \\x02 if there was one of that name (`MessageUtils.deleteProperty`)."""
+    if not has_property(raw, name):
+        return raw
+    prefix = name + b"\x01"
+    return b"".join([item + b"\x02" for item in raw.split(b"\x02") if item and not item.startswith(prefix)])

@@ -46,7 +46,10 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
 
 
 class SendMessageResponseHeader(Header):
-    """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch."""
+    """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch.
+
+    `msg_region` and `trace_on` ("true" or "false") tell clients whether to write a trace of it.
+    """
 
     msg_id: str
     queue_id: Int32
@@ -54,6 +57,8 @@ class SendMessageResponseHeader(Header):
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
+    msg_region: str | None = msgspec.field(name="MSG_REGION", default=None)
+    trace_on: str | None = msgspec.field(name="TRACE_ON", default=None)
 
 
 class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):

@@ -1,0 +1,148 @@
+"""Requests whose work goes on in later turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker import long_requests
+from gantrymq.broker.long_requests import LongRequests, Steps
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Buffers, Connection
+
+
+class Asker(Connection):
+    """A connection that keeps the answers."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.answers: list[RemotingCommand | Buffers] = []
+        self.closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def reply(self, request: RemotingCommand, reply: RemotingCommand | Buffers) -> None:
+        self.answers.append(reply)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[LongRequests]:
+    requests = LongRequests(Jobs())
+    await requests.start()
+    yield requests
+    await requests.stop()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes 1 ms: so the clock, asked once after each, says."""
+    times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
+    monkeypatch.setattr(long_requests, "perf_counter", lambda: next(times))
+
+
+def steps(count: int, done: list[str] | None = None, name: str = "") -> Steps:
+    for _ in range(count):
+        if done is not None:
+            done.append(name)
+        yield
+    return RemotingCommand.response(remark=name)
+
+
+def request(body: bytes = b"") -> RemotingCommand:
+    return RemotingCommand.request(1, body=body)
+
+
+async def test_what_is_done_soon_is_answered_at_once() -> None:
+    async with running() as requests:
+        asker = Asker()
+        reply = requests.run(asker, request(), steps(3, name="quick"))
+        assert isinstance(reply, RemotingCommand)
+        assert (reply.remark, asker.answers, len(requests)) == ("quick", [], 0)
+
+
+async def test_a_turn_is_shared_by_the_requests_that_come_in_it() -> None:
+    """A thousand short requests of one read are a long one."""
+    async with running() as requests:
+        asker = Asker()
+        replies = [requests.run(asker, request(), steps(3)) for _ in range(20)]
+        assert 1 < sum(reply is not None for reply in replies) < 6
+        assert replies[-1] is None
+        await until(lambda: len(asker.answers) == sum(reply is None for reply in replies))
+
+
+async def test_the_rest_goes_on_in_later_turns() -> None:
+    async with running() as requests:
+        asker = Asker()
+        turns: list[int] = []
+        assert requests.run(asker, request(), steps(100, name="long")) is None
+        while not asker.answers:
+            turns.append(0)
+            await asyncio.sleep(0)
+        assert len(turns) >= 8
+        (answer,) = asker.answers
+        assert isinstance(answer, RemotingCommand)
+        assert answer.remark == "long"
+
+
+async def test_connections_take_turns() -> None:
+    """Whoever asks for much waits for himself, not the others for him."""
+    async with running() as requests:
+        greedy, modest = Asker(), Asker()
+        done: list[str] = []
+        for _ in range(50):
+            requests.run(greedy, request(), steps(50, done, "greedy"))
+        requests.run(modest, request(), steps(20, done, "modest"))
+        while not modest.answers:
+            await asyncio.sleep(0)
+        assert done.count("greedy") < 60
+
+
+async def test_an_error_is_the_answer() -> None:
+    def failing() -> Steps:
+        yield from steps(30)
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no")
+
+    async with running() as requests:
+        asker = Asker()
+        assert requests.run(asker, request(), failing()) is None
+        await until(lambda: asker.answers)
+        (answer,) = asker.answers
+        assert isinstance(answer, RemotingCommand)
+        assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "no")
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_requests, "MAX_WAITING_BYTES_OF_ONE", 10_000)
+    monkeypatch.setattr(long_requests, "MAX_WAITING_BYTES", 15_000)
+    async with running() as requests:
+        askers = [Asker(), Asker()]
+        for asker in askers:
+            requests.run(asker, request(bytes(5000)), steps(1000))
+        for asker in askers:
+            with pytest.raises(RequestRefused) as refused:
+                requests.run(asker, request(bytes(5000)), steps(1000))
+            assert refused.value.code == ResponseCode.SYSTEM_BUSY
+        assert len(requests) == 2
+        # Who leaves makes room.
+        requests.connection_closed(askers[0])
+        assert requests.run(Asker(), request(bytes(5000)), steps(1)) is None
+        for asker in askers:
+            requests.connection_closed(asker)
+
+
+async def test_stop_ends_what_has_begun() -> None:
+    asker = Asker()
+    async with running() as requests:
+        requests.run(asker, request(), steps(100))
+    assert len(asker.answers) == 1
+    with pytest.raises(RequestRefused):
+        requests.run(asker, request(), steps(100))
