@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -252,12 +253,103 @@ def test_nonsense_is_skipped(world: World) -> None:
     world.put({"REAL_TOPIC": "../../etc", "REAL_QID": "1", "TIMER_OUT_MS": str(NOW)})
     world.put({"REAL_TOPIC": "orders", "REAL_QID": "-1", "TIMER_OUT_MS": str(NOW)})
     world.put({"REAL_TOPIC": "orders", "REAL_QID": str(2**40), "TIMER_OUT_MS": str(NOW)})
-    world.put({"REAL_TOPIC": "orders", "REAL_QID": "1", "TIMER_OUT_MS": str(NOW), "pad": "x" * 32_650})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "9" * 5000, "TIMER_OUT_MS": str(NOW)})
+    world.put({"REAL_TOPIC": "orders", "REAL_QID": "\u00b2", "TIMER_OUT_MS": str(NOW)})
+    for topic in (TIMER_TOPIC, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"):
+        world.put({"REAL_TOPIC": topic, "REAL_QID": "0", "TIMER_OUT_MS": str(NOW)})
     world.send("good", 1000)
+    end = world.store.queue(TIMER_TOPIC, 0).max_offset
     world.work()
     world.now_ms += 5000
     assert world.work() is Step.IDLE
     assert world.delivered() == ["good"]
+    assert world.timer.skipped == end - 1
+    assert world.store.topics() == {TIMER_TOPIC: [0], "orders": [1]}
+    assert world.store.queue(TIMER_TOPIC, 0).max_offset == end
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 110])
+@pytest.mark.parametrize("crc", [False, True])
+def test_what_was_accepted_is_delivered_however_long_its_properties_are(
+    make: Callable[..., World], room: int, crc: bool
+) -> None:
+    world = make(enabled_append_prop_crc=crc, timer_roll_window_slot=100)
+    pads = []
+    for out_ms in (NOW + 150_000, NOW - 5000):
+        fields = {"UNIQ_KEY": "k", "TIMER_OUT_MS": str(out_ms), "REAL_TOPIC": "orders", "REAL_QID": "1", "pad": ""}
+        left = world.appender.max_properties_length - len(encode_properties(fields)) - room
+        world.put(fields | {"pad": "x" * left}, str(out_ms - NOW))
+        pads.append(left)
+    world.work()
+    while world.timer.due_ms() is not None:
+        world.sleep()
+        world.work()
+    assert world.delivered() == ["-5000", "150000"]
+    assert world.timer.skipped == 0
+    assert [len(world.properties(number)["pad"]) for number in (0, 1)] == pads[::-1]
+
+
+def damage(world: World, physical_offset: int) -> None:
+    """Changes a byte of a record's body."""
+    with (world.config.commit_log_directory / f"{0:020d}").open("r+b") as file:
+        file.seek(physical_offset + 89)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def test_a_damaged_message_is_skipped_and_counted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for n in range(5):
+        world.send(str(n), 500)
+    places = [world.store.queue(TIMER_TOPIC, 0).unit(n) for n in range(5)]
+    damage(world, places[1][0])
+    world.work()
+    damage(world, places[3][0])
+    world.now_ms += 1000
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["0", "2", "4"]
+    assert world.timer.skipped == 2
+    assert world.waiting() == {"orders": 0}
+    for number in (1, 3):
+        assert f"the timer message at {places[number][0]} in the commit log is skipped" in caplog.text
+
+
+def test_an_error_in_the_middle_of_a_slot_repeats_nothing(world: World) -> None:
+    for n in range(10):
+        world.send(str(n), 500)
+    world.work()
+    world.now_ms += 1000
+    while len(world.delivered()) < 5:
+        assert world.timer.step(world.now_ms) is Step.MORE
+    # Every read of the timer log fails, as on a disk with a bad block.
+    files = world.files._log._files
+    good = files[0]
+    files[0] = os.open(world.config.store_path_root_dir, os.O_RDONLY)
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            world.timer.step(world.now_ms)
+    os.close(files[0])
+    files[0] = good
+    assert world.work() is Step.IDLE
+    assert world.delivered() == [str(n) for n in range(10)]
+
+
+def test_a_slot_whose_entries_cannot_be_read_is_tried_again(world: World) -> None:
+    for n in range(300):
+        world.send(str(n), 500)
+    world.work()
+    world.now_ms += 1000
+    assert world.timer.step(world.now_ms) is Step.MORE
+    assert world.timer.step(world.now_ms) is Step.MORE
+    files = world.files._log._files
+    good = files[0]
+    files[0] = os.open(world.config.store_path_root_dir, os.O_RDONLY)
+    with pytest.raises(IsADirectoryError):
+        world.timer.step(world.now_ms)
+    os.close(files[0])
+    files[0] = good
+    assert world.work() is Step.IDLE
+    assert world.delivered() == [str(n) for n in range(300)]
 
 
 def test_a_restart_in_the_middle_of_everything(world: World) -> None:
@@ -321,6 +413,11 @@ def test_nothing_is_lost_while_the_store_takes_nothing(world: World) -> None:
     assert world.work() is Step.BLOCKED
     assert world.work() is Step.BLOCKED
     assert world.delivered() == []
+    world.store._log.pause(None)
+    while len(world.delivered()) < 2:
+        world.timer.step(world.now_ms)
+    world.store._log.pause(StoreFull("the disk is too full"))
+    assert world.work() is Step.BLOCKED
     world.store._log.pause(None)
     assert world.work() is Step.IDLE
     assert world.delivered() == ["0", "1", "2"]

@@ -14,7 +14,7 @@ from gantrymq.protocol import topic_name
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message_id import UniqueKeys, decode_offset_message_id, encode_offset_message_id
-from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
+from gantrymq.protocol.properties import decode_properties, encode_fitting, encode_properties, find_property
 
 NAMES = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1)
 TEXTS = st.text(st.characters(exclude_characters="\x02", codec="utf-8"), min_size=1)
@@ -48,6 +48,16 @@ def test_one_property_is_found_as_in_all_of_them(text: str) -> None:
         found = find_property(text.encode(), name.encode())
         if text.count(name + "\x01") <= 1:
             assert found == (properties[name].encode() if name in properties else None)
+
+
+def test_what_is_dispensable_makes_room() -> None:
+    fields = {"a": "1" * 10, "b": "2" * 10, "c": "3" * 10, "__CRC32#": "0" * 10}
+    size = len(encode_properties({"a": "1" * 10}))
+    whole = encode_properties(fields)
+    assert encode_fitting(fields, len(whole), ["b"], b"") == whole
+    for limit, left in ((len(whole) - 1, "abc"), (3 * size - 1, "ac"), (2 * size - 1, "a")):
+        assert decode_properties(encode_fitting(fields, limit, ["b", "c"], b"")).keys() == set(left)
+    assert encode_fitting(fields, size - 1, ["b", "c"], b"as it was") == b"as it was"
 
 
 @given(st.binary())

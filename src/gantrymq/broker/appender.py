@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from gantrymq.broker.long_polling import LongPolling
-from gantrymq.errors import RequestRefused, StoreFull
+from gantrymq.errors import RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.record import Record, encode_host
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
+from gantrymq.store import record_crc
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
 from gantrymq.store.record_batch import RecordBatch
+
+#: A record is longer than its body by its fixed part, two names and the properties, and a file of the log by a blank.
+_BESIDE_BODY = 34 * 1024
 
 
 def born_host(connection: Connection) -> bytes:
@@ -22,6 +26,13 @@ def born_host(connection: Connection) -> bytes:
     return host
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether the store takes nothing for now, so that the same may succeed later; else the fault is the message's."""
+    if isinstance(error, RequestRefused):
+        return error.code != ResponseCode.MESSAGE_ILLEGAL
+    return isinstance(error, StoreError | OSError)
+
+
 class Appender:
     """Appends to the store of one broker; `store_host` as in a record."""
 
@@ -29,7 +40,13 @@ class Appender:
         self.store = store
         self.store_host = store_host
         self._polling = polling
-        self.max_message_size = store.config.max_message_size
+        config = store.config
+        # What is taken once must fit into a file under a longer topic's name, too.
+        file_size = config.mapped_file_size_commit_log
+        self.max_message_size = min(config.max_message_size, max(file_size - _BESIDE_BODY, file_size // 2))
+        self.max_properties_length = MAX_PROPERTIES_LENGTH
+        if config.enabled_append_prop_crc:
+            self.max_properties_length -= record_crc.CRC_LENGTH
 
     def append(
         self,
@@ -46,12 +63,15 @@ class Appender:
         *,
         is_again: bool = False,
     ) -> PutResult:
-        """Stores a message. Raises RequestRefused: too large (a body that `is_again` stored never is), or no room."""
-        if (len(body) > self.max_message_size and not is_again) or len(properties) > MAX_PROPERTIES_LENGTH:
+        """Stores a message. Raises RequestRefused: too large (a body that `is_again` stored never is), or no room.
+
+        Raises StoreError while the store can't be written; see `is_passing`.
+        """
+        if (len(body) > self.max_message_size and not is_again) or len(properties) > self.max_properties_length:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: its body has {len(body)} bytes of at most {self.max_message_size}, "
-                f"its properties {len(properties)} bytes of at most {MAX_PROPERTIES_LENGTH}",
+                f"its properties {len(properties)} bytes of at most {self.max_properties_length}",
             )
         try:
             result = self.store.append(
@@ -92,7 +112,7 @@ class Appender:
             record.born_host,
             reconsume_times,
             record.body,
-            properties,
+            record_crc.without_crc(properties),
             tags_code,
             is_again=True,
         )

@@ -7,32 +7,33 @@ and only its head matters. How far each level has got is delayOffset.json.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from math import inf
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
 from gantrymq import clock
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.part import Part
+from gantrymq.broker.queue_reader import QueueReader
+from gantrymq.broker.real_queue import real_queue
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
-from gantrymq.protocol.record import decode_records
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.get_result import GetStatus
 from gantrymq.store.json_config import JsonConfigFile
 
-log = logging.getLogger(__name__)
-
-#: Messages of one level that are delivered before the loop gets its turn.
+#: Messages of one level that are delivered before the loop gets its turn, and for how long, s: 18 may have their turn
+#: one behind the other.
 _BATCH = 256
+_TURN_S = 0.002
 #: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
 _AFTER_ERROR_S = 10.0
 
@@ -49,6 +50,7 @@ class Schedule(Part):
         self._file = JsonConfigFile(path)
         self._levels_ms = levels_ms
         self._appender = appender
+        self._reader = QueueReader(appender.store, "delayed messages")
         self._offsets = _DelayOffsets()
         self._changed = False
         self._deliveries = {
@@ -83,6 +85,11 @@ class Schedule(Part):
         """How far each level is delivered, as delayOffset.json has it."""
         return encode_json(self._offsets)
 
+    @property
+    def skipped(self) -> int:
+        """Messages that were lost since the start, since they can't be read or delivered."""
+        return self._reader.skipped
+
     def offsets(self) -> dict[int, int]:
         """{level: offset in its queue}."""
         return self._offsets.offset_table
@@ -104,31 +111,34 @@ class Schedule(Part):
         return self._appender.store.queue(SCHEDULE_TOPIC, level - 1)
 
     def _deliver_due(self, level: int) -> float:
-        """Stores again what is due; returns the seconds to the next message, inf when the queue is empty."""
+        """Stores again what is due; returns the seconds to the next message, inf when the queue is empty.
+
+        Raises GantryError or OSError when the store takes nothing; what is stored isn't stored once more.
+        """
         queue = self._queue(level)
         delay_ms = self._levels_ms[level - 1]
         offset = self._offsets.offset_table.get(level, 0)
-        found = self._appender.store.get(queue, offset, _BATCH, 4 * self._appender.max_message_size)
-        if found.status is not GetStatus.FOUND:
-            if found.next_begin_offset != offset:
-                self._advance(level, found.next_begin_offset)
-            return inf if found.next_begin_offset >= queue.max_offset else 0.0
-        now_ms = clock.now_ms()
-        for buffer in found.buffers:
-            for record in decode_records(buffer):
+        now_ms, end = clock.now_ms(), monotonic() + _TURN_S
+        for next_offset, record in self._reader.records(queue, offset, _BATCH):
+            if record is not None:
                 due_ms = record.store_timestamp + delay_ms
                 if due_ms > now_ms:
                     return (due_ms - now_ms) / 1000
-                fields = decode_properties(record.properties)
-                topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
-                if topic and queue_id.isdigit():
-                    target = self._appender.store.queue(topic, int(queue_id))
-                    code = tags_code(find_property(record.properties, b"TAGS") or b"")
-                    self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
-                else:
-                    log.error("delayed message at %d has no REAL_TOPIC: skipped", record.physical_offset)
-                self._advance(level, record.queue_offset + 1)
-        return 0.0
+                self._deliver(queue, record)
+            self._advance(level, next_offset)
+            if monotonic() >= end:
+                break
+        return inf if self._offsets.offset_table.get(level, 0) >= queue.max_offset else 0.0
+
+    def _deliver(self, queue: ConsumeQueue, record: Record) -> None:
+        try:
+            target = real_queue(self._appender.store, decode_properties(record.properties))
+            code = tags_code(find_property(record.properties, b"TAGS") or b"")
+            self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
+        except Exception as e:
+            if is_passing(e):
+                raise
+            self._reader.skip(queue, record.queue_offset, record.physical_offset, e)
 
     def _advance(self, level: int, offset: int) -> None:
         self._offsets.offset_table[level] = offset

@@ -5,6 +5,8 @@ Sources: common/message/MessageDecoder (string2messageProperties, messagePropert
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gantrymq.errors import IllegalMessage
 
 NAME_VALUE_SEPARATOR = "\x01"
@@ -55,6 +57,8 @@ TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 BORN_TIMESTAMP = "BORN_TIMESTAMP"
+#: The checksum over a record, its last property (enabledAppendPropCRC).
+CRC32 = "__CRC32#"
 
 #: Separates the keys in KEYS.
 KEY_SEPARATOR = " "
@@ -74,6 +78,21 @@ def encode_properties(properties: dict[str, str]) -> bytes:
         return text.encode()
     except UnicodeEncodeError as e:
         raise IllegalMessage(f"a property is no Unicode text: {e}") from e
+
+
+def encode_fitting(fields: dict[str, str], limit: int, dispensable: Iterable[str], original: bytes) -> bytes:
+    """`encode_properties` in at most `limit` bytes: without as many `dispensable` ones as need be, from the first on.
+
+    Where that isn't enough, `original`: what a message was stored with fits, while text that isn't UTF-8 gets longer.
+    The checksum of the record that they come from goes before all.
+    """
+    encoded = encode_properties(fields)
+    for name in (CRC32, *dispensable):
+        if len(encoded) <= limit:
+            return encoded
+        fields = {other: value for other, value in fields.items() if other != name}
+        encoded = encode_properties(fields)
+    return encoded if len(encoded) <= limit else original
 
 
 def decode_properties(raw: bytes) -> dict[str, str]:

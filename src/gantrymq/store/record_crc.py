@@ -7,21 +7,28 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from gantrymq.protocol.properties import CRC32
 from gantrymq.protocol.record import Buffer
 
-_NAME = b"__CRC32#\x01"
+_NAME = CRC32.encode() + b"\x01"
 _PLACE = _NAME + b"0" * 10 + b"\x02"
+#: So much longer the properties get at most: they may lack the last separator.
+CRC_LENGTH = len(_PLACE) + 1
 
 
 def reserve_crc(properties: bytes) -> bytes:
     """Properties with a place for the checksum; one that they have already is dropped."""
-    if _NAME in properties:
-        properties = b"".join(
-            item + b"\x02" for item in properties.split(b"\x02") if item and not item.startswith(_NAME)
-        )
-    elif properties and not properties.endswith(b"\x02"):
+    properties = without_crc(properties)
+    if properties and not properties.endswith(b"\x02"):
         properties += b"\x02"
     return properties + _PLACE
+
+
+def without_crc(properties: bytes) -> bytes:
+    """Properties without the checksum of the record that they come from."""
+    if _NAME not in properties:
+        return properties
+    return b"".join(item + b"\x02" for item in properties.split(b"\x02") if item and not item.startswith(_NAME))
 
 
 def fill_crc(record: bytes) -> bytes:

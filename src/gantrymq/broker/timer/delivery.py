@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import Appender, is_passing
+from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.timer.message import NEVER_ENQUEUED, delete_keys, delivered_properties
 from gantrymq.broker.timer.metrics import TimerMetrics
-from gantrymq.errors import GantryError, IllegalMessage, RecordError, RequestRefused, StoreError
+from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreError
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.java import tags_code
-from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.properties import decode_properties, encode_fitting
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.topic_name import TIMER_TOPIC
+from gantrymq.protocol.topic_name import TIMER_TOPIC, may_be_delivered_to
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.timer_log import MAGIC_ROLL, TimerEntry
 from gantrymq.store.timer_store import TimerStore
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 #: So many entries of the timer log are read in one step.
 _ENTRIES = 200
+
+#: What a message can do without where its properties have no room for more, first what was added last.
+_ABOUT_WAITING = (names.TIMER_DEQUEUE_MS, names.TIMER_ENQUEUE_MS, names.TIMER_ROLL_TIMES)
+_DONE_WITH = (*_ABOUT_WAITING, names.TIMER_OUT_MS, names.REAL_QUEUE_ID, names.REAL_TOPIC)
 
 
 class Step(Enum):
@@ -41,12 +47,28 @@ class Step(Enum):
     IDLE = "IDLE"
 
 
+@dataclass(slots=True)
+class _Slot:
+    """The slot that is being delivered, as far as that has got. It may have a million messages."""
+
+    #: (place, entry) of what isn't looked at yet.
+    chain: Iterator[tuple[int, TimerEntry]]
+    is_gathered: bool = False
+    #: Where the entries of messages are that aren't delivered yet, the first one to be last.
+    places: array[int] = field(default_factory=lambda: array("q"))
+    #: (topic, delete key), and those whose message was there. Java looks at no topic, so that who may send to one takes
+    #: back messages of another.
+    taken_back: set[tuple[str, str]] = field(default_factory=set)
+    met: set[tuple[str, str]] = field(default_factory=set)
+
+
 class TimerDelivery:
-    """Moves the messages of one broker. `taken_in` and `delivered` count them since its start."""
+    """Moves the messages of one broker. Counts since its start: `taken_in`, `delivered`, `skipped` (which are lost)."""
 
     def __init__(self, files: TimerStore, appender: Appender, metrics: TimerMetrics, precision_ms: int) -> None:
         self.taken_in = 0
         self.delivered = 0
+        self.skipped = 0
         self._files = files
         self._appender = appender
         self._store = appender.store
@@ -54,8 +76,7 @@ class TimerDelivery:
         self._precision_ms = precision_ms
         self._now_ms = 0
         self._is_blocked = False
-        #: The rest of the slot that is being delivered.
-        self._slot: Iterator[Step] | None = None
+        self._slot: _Slot | None = None
 
     @property
     def is_delivering(self) -> bool:
@@ -72,13 +93,13 @@ class TimerDelivery:
         return None if next_ms is None else next_ms + self._precision_ms
 
     def step(self, now_ms: int) -> Step:
-        """Does the next little piece of work."""
+        """Does the next little piece of work.
+
+        Raises StoreError or OSError when files can't be read; the next step begins where this one failed.
+        """
         self._now_ms = now_ms
         if self._slot is not None:
-            step = next(self._slot, None)
-            if step is not None:
-                return step
-            self._slot = None
+            return self._deliver_slot(self._slot)
         files, queue = self._files, self.queue()
         due_ms = self.due_ms()
         is_due = due_ms is not None and due_ms <= now_ms
@@ -88,8 +109,8 @@ class TimerDelivery:
         files.queue_offset = max(min(files.queue_offset, queue.max_offset), queue.min_offset)
         if files.queue_offset < queue.max_offset and not (is_due and files.is_too_far_behind(now_ms)):
             return self._take_in(queue)
-        if is_due:
-            self._slot = self._deliver_slot()
+        if files.next_ms is not None and is_due:
+            self._slot = _Slot(files.chain(files.next_ms))
             return Step.MORE
         return Step.IDLE
 
@@ -104,18 +125,24 @@ class TimerDelivery:
             return Step.MORE
         physical_offset, size, _ = unit
         if size != FILLER_SIZE and not self._files.was_added(physical_offset):
-            record = self._record(physical_offset, size)
-            if record is not None and not self._add(record):
-                return Step.BLOCKED
+            try:
+                record = self._record(physical_offset, size)
+                if record is not None and not self._add(record):
+                    return Step.BLOCKED
+            except Exception as e:
+                if is_passing(e):
+                    raise
+                self._skip(physical_offset, e)
         self._files.queue_offset = offset + 1
         return Step.MORE
 
     def _add(self, record: Record) -> bool:
         """False when the store takes nothing for now."""
         fields = decode_properties(record.properties)
-        topic, out_ms = fields.get(names.REAL_TOPIC), fields.get(names.TIMER_OUT_MS, "")
-        if topic is None or not (out_ms.isascii() and out_ms.isdigit() and len(out_ms) < 19):
-            log.error("the timer message at %d has no REAL_TOPIC or TIMER_OUT_MS: skipped", record.physical_offset)
+        topic, out_ms = fields.get(names.REAL_TOPIC, ""), fields.get(names.TIMER_OUT_MS, "")
+        is_time = out_ms.isascii() and out_ms.isdigit() and len(out_ms) < 19
+        if not is_time or not topic or not may_be_delivered_to(topic):
+            self._skip(record.physical_offset, f"REAL_TOPIC is {topic[:300]!r}, TIMER_OUT_MS {out_ms[:30]!r}")
             return True
         takes_back = names.TIMER_DEL_UNIQKEY in fields
         if int(out_ms) < self._files.read_time_ms:
@@ -139,43 +166,37 @@ class TimerDelivery:
 
     # -- due ----------------------------------------------------------------------------------------------------
 
-    def _deliver_slot(self) -> Iterator[Step]:
-        """Delivers the first slot. Its files change at the end only: after a crash the whole slot comes again."""
-        files = self._files
-        slot_ms = files.next_ms
-        assert slot_ms is not None, "a slot is due"
-        #: Where the entries of messages are; a slot may have a million.
-        places = array("q")
-        #: (topic, delete key), and those whose message was there. Java looks at no topic, so that who may send to one
-        #: takes back messages of another.
-        taken_back: set[tuple[str, str]] = set()
-        met: set[tuple[str, str]] = set()
-        for number, (place, entry) in enumerate(files.chain(slot_ms), 1):
-            if entry.is_delete:
-                taken_back |= self._taken_back(entry)
-            else:
-                places.append(place)
-            if number % _ENTRIES == 0:
-                yield Step.MORE
-        while places:
-            due = files.entry(places.pop())
-            if due is not None and (record := self._record(due.physical_offset, due.size)) is not None:
-                fields = decode_properties(record.properties)
-                topic = fields.get(names.REAL_TOPIC, "")
-                if keys := {(topic, key) for key in delete_keys(fields)} & taken_back:
-                    met |= keys
+    def _deliver_slot(self, slot: _Slot) -> Step:
+        """Goes on with the first slot. Its files change at the end only: after a crash the whole slot comes again."""
+        if not slot.is_gathered:
+            self._gather(slot)
+        elif slot.places:
+            if not self._deliver(slot, slot.places[-1]):
+                return Step.BLOCKED
+            slot.places.pop()
+        else:
+            for topic, _ in slot.taken_back - slot.met:
+                # It took nothing back, but was counted so.
+                self._metrics.add(topic, 1, self._now_ms)
+            self._files.pass_slot()
+            self._slot = None
+        return Step.MORE
+
+    def _gather(self, slot: _Slot) -> None:
+        """Looks at some more entries: what takes others back has to be known first."""
+        count = 0
+        try:
+            for place, entry in islice(slot.chain, _ENTRIES):
+                count += 1
+                if entry.is_delete:
+                    slot.taken_back |= self._taken_back(entry)
                 else:
-                    rolled = bool(due.magic & MAGIC_ROLL)
-                    while not self._put(record, fields, due.write_time_ms, rolled=rolled):
-                        yield Step.BLOCKED
-                    self._is_blocked = False
-                    takes_back = names.TIMER_DEL_UNIQKEY in fields
-                    self._metrics.add(topic, 1 if takes_back else -1, self._now_ms)
-            yield Step.MORE
-        for topic, _ in taken_back - met:
-            # It took nothing back, but was counted so.
-            self._metrics.add(topic, 1, self._now_ms)
-        files.pass_slot()
+                    slot.places.append(place)
+        except (StoreError, OSError):
+            # Nothing is delivered yet: it begins anew.
+            self._slot = None
+            raise
+        slot.is_gathered = count < _ENTRIES
 
     def _taken_back(self, entry: TimerEntry) -> set[tuple[str, str]]:
         """(topic, delete key) of a message that takes another one back."""
@@ -185,47 +206,76 @@ class TimerDelivery:
         fields = decode_properties(record.properties)
         return {(fields.get(names.REAL_TOPIC, ""), fields.get(names.TIMER_DEL_UNIQKEY, ""))}
 
-    def _put(self, record: Record, fields: dict[str, str], enqueue_ms: int, *, rolled: bool = False) -> bool:
-        """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is dropped."""
+    def _deliver(self, slot: _Slot, place: int) -> bool:
+        """Deals with one message of the slot; False when the store takes nothing for now."""
+        entry = self._files.entry(place)
+        if entry is None:
+            self.skipped += 1
+            return True
         try:
-            if rolled:
-                queue = self.queue()
-            else:
-                queue_id = fields.get(names.REAL_QUEUE_ID, "")
-                if not (queue_id.isascii() and queue_id.isdigit()):
-                    raise IllegalMessage("it has no REAL_QID")
-                queue = self._store.queue(fields.get(names.REAL_TOPIC, ""), int(queue_id))
-            properties = encode_properties(delivered_properties(fields, enqueue_ms, self._now_ms, rolled=rolled))
-        except (GantryError, ValueError) as e:
-            return self._dropped(record, e)
+            record = self._record(entry.physical_offset, entry.size)
+            if record is None:
+                self._metrics.add_by_hash(entry.topic_hash, -1, self._now_ms)
+                return True
+            fields = decode_properties(record.properties)
+            topic = fields.get(names.REAL_TOPIC, "")
+            if keys := {(topic, key) for key in delete_keys(fields)} & slot.taken_back:
+                slot.met |= keys
+                return True
+            if not self._put(record, fields, entry.write_time_ms, rolled=bool(entry.magic & MAGIC_ROLL)):
+                return False
+            self._is_blocked = False
+            self._metrics.add(topic, 1 if names.TIMER_DEL_UNIQKEY in fields else -1, self._now_ms)
+        except Exception as e:
+            if is_passing(e):
+                raise
+            self._skip(entry.physical_offset, e)
+        return True
+
+    def _put(self, record: Record, fields: dict[str, str], enqueue_ms: int, *, rolled: bool = False) -> bool:
+        """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is skipped."""
+        try:
+            queue = self.queue() if rolled else real_queue(self._store, fields)
+        except IllegalMessage as e:
+            self._skip(record.physical_offset, e)
+            return True
+        properties = encode_fitting(
+            delivered_properties(fields, enqueue_ms, self._now_ms, rolled=rolled),
+            self._appender.max_properties_length,
+            _ABOUT_WAITING if rolled else _DONE_WITH,
+            record.properties,
+        )
         code = tags_code(fields.get(names.TAGS, "").encode())
         try:
             self._appender.append_again(record, queue, properties, code, record.reconsume_times)
-        except RequestRefused as e:
-            return self._dropped(record, e) if e.code == ResponseCode.MESSAGE_ILLEGAL else self._blocked(e)
-        except StoreError as e:
-            return self._blocked(e)
+        except GantryError as e:
+            if is_passing(e):
+                return self._blocked(e)
+            self._skip(record.physical_offset, e)
+            return True
         self.delivered += 1
         return True
+
+    # -- what isn't there, or can't be now ------------------------------------------------------------------------
 
     def _record(self, physical_offset: int, size: int) -> Record | None:
         """The timer message at a place in the commit log; None where there is none any more. Raises StoreError."""
         if not self._store.min_physical_offset <= physical_offset < self._store.max_physical_offset:
-            log.error("the timer message at %d is lost: the commit log has it no more", physical_offset)
+            self._skip(physical_offset, "the commit log has it no more")
             return None
         try:
             record = self._store.read_record(physical_offset)
         except RecordError as e:
-            log.error("the timer message at %d is lost: %s", physical_offset, e)
+            self._skip(physical_offset, e)
             return None
         if record.size != size or record.topic != TIMER_TOPIC.encode():
-            log.error("at %d is no timer message of %d bytes: skipped", physical_offset, size)
+            self._skip(physical_offset, f"there stands no timer message of {size} bytes")
             return None
         return record
 
-    def _dropped(self, record: Record, error: Exception) -> bool:
-        log.error("the timer message at %d can't be delivered: %s", record.physical_offset, error)
-        return True
+    def _skip(self, physical_offset: int, why: object) -> None:
+        self.skipped += 1
+        log.error("the timer message at %d in the commit log is skipped: %s", physical_offset, why)
 
     def _blocked(self, error: GantryError) -> bool:
         if not self._is_blocked:

@@ -8,6 +8,7 @@ import msgspec
 
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.java import string_hash_code
 from gantrymq.store.json_config import JsonConfigFile
 
 
@@ -38,6 +39,13 @@ class TimerMetrics:
         metric.count += count
         metric.time_stamp = now_ms
         self._metrics.data_version.advance()
+
+    def add_by_hash(self, topic_hash: int, count: int, now_ms: int) -> None:
+        """As `add`, where only the topic's hash code is known; nothing where that fits none."""
+        for topic in self._metrics.timing_count:
+            if string_hash_code(topic) == topic_hash:
+                self.add(topic, count, now_ms)
+                return
 
     def counts(self) -> dict[str, int]:
         return {topic: metric.count for topic, metric in self._metrics.timing_count.items()}

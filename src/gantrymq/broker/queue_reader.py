@@ -1,0 +1,78 @@
+"""Reads a queue that the broker itself works off, record by record and past what is damaged.
+
+A consumer that can't read a message says so or skips it. Here nobody would: one bad record would keep all behind it
+waiting. So it is passed, counted, and named in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from gantrymq.errors import RecordError
+from gantrymq.protocol.record import Record
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+
+class QueueReader:
+    """Reads for one part of the broker, `what` it reads: for the log. `skipped` counts the damaged records."""
+
+    def __init__(self, store: MessageStore, what: str) -> None:
+        self.skipped = 0
+        self._store = store
+        self._what = what
+
+    def records(self, queue: ConsumeQueue, offset: int, limit: int) -> Iterator[tuple[int, Record | None]]:
+        """(queue offset to go on at, record) of at most `limit` messages from a queue offset on, each when asked for.
+
+        The record is None where there is nothing to be read. An offset outside of the queue is corrected first: the
+        queue may have lost its end to a power failure, and its begin to old age. Raises StoreError when the store can't
+        be read at all.
+        """
+        if not queue.min_offset <= offset <= queue.max_offset:
+            offset = max(min(offset, queue.max_offset), queue.min_offset)
+            yield offset, None
+        units = queue.units(offset, limit)
+        if not units and offset < queue.max_offset:
+            yield min(queue.next_file_offset(offset), queue.max_offset), None
+        for physical_offset, size, _ in UNIT.iter_unpack(units):
+            if size != FILLER_SIZE and physical_offset < self._store.min_physical_offset:
+                end = queue.count_before(self._store.min_physical_offset)
+                log.warning("%s: the messages %d to %d of %r have been deleted", self._what, offset, end - 1, queue)
+                yield end, None
+                return
+            record = None if size == FILLER_SIZE else self._read(queue, offset, physical_offset, size)
+            offset += 1
+            yield offset, record
+
+    def skip(self, queue: ConsumeQueue, offset: int, physical_offset: int, why: object) -> None:
+        """Counts a message that is of no use, and says where it is."""
+        self.skipped += 1
+        log.error(
+            "%s: message %d of %s-%d, at %d in the commit log, is skipped: %s",
+            self._what,
+            offset,
+            queue.topic,
+            queue.queue_id,
+            physical_offset,
+            why,
+        )
+
+    def _read(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> Record | None:
+        if physical_offset >= self._store.max_physical_offset:
+            self.skip(queue, offset, physical_offset, "the log ends before it")
+            return None
+        try:
+            record = self._store.read_record(physical_offset)
+        except RecordError as e:
+            self.skip(queue, offset, physical_offset, e)
+            return None
+        if (record.size, record.queue_offset, record.queue_id) != (size, offset, queue.queue_id) or (
+            record.topic != queue.topic_bytes
+        ):
+            self.skip(queue, offset, physical_offset, "another one stands there")
+            return None
+        return record

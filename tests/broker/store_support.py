@@ -1,0 +1,67 @@
+"""A store without a broker around it, and what may go wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.errors import StoreFull
+from gantrymq.protocol.record import Record, decode_records, encode_host
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.message_store import MessageStore
+
+HOST = encode_host("127.0.0.1", 10911)
+#: Bytes of a record before its body.
+_BEFORE_BODY = 88
+
+
+def open_store(root: Path, jobs: Jobs, **options: object) -> Appender:
+    """The store in `root`, with nobody who waits for messages."""
+    config = StoreConfig(
+        root,
+        mapped_file_size_commit_log=4 * 1024 * 1024,
+        message_index_enable=False,
+        **options,  # type: ignore[arg-type]
+    )
+    store = MessageStore(config, HOST)
+    store.open()
+    return Appender(store, HOST, LongPolling(lambda pull, expired: None, jobs))
+
+
+@contextmanager
+def full_disk(store: MessageStore) -> Iterator[None]:
+    """The store refuses messages, as when the disk is too full."""
+    store._log.pause(StoreFull("the disk is too full"))
+    try:
+        yield
+    finally:
+        store._log.pause(None)
+
+
+def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) -> None:
+    """Changes a byte of a record, the first one of its body."""
+    size = store.config.mapped_file_size_commit_log
+    path = store.config.commit_log_directory / f"{physical_offset // size * size:020d}"
+    with path.open("r+b") as file:
+        file.seek(physical_offset % size + at)
+        byte = file.read(1)[0]
+        file.seek(physical_offset % size + at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def records(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
+    """All that stands in a queue."""
+    queue = store.find_queue(topic, queue_id)
+    found: list[Record] = []
+    while queue is not None and len(found) < queue.max_offset:
+        for buffer in store.get(queue, len(found), 1000, 1 << 24).buffers:
+            found += decode_records(buffer)
+    return found
+
+
+def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
+    return [record.body for record in records(store, topic, queue_id)]

@@ -1,0 +1,114 @@
+"""Delay levels over a store that is damaged, that is full for a while, or that somebody wrote nonsense into."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from store_support import HOST, bodies, damage, full_disk, open_store, records
+from waiting import until
+
+from gantrymq import clock
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.report import JobReport
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.schedule import Schedule
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+
+DELAY_MS = 20
+
+
+class World:
+    def __init__(self, appender: Appender, schedule: Schedule, jobs: Jobs) -> None:
+        self.appender, self.store, self.schedule, self.jobs = appender, appender.store, schedule, jobs
+
+    def delay(self, body: bytes, topic: str = "orders", **properties: str) -> int:
+        """Stores a message that is to wait; its physical offset."""
+        queue = self.store.queue(topic, 0)
+        queue, encoded, code = self.schedule.redirect(queue, encode_properties(properties), 1, clock.now_ms())
+        return self.put(encoded, body, code)
+
+    def put(self, properties: bytes, body: bytes = b"nonsense", code: int = 0) -> int:
+        queue = self.store.queue(SCHEDULE_TOPIC, 0)
+        return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, code).physical_offset
+
+    def passed(self) -> int:
+        """How many messages the level is past."""
+        return self.schedule.offsets().get(1, 0)
+
+    @property
+    def report(self) -> JobReport:
+        return next(report for report in self.jobs if report.name == "deliver delay level 1")
+
+
+@pytest.fixture
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    jobs = Jobs()
+    appender = open_store(tmp_path, jobs, **getattr(request, "param", {}))
+    schedule = Schedule(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs)
+    yield World(appender, schedule, jobs)
+    await schedule.stop()
+    appender.store.close()
+
+
+async def test_a_damaged_message_is_skipped_and_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    places = [world.delay(b"%d" % n) for n in range(5)]
+    damage(world.store, places[1])
+    # The size of the record, in the midst of a row of good ones.
+    damage(world.store, places[3], 3)
+    await world.schedule.start()
+    await until(lambda: world.passed() == 5)
+    assert bodies(world.store, "orders") == [b"0", b"2", b"4"]
+    assert (world.schedule.skipped, world.report.failures) == (2, 0)
+    for number in (1, 3):
+        assert f"message {number} of {SCHEDULE_TOPIC}-0, at {places[number]} in the commit log" in caplog.text
+
+
+async def test_nonsense_is_skipped(world: World) -> None:
+    for topic in (SCHEDULE_TOPIC, "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "a/b", "", "x" * 300):
+        world.put(encode_properties({"DELAY": "1", "REAL_TOPIC": topic, "REAL_QID": "0"}))
+    for queue_id in ("", "-1", "\u00b2", "9" * 10, "9" * 5000):
+        world.put(encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": queue_id}))
+    world.put(b"")
+    world.delay(b"good")
+    end = world.store.queue(SCHEDULE_TOPIC, 0).max_offset
+    await world.schedule.start()
+    await until(lambda: world.passed() == end)
+    assert bodies(world.store, "orders") == [b"good"]
+    assert world.schedule.skipped == end - 1
+    assert world.store.topics() == {SCHEDULE_TOPIC: [0], "orders": [0]}
+
+
+async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
+    for n in range(3):
+        world.delay(b"%d" % n)
+    with full_disk(world.store):
+        await world.schedule.start()
+        await until(lambda: world.report.failures)
+    world.schedule._deliveries[1].wake()
+    await until(lambda: world.passed() == 3)
+    assert bodies(world.store, "orders") == [b"0", b"1", b"2"]
+
+
+async def test_a_queue_that_lost_its_end_goes_on(world: World) -> None:
+    """After a power failure delayOffset.json may be ahead of the queue."""
+    world.schedule.offsets()[1] = 7
+    await world.schedule.start()
+    await until(lambda: world.passed() == 0)
+    world.delay(b"new")
+    await until(lambda: bodies(world.store, "orders") == [b"new"])
+
+
+@pytest.mark.parametrize("world", [{}, {"enabled_append_prop_crc": True}], ids=["plain", "crc"], indirect=True)
+async def test_what_was_accepted_is_delivered_however_long_its_properties_are(world: World) -> None:
+    room = world.appender.max_properties_length - len(encode_properties({"pad": "", "DELAY": "1"}))
+    room -= len(encode_properties({"REAL_TOPIC": "orders", "REAL_QID": "0"}))
+    world.delay(b"long", pad="x" * room)
+    await world.schedule.start()
+    await until(lambda: world.passed() == 1)
+    [record] = records(world.store, "orders")
+    assert b"x" * room in record.properties
+    # Each record has its own checksum only.
+    assert record.properties.count(b"__CRC32#") == world.store.config.enabled_append_prop_crc
