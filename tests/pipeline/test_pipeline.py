@@ -105,6 +105,7 @@ async def test_a_topic_that_no_message_has_made_has_none() -> None:
 
 @needs_connect
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_TIMEOUT_S + 20)
 def test_a_project_runs(tmp_path: Path) -> None:
     project = create_project(tmp_path / "shop")

@@ -43,7 +43,7 @@ spark.sql.warehouse.dir file://{directory}/warehouse
 spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={directory}/names;create=true
 """
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""How tests share the cores: what tests/conftest.py adds to `pytest -n`."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+TESTS = """
+import logging
+import time
+
+import pytest
+
+
+def note(what):
+    began = time.monotonic()
+    time.sleep(0.05)
+    with open("times", "a") as file:
+        file.write(f"{began} {time.monotonic()} {__name__} {what}\\n")
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_beside_others(number):
+    note("beside")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", range(3))
+def test_alone(number):
+    note("alone")
+    time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_beside_others_again(number):
+    note("beside")
+
+
+def test_what_is_no_unicode():
+    logging.getLogger("a").error("logged \\ud800")
+    assert not "\\ud801"
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shared")
+    shutil.copy(HERE / "conftest.py", directory)
+    with (directory / "conftest.py").open("a") as file:
+        file.write("\nSLOW_S = 0.14\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone\n    slow\n")
+    for name in ("a", "b"):
+        (directory / f"test_{name}.py").write_text(TESTS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def outcome(directory: Path) -> str:
+    """What pytest prints that runs TESTS, from two files, in two processes."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100).stdout
+
+
+def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path) -> None:
+    assert "2 failed, 38 passed" in outcome
+    spans = [line.split() for line in (directory / "times").read_text().splitlines()]
+    beside = [
+        (one, other)
+        for one, other in itertools.combinations(spans, 2)
+        if float(one[0]) < float(other[1]) and float(other[0]) < float(one[1])
+    ]
+    assert beside
+    assert {what for pair in beside for *_, what in pair} == {"beside"}
+    # A file's tests run in one process, one after the other.
+    assert all({module for *_, module, _ in pair} == {"test_a", "test_b"} for pair in beside)
+
+
+def test_a_test_that_takes_too_long_for_its_marks_is_named(outcome: str) -> None:
+    named = outcome.partition("over 0.14 s and not marked slow")[2]
+    assert named.count("::test_alone[") == 6
+    assert "::test_beside" not in named
+
+
+def test_text_that_is_no_unicode_is_told(outcome: str) -> None:
+    assert r"logged \ud800" in outcome
+    assert r"AssertionError: assert not '\ud801'" in outcome
