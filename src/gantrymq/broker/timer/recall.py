@@ -21,6 +21,7 @@ from gantrymq.protocol.headers.timer import RecallMessageRequestHeader, RecallMe
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
+from gantrymq.protocol.topic_name import may_be_sent_to
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import SYNC_FLUSH
 
@@ -50,6 +51,9 @@ class Recall(Part):
         topic = header.topic
         if self._topics.get(topic) is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
+        if not may_be_sent_to(topic):
+            # What is taken back there is the broker's own, such as the notes about pops.
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"recall failed, topic[{topic}] is forbidden")
         now_ms = clock.now_ms()
         try:
             handle = decode_recall_handle(header.recall_handle)

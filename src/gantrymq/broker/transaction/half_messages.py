@@ -10,7 +10,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
-from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC, may_be_sent_to
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
@@ -44,6 +44,7 @@ def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
 
 
 def destination(fields: dict[str, str]) -> tuple[str, int] | None:
-    """(topic, queue id) that a half message is meant for, None when its properties don't say."""
+    """(topic, queue id) that a half message is meant for; None: its properties don't say, or it mustn't go there."""
     topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
-    return (topic, int(queue_id)) if topic and queue_id.isdecimal() and len(queue_id) < 10 else None
+    is_queue_id = queue_id.isdecimal() and len(queue_id) < 10
+    return (topic, int(queue_id)) if topic and is_queue_id and may_be_sent_to(topic) else None
