@@ -12,6 +12,7 @@ from broker_support import Peer
 
 from gantrymq.broker.admin import client_relay
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.budget import Budget
 from gantrymq.protocol.bodies.connection import (
     CheckClientRequestBody,
     ConsumerConnection,
@@ -115,7 +116,9 @@ async def test_client_that_refuses_or_leaves_or_sleeps(
     assert response.code == ResponseCode.CONSUME_MSG_TIMEOUT
     assert "one" in (response.remark or "")
 
-    monkeypatch.setattr(client_relay, "MAX_QUESTIONS", 2)
+    [relay] = [part for part in broker._parts if isinstance(part, client_relay.ClientRelay)]
+    # A quarter is one connection's part.
+    monkeypatch.setattr(relay, "_budget", Budget("questions", 8, 1000))
     monkeypatch.setattr(client_relay, "CLIENT_TIMEOUT_MS", 1000)
     answers = await asyncio.gather(*(peer.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header) for _ in range(5)))
     assert (

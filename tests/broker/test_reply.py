@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from broker_support import Peer
 from waiting import until
 
+from gantrymq.broker import reply as reply_module
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.budget import Budget
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -68,6 +72,7 @@ async def test_a_reply_is_pushed_to_who_asked_and_stored(broker: Broker, peer: P
     push = pushed.read_header(ReplyMessageRequestHeader)
     assert push.topic == REPLY_TOPIC
     assert push.store_host == broker.address
+    assert (header.msg_region, header.trace_on) == ("DefaultRegion", "true")
     properties = decode_properties((push.properties or "").encode())
     assert properties["CORRELATION_ID"] == "c1"
     assert int(properties[PUSH_REPLY_TIME]) == push.store_timestamp
@@ -153,4 +158,45 @@ async def test_a_topic_deleted_during_the_push_gets_no_message(broker: Broker, p
     )
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert "answers" not in broker.store.topics()
+    await asker.remoting.close()
+
+
+class SleepingAsker(Asker):
+    """It takes replies, and answers none."""
+
+    def _take(self, connection: Connection, request: RemotingCommand) -> Reply:
+        self.pushed.append(request)
+        return None
+
+
+async def test_replies_that_wait_are_bounded(broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    [replies] = [part for part in broker._parts if isinstance(part, reply_module.Replies)]
+    monkeypatch.setattr(replies, "_budget", Budget("replies", 8, 1000))
+    asker = SleepingAsker(ResponseCode.SUCCESS)
+    await asker.join(broker)
+    to_asker = {MESSAGE_REPLY_TO_CLIENT: "asker"}
+    waiting = [asyncio.create_task(reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)) for _ in range(2)]
+    await until(lambda: len(asker.pushed) == 2)
+    # A quarter is one connection's part.
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)
+    assert (answer.code, "2 replies" in (answer.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    # Who leaves gives its part back.
+    await asker.remoting.close()
+    await asyncio.gather(*waiting)
+    answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_reply_that_can_not_be_stored_is_not_pushed(broker: Broker, peer: Peer) -> None:
+    asker = Asker(ResponseCode.SUCCESS)
+    await asker.join(broker)
+    for properties, body in [({"p": "x" * 40_000}, b"x"), ({}, bytes(5 << 20))]:
+        answer = await peer.send(
+            REPLY_TOPIC,
+            body,
+            code=RequestCode.SEND_REPLY_MESSAGE_V2,
+            properties={MESSAGE_REPLY_TO_CLIENT: "asker"} | properties,
+        )
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert not asker.pushed
     await asker.remoting.close()

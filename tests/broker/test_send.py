@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from broker_support import Peer
+from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
@@ -189,3 +190,114 @@ async def test_missing_header_field_is_named(peer: Peer) -> None:
     response = await peer.ask(RequestCode.SEND_MESSAGE, body=b"x", fields={"topic": "orders"})
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert "producerGroup" in (response.remark or "")
+
+
+async def test_only_the_property_itself_says_whether_to_wait(tmp_path: Path, remoting: RemotingClient) -> None:
+    """With SYNC_FLUSH the answer comes when the disk has the message, but for WAIT=false."""
+    settings = config(tmp_path / "store")
+    settings.store.flush_disk_type = "SYNC_FLUSH"
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await peer.send("orders", b"first")
+        waited = []
+        when_flushed = broker.store.when_flushed
+        broker.store.when_flushed = lambda *args: (waited.append(args), when_flushed(*args))  # type: ignore[method-assign]
+        for properties, waits in [
+            ({}, True),
+            ({"WAIT": "true"}, True),
+            ({"AWAIT": "false"}, True),
+            ({"WAIT": "falsetto"}, False),
+            ({"WAIT": "false"}, False),
+        ]:
+            for code, body in [
+                (RequestCode.SEND_MESSAGE_V2, b"x"),
+                (RequestCode.SEND_BATCH_MESSAGE, encode_batch([(0, b"x", b"")])),
+            ]:
+                waited.clear()
+                assert (await peer.send("orders", body, code=code, properties=properties)).code == ResponseCode.SUCCESS
+                assert bool(waited) is waits, properties
+    finally:
+        await broker.stop()
+
+
+async def test_a_property_that_ends_like_the_unique_key(peer: Peer) -> None:
+    await peer.send("orders", b"x", properties={"MY_UNIQ_KEY": "mine"})
+    [message] = await pulled(peer, "orders")
+    assert len(message.properties["UNIQ_KEY"]) == 32
+    assert message.properties["MY_UNIQ_KEY"] == "mine"
+
+
+async def test_a_random_queue_is_one_that_is_written_to(peer: Peer) -> None:
+    await create_topic(peer, "orders", read_queue_nums=64, write_queue_nums=2)
+    answers = [await peer.send("orders", b"x", queue_id=-1) for _ in range(50)]
+    assert {answer.ext_fields["queueId"] for answer in answers} == {"0", "1"}
+
+
+@pytest.mark.parametrize("queue_id", [-1, 0])
+async def test_a_topic_is_not_made_without_queues(peer: Peer, broker: Broker, queue_id: int) -> None:
+    """Java makes one that takes no message."""
+    for queue_nums in (0, -1):
+        response = await peer.send("orders", b"x", queue_id=queue_id, default_topic_queue_nums=queue_nums)
+        assert response.code == ResponseCode.INVALID_PARAMETER
+        assert broker.topics.get("orders") is None
+
+
+async def test_a_topic_that_is_drained_takes_no_message(peer: Peer) -> None:
+    await create_topic(peer, "orders", read_queue_nums=4, write_queue_nums=0)
+    response = await peer.send("orders", b"x", queue_id=-1)
+    assert (response.code, "no queues to write to" in (response.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+
+
+async def test_a_level_of_thousands_of_digits_is_the_last_one(peer: Peer, broker: Broker) -> None:
+    response = await peer.send("orders", b"x", properties={"DELAY": "9" * 5000})
+    assert response.code == ResponseCode.SUCCESS
+    assert broker.store.find_queue("SCHEDULE_TOPIC_XXXX", 1) is not None
+
+
+async def test_a_forwarded_message_loses_the_receipt_of_its_pop(peer: Peer) -> None:
+    properties = {"POP_CK": "1 2 3", "a": "b", "MY_POP_CK": "mine", "CLUSTER": "far"}
+    await peer.send("orders", b"x", properties=properties)
+    batch = encode_batch([(0, b"y", encode_properties(properties))])
+    await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)
+    for message in await pulled(peer, "orders"):
+        assert "POP_CK" not in message.properties
+        assert (message.properties["a"], message.properties["MY_POP_CK"]) == ("b", "mine")
+
+
+async def test_answers_name_the_region_and_say_whether_to_trace(peer: Peer) -> None:
+    sent: list[tuple[int, bytes, dict[str, str]]] = [
+        (RequestCode.SEND_MESSAGE_V2, b"x", {}),
+        (RequestCode.SEND_BATCH_MESSAGE, encode_batch([(0, b"x", b"")]), {}),
+        (RequestCode.SEND_MESSAGE_V2, b"half", {"TRAN_MSG": "true", "UNIQ_KEY": "1"}),
+        (RequestCode.SEND_MESSAGE_V2, b"timed", {"TIMER_DELAY_SEC": "100"}),
+    ]
+    for code, body, properties in sent:
+        fields = (await peer.send("orders", body, code=code, properties=properties)).ext_fields
+        assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
+
+
+@pytest.mark.parametrize(("topic", "flag"), [("orders", 1), ("%RETRY%group", 2)])
+async def test_unit_mode_becomes_the_flag_of_a_new_topic(peer: Peer, broker: Broker, topic: str, flag: int) -> None:
+    await peer.send(topic, b"x", unit_mode=True)
+    config = broker.topics.get(topic)
+    assert config is not None
+    assert config.topic_sys_flag == flag
+
+
+@pytest.mark.parametrize("topic", ["rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_DefaultCluster"])
+async def test_clients_do_not_write_what_the_broker_believes(peer: Peer, topic: str) -> None:
+    response = await peer.send(topic, b"x", properties={"REAL_TOPIC": topic})
+    assert response.code == ResponseCode.NO_PERMISSION
+
+
+async def create_topic(peer: Peer, topic: str, *, read_queue_nums: int, write_queue_nums: int) -> None:
+    header = CreateTopicRequestHeader(
+        topic=topic,
+        default_topic="TBW102",
+        read_queue_nums=read_queue_nums,
+        write_queue_nums=write_queue_nums,
+        perm=6,
+    )
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS

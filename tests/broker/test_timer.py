@@ -218,6 +218,7 @@ async def test_recall(peer: Peer, broker: Broker) -> None:
     kept, dropped = [await peer.send("orders", body, properties=asked) for body in (b"kept", b"dropped")]
     handle = dropped.read_header(SendMessageResponseHeader).recall_handle
     answer = await recall(peer, "orders", handle)
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
     assert answer.code == ResponseCode.SUCCESS
     assert answer.ext_fields["msgId"]
     [message] = await messages(peer, "orders", 1)

@@ -43,7 +43,7 @@ def test_is_stored_as_single_records_are(tmp_path: Path, born_host: bytes, store
     assert queues[1].max_offset == queues[0].max_offset == COUNT + 1
     for n, place in enumerate(places):
         one, other = single.read_record(place), batched.read_record(place)
-        unset = dict(store_timestamp=0, properties=b"")
+        unset = {"store_timestamp": 0, "properties": b""}
         assert other._replace(**unset) == one._replace(**unset)
         assert other.properties.startswith(messages[n][2])
         assert queues[1].unit(n + 1) == queues[0].unit(n + 1)

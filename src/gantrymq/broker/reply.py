@@ -6,16 +6,19 @@ the topic CLUSTER_REPLY_TOPIC unless storeReplyMessageEnable is off. The replier
 
 from __future__ import annotations
 
-import logging
+import random
 
 from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
+from gantrymq.broker.budget import Budget
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import (
@@ -25,16 +28,17 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
+from gantrymq.protocol.topic_name import may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: `Broker2Client.callClient`.
 PUSH_TIMEOUT_MS = 10_000
-#: What a reply's answer says that isn't stored: clients must find fields there.
-_NOT_STORED = SendMessageResponseHeader(msg_id="0", queue_id=0, queue_offset=0)
+#: Replies that may wait at the same time for the clients that they are pushed to, and bytes of their bodies.
+MAX_PUSHES = 4096
+MAX_PUSHED_BYTES = 64 * 1024 * 1024
 
 
 class Replies(Part):
@@ -53,6 +57,7 @@ class Replies(Part):
         self._appender = appender
         self._topics = topics
         self._members = members
+        self._budget = Budget("replies", MAX_PUSHES, MAX_PUSHED_BYTES)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.SEND_REPLY_MESSAGE: self.reply, RequestCode.SEND_REPLY_MESSAGE_V2: self.reply}
@@ -64,16 +69,23 @@ class Replies(Part):
             header = request.read_header(SendMessageRequestHeader)
         else:
             header = request.read_header(SendMessageRequestHeaderV2)
+        size, properties_size = len(request.body), len((header.properties or "").encode())
+        if size > self._appender.max_message_size or properties_size > MAX_PROPERTIES_LENGTH:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"reply of {size} bytes with {properties_size} bytes of properties: at most "
+                f"{self._appender.max_message_size} and {MAX_PROPERTIES_LENGTH} are taken",
+            )
         self._check(header)
         connection.respond_with(request, self._push_and_store(connection, request, header))
         return None
 
-    def _check(self, header: SendMessageRequestHeader) -> None:
-        """What a reply may be stored in. Raises RequestRefused (`AbstractSendMessageProcessor.msgCheck`)."""
+    def _check(self, header: SendMessageRequestHeader) -> TopicConfig:
+        """The topic that a reply may be stored in. Raises RequestRefused (`AbstractSendMessageProcessor.msgCheck`)."""
         problem = topic_problem(header.topic)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
-        if header.topic in SEND_FORBIDDEN_TOPICS:
+        if not may_be_sent_to(header.topic):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -83,21 +95,31 @@ class Replies(Part):
             )
         if not topic.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden")
-        if header.queue_id >= topic.write_queue_nums:
+        if header.queue_id >= topic.write_queue_nums or topic.write_queue_nums < 1:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.write_queue_nums}",
             )
+        return topic
 
     async def _push_and_store(
         self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
     ) -> RemotingCommand:
-        problem = await self._push(connection, request, header)
-        if problem:
-            log.warning("a reply of %s: %s", connection.address, problem)
-        answer = self._store(connection, request, header) if self._config.store_reply_message_enable else None
-        code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
-        return RemotingCommand.response(code, problem, answer or _NOT_STORED)
+        with self._budget.held(connection, len(request.body)):
+            problem = await self._push(connection, request, header)
+            if problem:
+                log.warning("a reply of %s: %s", connection.address, problem)
+            # Clients must find these fields, even where nothing is stored.
+            answer = SendMessageResponseHeader(
+                msg_id="0",
+                queue_id=0,
+                queue_offset=0,
+                msg_region=self._config.region_id,
+                trace_on="true" if self._config.trace_on else "false",
+            )
+            if self._config.store_reply_message_enable:
+                self._store(connection, request, header, answer)
+        return RemotingCommand.response(ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS, problem, answer)
 
     async def _push(
         self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
@@ -139,11 +161,16 @@ class Replies(Part):
         return None
 
     def _store(
-        self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
-    ) -> SendMessageResponseHeader:
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: SendMessageRequestHeader,
+        answer: SendMessageResponseHeader,
+    ) -> None:
         # The push took its time: the topic may be another one by now.
-        self._check(header)
-        queue = self._appender.store.queue(header.topic, max(header.queue_id, 0))
+        topic = self._check(header)
+        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
+        queue = self._appender.store.queue(header.topic, queue_id)
         result = self._appender.append(
             queue,
             header.flag,
@@ -155,8 +182,6 @@ class Replies(Part):
             (header.properties or "").encode(),
             0,
         )
-        return SendMessageResponseHeader(
-            msg_id=encode_offset_message_id(self._appender.store_host, result.physical_offset),
-            queue_id=queue.queue_id,
-            queue_offset=result.queue_offset,
-        )
+        answer.msg_id = encode_offset_message_id(self._appender.store_host, result.physical_offset)
+        answer.queue_id = queue_id
+        answer.queue_offset = result.queue_offset

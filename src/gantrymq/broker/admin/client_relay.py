@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from gantrymq.background.tasks import Tasks
 from gantrymq.broker.admin.messages import record_at
+from gantrymq.broker.budget import Budget
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
 from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -25,13 +28,19 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: `Broker2Client.callClient` and `getConsumeStatus`: how long a client may take to answer.
 CLIENT_TIMEOUT_MS = 10_000
 STATUS_TIMEOUT_MS = 5_000
-#: More questions to clients than these aren't under way at once.
+#: More questions to clients than these aren't under way at once; bytes of what they carry.
 MAX_QUESTIONS = 64
+MAX_QUESTION_BYTES = 32 * 1024 * 1024
+#: So many clients of a group are asked or told at a time.
+_AT_ONCE = 64
+#: Of the clients of a group no more are asked when it has taken so long, s, or they have told so many bytes.
+STATUS_LIMIT_S = 15.0
+STATUS_LIMIT_BYTES = 4 * 1024 * 1024
 
 
 class ClientRelay(Part):
@@ -50,7 +59,8 @@ class ClientRelay(Part):
         self._topics = topics
         self._groups = groups
         self._members = members
-        self._questions = 0
+        self._budget = Budget("questions to clients", MAX_QUESTIONS, MAX_QUESTION_BYTES)
+        self._tasks = Tasks("telling clients of their new offsets")
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -59,26 +69,36 @@ class ClientRelay(Part):
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
         }
 
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
     def push_reset(self, group: str, topic: str, timestamp: int, body: ResetOffsetBody) -> None:
         """Has every client of a group go on from these offsets."""
         members = self._members.consumers.get(group)
-        for client in [] if members is None else list(members.clients.values()):
+        if members is not None:
             header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp)
+            self._tasks.start(self._tell(list(members.clients.values()), header, body))
+
+    async def _tell(
+        self, clients: list[Client[Connection]], header: ResetOffsetRequestHeader, body: ResetOffsetBody
+    ) -> None:
+        plain, for_c = body.encode(), body.encode_for_c()
+        for n, client in enumerate(clients, 1):
             is_c = client.language == LanguageCode.CPP
-            order = RemotingCommand.request(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body.encode_for_c() if is_c else body.encode()
-            )
+            order = RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, for_c if is_c else plain)
             try:
                 client.member.send_oneway(order)
             except RemotingError as e:
-                log.info("client %s of group %s isn't told of its new offsets: %s", client.client_id, group, e)
+                log.info("client %s of group %s isn't told of its new offsets: %s", client.client_id, header.group, e)
+            if not n % _AT_ONCE:
+                await asyncio.sleep(0)
 
     def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
         """What a client tells of itself: queues, rates, threads."""
         header = request.read_header(GetConsumerRunningInfoRequestHeader)
         client = self._client(header.consumer_group, header.client_id)
         ask = partial(self._ask, client, header.consumer_group, request, request.ext_fields)
-        connection.respond_with(request, self._limited(ask))
+        connection.respond_with(request, self._limited(connection, len(request.body), ask))
         return None
 
     def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -97,9 +117,8 @@ class ClientRelay(Part):
         group = self._groups.find(header.consumer_group)
         if group is not None:
             fields["groupSysFlag"] = str(group.group_sys_flag)
-        connection.respond_with(
-            request, self._limited(partial(self._ask, client, header.consumer_group, order, fields))
-        )
+        ask = partial(self._ask, client, header.consumer_group, order, fields)
+        connection.respond_with(request, self._limited(connection, len(order.body), ask))
         return None
 
     def consumer_status(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -112,26 +131,41 @@ class ClientRelay(Part):
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
             )
         wanted = [client for client in clients if header.client_addr in (None, "", client.client_id)]
-        connection.respond_with(request, self._limited(partial(self._statuses, wanted, header)))
+        connection.respond_with(request, self._limited(connection, 0, partial(self._statuses, wanted, header)))
         return None
 
     async def _statuses(
         self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
     ) -> RemotingCommand:
-        """Those that don't answer are left out, as in Java."""
+        """Those that don't answer in time are left out, as in Java, which asks one after the other."""
         body = ConsumerStatusBody()
-        for client in clients:
-            question = RemotingCommand.request(
-                RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
-                GetConsumerStatusRequestHeader(topic=header.topic, group=header.group),
-            )
-            try:
-                answer = await client.member.invoke(question, STATUS_TIMEOUT_MS)
-                if answer.code == ResponseCode.SUCCESS and answer.body:
-                    body.consumer_table[client.client_id] = ConsumerStatusBody.decode(answer.body).message_queue_table
-            except GantryError as e:
-                log.warning("client %s of group %s doesn't tell its offsets: %s", client.client_id, header.group, e)
+        size = 0
+        deadline = asyncio.get_running_loop().time() + STATUS_LIMIT_S
+        for first in range(0, len(clients), _AT_ONCE):
+            some = clients[first : first + _AT_ONCE]
+            for answer_size in await asyncio.gather(*(self._status(client, header, body) for client in some)):
+                size += answer_size
+            if size > STATUS_LIMIT_BYTES or asyncio.get_running_loop().time() > deadline:
+                log.warning("of the %d clients of group %s not all are asked", len(clients), header.group)
+                break
         return RemotingCommand.response(body=body.encode())
+
+    async def _status(
+        self, client: Client[Connection], header: GetConsumerStatusRequestHeader, body: ConsumerStatusBody
+    ) -> int:
+        """Puts what a client answers into the body; the bytes of that."""
+        question = RemotingCommand.request(
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+            GetConsumerStatusRequestHeader(topic=header.topic, group=header.group),
+        )
+        try:
+            answer = await client.member.invoke(question, STATUS_TIMEOUT_MS)
+            if answer.code == ResponseCode.SUCCESS and answer.body:
+                body.consumer_table[client.client_id] = ConsumerStatusBody.decode(answer.body).message_queue_table
+                return len(answer.body)
+        except GantryError as e:
+            log.warning("client %s of group %s doesn't tell its offsets: %s", client.client_id, header.group, e)
+        return 0
 
     async def _ask(
         self, client: Client[Connection], group: str, request: RemotingCommand, fields: dict[str, str]
@@ -155,13 +189,9 @@ class ClientRelay(Part):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         return client
 
-    async def _limited(self, ask: Callable[[], Awaitable[RemotingCommand]]) -> RemotingCommand:
-        if self._questions >= MAX_QUESTIONS:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY, f"{MAX_QUESTIONS} questions to clients are under way: try again"
-            )
-        self._questions += 1
-        try:
+    async def _limited(
+        self, connection: Connection, size: int, ask: Callable[[], Awaitable[RemotingCommand]]
+    ) -> RemotingCommand:
+        """`connection` asks; the question carries `size` bytes."""
+        with self._budget.held(connection, size):
             return await ask()
-        finally:
-            self._questions -= 1

@@ -124,11 +124,12 @@ class TopicAdmin(Part):
     def _checked(self, topic: TopicConfig) -> TopicConfig:
         """The topic with its attributes' changes applied to those that it has. Raises RequestRefused."""
         self._check_name(topic.topic_name)
-        for queue_nums in (topic.read_queue_nums, topic.write_queue_nums):
-            if not 0 < queue_nums <= MAX_QUEUE_NUMS:
-                raise RequestRefused(
-                    ResponseCode.INVALID_PARAMETER, f"{queue_nums} queues: a topic has 1 to {MAX_QUEUE_NUMS}"
-                )
+        if not 0 < topic.read_queue_nums <= MAX_QUEUE_NUMS or not 0 <= topic.write_queue_nums <= MAX_QUEUE_NUMS:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{topic.read_queue_nums} queues to read, {topic.write_queue_nums} to write: a topic has 1 to "
+                f"{MAX_QUEUE_NUMS}, and none to write while it is drained",
+            )
         if not 0 <= topic.perm <= _ALL_PERMISSIONS:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm {topic.perm}: 0 to {_ALL_PERMISSIONS}")
         if topic.topic_filter_type not in _FILTER_TYPES or not 0 <= topic.topic_sys_flag < 1 << 31:

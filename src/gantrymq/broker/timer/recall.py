@@ -73,7 +73,10 @@ class Recall(Part):
         store = self._appender.store
         queue, properties, code = self._timer.redirect(store.queue(topic, 0), properties, tags_code(_TAG.encode()))
         result = self._appender.append(queue, 0, 0, now_ms, born_host(connection), 0, b"0", properties, code)
-        response = RemotingCommand.response(header=RecallMessageResponseHeader(msg_id=handle.unique_key))
+        response = RemotingCommand.response(
+            header=RecallMessageResponseHeader(msg_id=handle.unique_key),
+            fields={names.MSG_REGION: self._config.region_id},
+        )
         if self._config.store.flush_disk_type == SYNC_FLUSH:
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
             return None
