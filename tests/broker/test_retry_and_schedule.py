@@ -13,6 +13,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -69,6 +70,21 @@ async def test_sent_back_message_comes_again_with_its_history(peer: Peer) -> Non
     assert (again.body, again.reconsume_times, again.msg_id, again.tags) == (b"hard", 1, "K", "t")
     assert again.properties["RETRY_TOPIC"] == "orders"
     assert again.properties["ORIGIN_MESSAGE_ID"] == original.offset_msg_id
+
+
+@pytest.mark.parametrize("room", [120, 60, 0])
+async def test_a_message_comes_again_however_long_its_properties_are(peer: Peer, room: int) -> None:
+    fixed = {"UNIQ_KEY": "K", "CLUSTER": "DefaultCluster", "pad": ""}
+    pad = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fixed)) - room)
+    del fixed["CLUSTER"]
+    sent = await peer.send("orders", b"hard", properties=fixed | {"pad": pad})
+    assert sent.code == ResponseCode.SUCCESS
+    original = await next_message(peer, "orders")
+    assert await send_back(peer, original) == ResponseCode.SUCCESS
+    again = await next_message(peer, "%RETRY%consumers")
+    assert (again.body, again.reconsume_times, again.properties["pad"]) == (b"hard", 1, pad)
+    assert await send_back(peer, again, max_times=1) == ResponseCode.SUCCESS
+    assert (await next_message(peer, "%DLQ%consumers")).properties["pad"] == pad
 
 
 async def test_exhausted_message_is_a_dead_letter(peer: Peer) -> None:

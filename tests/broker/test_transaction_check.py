@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 from broker_support import config
+from store_support import damage
 from transaction_support import Half, Producer, all_messages, progress
 from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
+from gantrymq.clock import now_ms
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.transaction import ResumeCheckHalfMessageRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
+from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -83,6 +87,26 @@ async def test_ended_transaction_is_not_asked_about(tmp_path: Path) -> None:
         await producer.prepare("orders", b"open")
         _, message = await producer.question()
         assert message.body == b"open"
+
+
+async def test_what_cannot_be_read_or_stored_again_keeps_none_behind_it_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(tmp_path, transaction_time_out=1000) as (broker, producer):
+        damaged = await producer.prepare("orders", b"damaged")
+        damage(broker.store, damaged.commit_log_offset)
+        # As a Java broker stores it: there is no room for what a question adds.
+        fields = {"TRAN_MSG": "true", "PGROUP": "producers", "REAL_TOPIC": "orders", "REAL_QID": "0", "pad": ""}
+        fields["pad"] = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fields)))
+        queue = broker.store.queue(HALF_TOPIC, 0)
+        host = encode_host("127.0.0.1", 1)
+        broker.store.append(queue, 0, 0, now_ms(), host, 0, b"long", encode_properties(fields), 0)
+        await producer.prepare("orders", b"good")
+        _, message = await producer.question()
+        assert message.body == b"good"
+        [aside] = await all_messages(producer, MAX_TIME_TOPIC)
+        assert (aside.body, aside.properties["pad"]) == (b"long", fields["pad"])
+    assert f"message 0 of {HALF_TOPIC}-0, at {damaged.commit_log_offset} in the commit log, is skipped" in caplog.text
 
 
 async def test_members_of_the_group_are_asked_in_turn(tmp_path: Path) -> None:

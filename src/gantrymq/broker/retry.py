@@ -21,7 +21,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.properties import decode_properties, encode_fitting
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -63,9 +63,10 @@ class RetryTopics(Part):
         fields.setdefault(names.ORIGIN_MESSAGE_ID, encode_offset_message_id(record.store_host, record.physical_offset))
         fields.pop(names.DELAY_TIME_LEVEL, None)
         code = tags_code(fields.get(names.TAGS, "").encode())
+        most = self._appender.max_properties_length
+        properties = encode_fitting(fields, most, (names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC), record.properties)
         if record.reconsume_times >= max_times or header.delay_level < 0:
             queue = self._dead_letter_queue(group)
-            properties = encode_properties(fields)
         else:
             level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
             topic = self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
@@ -73,8 +74,11 @@ class RetryTopics(Part):
                 raise RequestRefused(
                     ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
                 )
-            target = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
-            queue, properties, code = self._schedule.redirect(target, encode_properties(fields), level, now_ms())
+            queue = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
+            delayed = self._schedule.redirect(queue, properties, level, now_ms())
+            if len(delayed[1]) <= most:
+                queue, properties, code = delayed
+            # Else there is no room to say where it belongs: it comes again at once.
         self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
         return RemotingCommand.response()
 

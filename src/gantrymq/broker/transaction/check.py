@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
@@ -27,10 +28,9 @@ from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHe
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
-from gantrymq.protocol.record import Record, decode_records, encode_again
+from gantrymq.protocol.record import Record, encode_again
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class TransactionCheck:
         self._config = config
         self._appender = appender
         self._store = appender.store
+        self._reader = QueueReader(appender.store, "transactions")
         self._topics = topics
         self._ops = ops
         self._half_offset = self._start_of(half_queue(self._store), offsets)
@@ -119,13 +120,13 @@ class TransactionCheck:
     def _read_ops(self) -> Iterator[list[Question]]:
         queue = op_queue(self._store)
         while True:
-            found = self._store.get(queue, self._op_read, _OP_BATCH, _BATCH_BYTES)
-            if found.next_begin_offset == self._op_read:
-                return
-            for buffer in found.buffers:
-                for record in decode_records(buffer, check_crc=False):
+            start = self._op_read
+            for next_offset, record in self._reader.records(queue, start, _OP_BATCH):
+                if record is not None:
                     self._read_op(record)
-            self._op_read = found.next_begin_offset
+                self._op_read = next_offset
+            if self._op_read == start:
+                return
             yield []
 
     def _read_op(self, record: Record) -> None:
@@ -166,21 +167,19 @@ class TransactionCheck:
     def _check_batch(self, now_ms: int, end: int) -> tuple[list[Question], bool]:
         """(questions, whether there may be more half messages to look at in this round)."""
         questions: list[Question] = []
-        found = self._store.get(half_queue(self._store), self._half_offset, _BATCH, _BATCH_BYTES)
-        if found.status is not GetStatus.FOUND:
-            is_more = found.next_begin_offset != self._half_offset
-            self._half_offset = found.next_begin_offset
-            return questions, is_more
-        for buffer in found.buffers:
-            for record in decode_records(buffer, check_crc=False):
+        start, size = self._half_offset, 0
+        for next_offset, record in self._reader.records(half_queue(self._store), start, _BATCH):
+            if record is not None:
                 self._half_offset = record.queue_offset
                 if self._half_offset >= end:
                     return questions, False
                 if not self._take(self._half_offset) and not self._check(record, now_ms, questions):
                     return questions, False
-                self._half_offset += 1
-        self._half_offset = found.next_begin_offset
-        return questions, True
+                size += record.size
+            self._half_offset = next_offset
+            if size >= _BATCH_BYTES:
+                break
+        return questions, self._half_offset != start
 
     def _check(self, record: Record, now_ms: int, questions: list[Question]) -> bool:
         """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
@@ -210,8 +209,11 @@ class TransactionCheck:
         return True
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
+        """Stores it at the end of its queue; None when that can't be, and it is put aside."""
         result = self._append(record, half_queue(self._store), encode_properties(fields))
-        if result and names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
+        if result is None:
+            self._discard(record)
+        elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
             self._renewed[result.queue_offset] = _number(fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET], -1)
         return result
 
@@ -234,9 +236,10 @@ class TransactionCheck:
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            # Another broker took it, or this one when it took larger messages. It must not stop all behind it.
+            # Another broker took it, whose half messages leave no room for what is noted in them. It must not stop all
+            # behind it.
             log.error(
-                "half message %s can't be stored again, nobody is asked about it any more: %s",
+                "half message %s can't be stored again: %s",
                 encode_offset_message_id(record.store_host, record.physical_offset),
                 e,
             )
