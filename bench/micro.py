@@ -56,6 +56,12 @@ class Sink(asyncio.Transport):
     def close(self) -> None:
         pass
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])

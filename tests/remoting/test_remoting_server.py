@@ -30,7 +30,8 @@ from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.connection import BATCH_LIMIT, SLOW_REQUEST_S, WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.connection import BATCH_LIMIT, WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.server import RemotingServer
 
 ENCODINGS = pytest.mark.parametrize("encoding", SerializeType)
@@ -286,7 +287,7 @@ async def test_work_ends_with_its_connection() -> None:
             connection = await only_connection(server)
         await until(lambda: len(states) == 2)
         assert states == ["started", "cancelled"]
-        assert not connection._tasks
+        assert not connection._open_answers
 
 
 async def test_work_for_a_peer_that_is_gone_never_starts() -> None:

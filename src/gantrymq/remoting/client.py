@@ -11,6 +11,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.loop_watch import LoopWatch
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
@@ -34,6 +35,7 @@ class RemotingClient:
         self._ssl_context = ssl_context
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s
+        self._watch = LoopWatch()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False
@@ -107,7 +109,9 @@ class RemotingClient:
             host, port = parse_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._handlers, hooks=self._hooks, on_close=self._disconnected),
+                    lambda: Connection(
+                        self._handlers, hooks=self._hooks, watch=self._watch, on_close=self._disconnected
+                    ),
                     host,
                     port,
                     ssl=self._ssl_context,

@@ -4,25 +4,46 @@ The request path makes no task and no future: a handler is a plain function, cal
 being parsed. What it returns is collected and written in one call after the read's last frame, so that 32 requests that
 arrived together are answered with one system call. A handler that can't answer at once returns None and calls
 `Connection.reply` later (a long poll, a group commit); one that must await something uses `respond_with`.
+
+A connection is in one of four states, and goes through them downwards:
+
+    state    `_transport`  `_closing`  `_lost`  what happens
+    new      None          False       pending  nothing, until `connection_made`
+    open     set           False       pending  requests are handled and made
+    closing  set           True        pending  after `close` or `abort`: what is in the write buffer is sent, what
+                                                arrives is dropped, answers and new requests are refused
+    lost     None          True        done     all who waited have been told
+
+While it is open it is read, unless something speaks against it; `_read_or_stop` alone decides. Each of these can be
+true beside the others:
+
+    `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
+    `_rest` is an iterator    requests of the last read are still to be        ends with `_receive_rest`, which waits
+                              handled                                          for room and for the next turn
+    `is_stopped`              its unfinished frame has no room (server only)   ends with `go_on_reading`
+
+`_batch` is a list during a read, when answers gather, and None between reads, when they are written at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, GantryError, ProtocolError, RequestRefused, RequestTimeout
+from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
+from gantrymq.remoting.open_answers import OpenAnswers, Room
 from gantrymq.remoting.pending_requests import PendingRequests
+from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Pieces of one or more encoded frames; memoryviews go to the socket without a copy.
 Buffers = Sequence[bytes | memoryview]
@@ -35,8 +56,8 @@ WRITE_HIGH_WATER = 8 * 1024 * 1024
 #: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
 #: requests wait until there is room. So WRITE_HIGH_WATER, this and one answer is all that gathers for one peer.
 BATCH_LIMIT = 1024 * 1024
-#: A request that keeps the loop busy for longer is logged.
-SLOW_REQUEST_S = 0.1
+#: To a peer that leaves so much in the write buffer nothing more is sent without an answer: nobody would wait for room.
+ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
 #: How long a closing connection may take to send what it has to, in seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Longer remarks of errors are cut: they may quote what the peer sent.
@@ -67,7 +88,8 @@ class Connection(asyncio.Protocol):
     """A connected peer at `address` (host:port). `attributes` is free for the layers above.
 
     A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
-    reads always: if both stopped, two that have much to say to each other would wait for ever.
+    reads on: if both stopped, two that have much to say to each other would wait for ever. `watch`, `frames` and
+    `room_for_answers` are shared by all connections of a server; a client's share the first.
     """
 
     def __init__(
@@ -76,15 +98,23 @@ class Connection(asyncio.Protocol):
         *,
         hooks: Sequence[RpcHook] = (),
         is_server: bool = False,
+        watch: LoopWatch | None = None,
+        frames: UnfinishedFrames | None = None,
+        room_for_answers: Room | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         self.address = "?"
         self.attributes: dict[str, Any] = {}
+        #: When its bytes were last dealt with, s of the monotonic clock, which is the loop's too.
         self.last_read = 0.0
         self._handlers = handlers
         self._hooks = hooks
         self._is_server = is_server
+        self._watch = watch if watch is not None else LoopWatch()
+        self._frames = frames
+        #: Of the unfinished frame that `frames` was told of; 0 for none.
+        self._frame_length = 0
         self._on_open = on_open
         self._on_close = on_close
         self._reader = FrameReader()
@@ -95,7 +125,7 @@ class Connection(asyncio.Protocol):
         #: Requests of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._tasks: set[asyncio.Task[RemotingCommand]] = set()
+        self._open_answers = OpenAnswers(self._work_done, room_for_answers)
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
         self._closing = False
@@ -103,8 +133,10 @@ class Connection(asyncio.Protocol):
         #: Answers of the read under way; None between reads, when answers are written at once.
         self._batch: list[bytes | memoryview] | None = None
         self._batch_bytes = 0
-        #: The rest of a read whose answers filled the write buffer; until it is dealt with nothing more is read.
-        self._waiting: Iterator[RemotingCommand] | None = None
+        #: The rest of a read whose answers filled the write buffer, or that took its turn of the loop.
+        self._rest: Iterator[RemotingCommand] | None = None
+        #: It isn't the peer's fault that nothing comes: see `stop_reading`.
+        self.is_stopped = False
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -113,18 +145,18 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         peer = transport.get_extra_info("peername")
         self.address = format_address(peer[0], peer[1]) if peer else "?"
-        self.last_read = self._loop.time()
+        self.last_read = monotonic()
         if self._on_open:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        self.last_read = self._loop.time()
         self._receive(self._reader.feed(data))
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
         # Not the loop's time, which stands still during a turn of uvloop's.
-        before = monotonic()
+        began = before = self.last_read = monotonic()
+        turn_ends = began + self._watch.turn_s
         try:
             for command in commands:
                 if self._closing:
@@ -135,26 +167,31 @@ class Connection(asyncio.Protocol):
                 else:
                     self._request_received(command)
                     now = monotonic()
-                    if now - before > SLOW_REQUEST_S:
-                        log.warning(
-                            "slow request code=%d peer=%s ms=%d body=%d",
-                            command.code,
-                            self.address,
-                            1000 * (now - before),
-                            len(command.body),
-                        )
+                    if now > turn_ends:
+                        if now - before > SLOW_REQUEST_S:
+                            self._watch.slow_request(command.code, self.address, now - before, len(command.body))
+                        self._watch.turn_ended(now - began)
+                        self._rest = commands
+                        self._loop.call_soon(self._receive_rest)
+                        break
                     before = now
                 if self._batch_bytes > BATCH_LIMIT:
                     self._flush()
                     if self._is_server and self._writable is not None:
-                        self._waiting = commands
-                        return
+                        self._rest = commands
+                        break
                     self._batch = []
         except ProtocolError as e:
             log.warning("closing the connection with %s: %s", self.address, e)
             self.close()
         finally:
             self._flush()
+        if self._rest is not None:
+            self._read_or_stop()
+        elif self._frames is not None and (self._reader.frame_length or self._frame_length):
+            reader = self._reader
+            self._frame_length = reader.frame_length
+            self._frames.received(self, reader.frame_number, reader.frame_length, reader.held_bytes)
 
     def _flush(self) -> None:
         """Writes the answers of the read under way."""
@@ -168,27 +205,46 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.writelines(batch)
 
+    def _receive_rest(self) -> None:
+        """Goes on with the requests that waited for room, or for this turn."""
+        if self._rest is None or self._writable is not None or self._closing:
+            return
+        commands, self._rest = self._rest, None
+        self._receive(commands)
+        if self._rest is None:
+            self._read_or_stop()
+
+    def _read_or_stop(self) -> None:
+        """Has the transport read, or not, as the state says (see above)."""
+        if self._closing or self._transport is None or self._transport.is_closing():
+            return
+        if self._rest is None and not self.is_stopped and (self._writable is None or not self._is_server):
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def stop_reading(self) -> None:
+        """Reads no more of the frame under way, until `go_on_reading`."""
+        self.is_stopped = True
+        self._read_or_stop()
+
+    def go_on_reading(self) -> None:
+        self.is_stopped = False
+        # So long it wasn't the peer that was silent.
+        self.last_read = monotonic()
+        self._read_or_stop()
+
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
-        if self._is_server and self._transport is not None:
-            self._transport.pause_reading()
+        self._read_or_stop()
 
     def resume_writing(self) -> None:
         self._wake_writers()
-        if self._waiting is not None:
+        if self._rest is not None:
             # Not here: the transport is in the middle of a write.
             self._loop.call_soon(self._receive_rest)
-        elif self._is_server and self._transport is not None and not self._closing:
-            self._transport.resume_reading()
-
-    def _receive_rest(self) -> None:
-        """Goes on with the requests that waited for room."""
-        if self._waiting is None or self._writable is not None or self._closing:
-            return
-        commands, self._waiting = self._waiting, None
-        self._receive(commands)
-        if self._waiting is None and self._writable is None and self._transport is not None:
-            self._transport.resume_reading()
+        else:
+            self._read_or_stop()
 
     def _wake_writers(self) -> None:
         if self._writable is not None:
@@ -201,10 +257,12 @@ class Connection(asyncio.Protocol):
         self._wake_writers()
         message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
         self._pending.connection_lost(message)
-        self._waiting = None
+        self._rest = None
+        self._reader.clear()
+        if self._frames is not None:
+            self._frames.forget(self)
         self._gathered.clear()
-        for task in list(self._tasks):
-            task.cancel()
+        self._open_answers.cancel()
         self._lost.set_result(None)
         if self._on_close:
             self._on_close(self)
@@ -249,24 +307,23 @@ class Connection(asyncio.Protocol):
     def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand]) -> None:
         """Answers `request` with what `work` returns, in a task of its own: for rare requests only.
 
-        When the connection is lost `work` is cancelled; it shields what must not be left half done.
+        When the connection is lost `work` is cancelled; it shields what must not be left half done. When too many are
+        under way already `work` isn't begun, and the answer is SYSTEM_BUSY.
         """
         if self._closing:
             work.close()
-            return
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._work_done, request))
+        elif not self._open_answers.begin(request, work):
+            work.close()
+            busy = "[OVERLOAD]system busy, start flow control for a while: too many requests wait for their answers"
+            self.reply(request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, busy))
 
-    def _work_done(self, request: RemotingCommand, task: asyncio.Task[RemotingCommand]) -> None:
-        self._tasks.discard(task)
-        try:
-            reply = task.result()
-        except asyncio.CancelledError:
-            reply = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "the request was cancelled")
-        except Exception as e:
-            reply = error_response(e, request, self.address)
-        self.reply(request, reply)
+    def _work_done(self, request: RemotingCommand, result: RemotingCommand | BaseException) -> None:
+        if isinstance(result, asyncio.CancelledError):
+            result = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "the request was cancelled")
+        elif isinstance(result, Exception):
+            result = error_response(result, request, self.address)
+        if isinstance(result, RemotingCommand):
+            self.reply(request, result)
 
     # -- requests to the peer -----------------------------------------------------------------------------------
 
@@ -315,7 +372,11 @@ class Connection(asyncio.Protocol):
         return max(1, round((deadline - self._loop.time()) * 1000))
 
     def send_oneway(self, request: RemotingCommand) -> None:
-        """Like `invoke_oneway`, without the wait."""
+        """Like `invoke_oneway`, without the wait. Raises RequestTimeout when very much waits for the peer already."""
+        if self._writable is not None and self._transport is not None:
+            waiting = self._transport.get_write_buffer_size()
+            if waiting > ONEWAY_LIMIT:
+                raise RequestTimeout(f"{self.address} doesn't take the {waiting} bytes that were sent", self.address)
         request.flag |= ONEWAY_FLAG
         self._send(request)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.loop_watch import LoopWatch
+from gantrymq.remoting.open_answers import MAX_BYTES, MAX_REQUESTS, Room
 from gantrymq.remoting.tls import ServerTls, TlsConfig
+from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: serverChannelMaxIdleTimeSeconds: a client that sent nothing for so long is dropped (it heartbeats each 30 s).
 MAX_IDLE_S = 120.0
@@ -21,6 +26,9 @@ BACKLOG = 1024
 #: A stopping server goes on until nothing has come for the first, at most for the second, s.
 DRAIN_QUIET_S = 0.02
 DRAIN_TIMEOUT_S = 1.0
+#: How often idle connections are looked for, s, and how many are closed in one turn of the loop.
+LOOK_S = 1.0
+CLOSED_PER_TURN = 200
 
 
 class RemotingServer:
@@ -40,7 +48,9 @@ class RemotingServer:
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
         on_close: Callable[[Connection], None] | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
+        jobs = jobs if jobs is not None else Jobs()
         self._handlers = handlers
         self._host = host
         self._socket = _bound(host, port)
@@ -52,7 +62,10 @@ class RemotingServer:
         self._on_close = on_close
         self.connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self.loop_watch = LoopWatch(jobs)
+        self.unfinished_frames = UnfinishedFrames(jobs)
+        self._room_for_answers = Room(MAX_REQUESTS, MAX_BYTES)
+        self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
 
     async def start(self) -> None:
         """Takes connections. Raises ConfigError for TLS files that can't be used."""
@@ -79,7 +92,9 @@ class RemotingServer:
             raise _taken(self._host, self.port, e) from e
         if self._tls is not None:
             self._tls.start()
-        self._idle_timer = asyncio.get_running_loop().call_later(self._max_idle_s / 4, self._close_idle)
+        self.loop_watch.start()
+        self.unfinished_frames.start()
+        self._idle_job.start()
 
     async def drain(self) -> None:
         """Takes no more connections, and returns when the requests that have arrived are answered."""
@@ -95,8 +110,9 @@ class RemotingServer:
 
     async def stop(self) -> None:
         """Stops listening and closes every connection, after what was answered is written if the peers take it soon."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self.loop_watch.stop()
+        self.unfinished_frames.stop()
+        self._idle_job.cancel()
         if self._tls is not None:
             self._tls.stop()
         if self._server is not None:
@@ -110,7 +126,14 @@ class RemotingServer:
 
     def _connected(self) -> Connection:
         return Connection(
-            self._handlers, hooks=self._hooks, is_server=True, on_open=self._opened, on_close=self._disconnected
+            self._handlers,
+            hooks=self._hooks,
+            is_server=True,
+            watch=self.loop_watch,
+            frames=self.unfinished_frames,
+            room_for_answers=self._room_for_answers,
+            on_open=self._opened,
+            on_close=self._disconnected,
         )
 
     def _opened(self, connection: Connection) -> None:
@@ -124,14 +147,15 @@ class RemotingServer:
         if self._on_close:
             self._on_close(connection)
 
-    def _close_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._max_idle_s
-        for connection in [c for c in self.connections if c.last_read < oldest]:
+    def _close_idle(self) -> float | None:
+        """Looks at all, which takes 0.6 ms for 10,000, and closes some of the idle ones."""
+        oldest = monotonic() - self._max_idle_s
+        idle = [c for c in self.connections if c.last_read < oldest and not c.is_stopped and not c.is_closed]
+        for connection in idle[:CLOSED_PER_TURN]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
             # Not close(): a peer that is gone, or stopped reading, would never take what it is still to get.
             connection.abort()
-        self._idle_timer = loop.call_later(self._max_idle_s / 4, self._close_idle)
+        return 0.0 if len(idle) > CLOSED_PER_TURN else None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -1,0 +1,160 @@
+"""Requests that take many steps: some milliseconds of them in each turn of the loop, so that others are served too.
+
+The work of such a request is a generator that yields after each step, a millisecond at most. What is done soon is
+answered at once; the rest goes on in later turns, each connection's requests in turn with those of the others.
+
+Alternatives that lost: a task per request, a thousand of which take their steps in the same turn; a thread, whose
+Python code keeps the loop from the interpreter for five milliseconds at a time, and makes tables need locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator
+from time import perf_counter
+from typing import NamedTuple
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Reply, error_response
+
+#: A request's work; it returns what a handler would. Raises what a handler may raise.
+Steps = Generator[None, None, Reply]
+
+#: So long a turn of the loop is kept busy by requests that have just come, and as long again by those that wait, s.
+TURN_S = 0.01
+#: What may wait, of one connection and of all together, bytes. Java bounds its queue of sends by 10,000 requests.
+MAX_WAITING_BYTES_OF_ONE = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+#: What a waiting request takes beside its header and body, about, bytes.
+_OVERHEAD = 2048
+
+
+class _Waiting(NamedTuple):
+    request: RemotingCommand
+    steps: Steps
+    size: int
+
+
+class _Line:
+    """The waiting requests of one connection."""
+
+    __slots__ = ("requests", "size")
+
+    def __init__(self) -> None:
+        self.requests: deque[_Waiting] = deque()
+        self.size = 0
+
+
+class LongRequests:
+    """Runs the steps of requests, and answers them."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._job = jobs.repeating("go on with long requests", self._go_on)
+        #: The connection whose turn it is comes first.
+        self._lines: dict[Connection, _Line] = {}
+        self._size = 0
+        #: What requests that have just come took of this turn, s.
+        self._used = 0.0
+        self._stopped = False
+
+    def __len__(self) -> int:
+        return sum(len(line.requests) for line in self._lines.values())
+
+    def start(self) -> None:
+        self._stopped = False
+        self._job.start()
+
+    async def stop(self) -> None:
+        """Ends those that wait; further ones are refused."""
+        self._stopped = True
+        self._job.cancel()
+        while self._lines:
+            self._go_on()
+            await asyncio.sleep(0)
+
+    def run(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Reply:
+        """A handler's reply: that of `steps` if they are done in time, else None, and it follows.
+
+        Raises what the steps raise, and RequestRefused when too much waits.
+        """
+        if connection not in self._lines and self._used < TURN_S:
+            if not self._used:
+                self._loop.call_soon(self._turn_ended)
+            left_s = TURN_S - self._used
+            began = perf_counter()
+            try:
+                while True:
+                    next(steps)
+                    if perf_counter() - began >= left_s:
+                        break
+            except StopIteration as end:
+                reply: Reply = end.value
+                return reply
+            finally:
+                self._used += perf_counter() - began
+        self._wait(connection, request, steps)
+        return None
+
+    def connection_closed(self, connection: Connection) -> None:
+        """A peer is gone, and what waited for it with it."""
+        line = self._lines.pop(connection, None)
+        if line is not None:
+            self._size -= line.size
+            for waiting in line.requests:
+                waiting.steps.close()
+
+    def _turn_ended(self) -> None:
+        self._used = 0.0
+
+    def _wait(self, connection: Connection, request: RemotingCommand, steps: Steps) -> None:
+        line = self._lines.get(connection) or _Line()
+        size = len(request.body) + len(request.raw_ext) + _OVERHEAD
+        if (
+            line.size + size > MAX_WAITING_BYTES_OF_ONE
+            or self._size + size > MAX_WAITING_BYTES
+            or self._stopped
+            or connection.is_closed
+        ):
+            steps.close()
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[REJECTREQUEST]system busy, start flow control for a while: {len(self)} long requests wait",
+            )
+        line.requests.append(_Waiting(request, steps, size))
+        line.size += size
+        self._size += size
+        self._lines[connection] = line
+        self._job.wake()
+
+    def _go_on(self) -> float | None:
+        """A turn's share; each connection's first request does a step in turn."""
+        deadline = perf_counter() + TURN_S
+        while self._lines:
+            connection, line = next(iter(self._lines.items()))
+            self._step(connection, line)
+            # It may be gone: the answer can't be written, or its steps have closed it.
+            if self._lines.pop(connection, None) is not None and line.requests:
+                self._lines[connection] = line
+            if perf_counter() >= deadline:
+                break
+        return 0.0 if self._lines else None
+
+    def _step(self, connection: Connection, line: _Line) -> None:
+        request, steps, size = line.requests[0]
+        try:
+            next(steps)
+            return
+        except StopIteration as end:
+            reply: Reply = end.value
+        except Exception as e:
+            reply = error_response(e, request, connection.address)
+        line.requests.popleft()
+        line.size -= size
+        self._size -= size
+        if reply is not None:
+            connection.reply(request, reply)

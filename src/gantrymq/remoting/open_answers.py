@@ -1,0 +1,84 @@
+"""OpenAnswers: requests that tasks are going to answer; not more of them than memory has room for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from gantrymq.protocol.command import RemotingCommand
+
+#: Of one connection, and of all of a server (`replyThreadPoolQueueCapacity`); what they hold in memory, bytes.
+MAX_REQUESTS_OF_ONE = 1_000
+MAX_BYTES_OF_ONE = 16 * 1024 * 1024
+MAX_REQUESTS = 10_000
+MAX_BYTES = 64 * 1024 * 1024
+#: What a task and its request take besides the request's bytes, about.
+_OVERHEAD = 4096
+
+
+class Room:
+    """How much of so many requests and bytes is taken; what is taken here is taken of `shared`, too."""
+
+    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_requests", "_shared")
+
+    def __init__(self, max_requests: int, max_bytes: int, shared: Room | None = None) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._shared = shared
+        self._requests = 0
+        self._bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Room for one more request; False when there is none, and it isn't the only one."""
+        if self._requests and (self._requests >= self._max_requests or self._bytes + size > self._max_bytes):
+            return False
+        if self._shared is not None and not self._shared.take(size):
+            return False
+        self._requests += 1
+        self._bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        if self._shared is not None:
+            self._shared.give_back(size)
+
+
+class OpenAnswers:
+    """Those of one connection. `answer` is told a task's result, or what it raised; `shared` is the server's room."""
+
+    def __init__(
+        self, answer: Callable[[RemotingCommand, RemotingCommand | BaseException], None], shared: Room | None
+    ) -> None:
+        self._answer = answer
+        self._room = Room(MAX_REQUESTS_OF_ONE, MAX_BYTES_OF_ONE, shared)
+        self._tasks: set[asyncio.Task[RemotingCommand]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand]) -> bool:
+        """Runs `work` in a task; False when there is no room for it."""
+        size = len(request.body) + len(request.raw_ext) + _OVERHEAD
+        if not self._room.take(size):
+            return False
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, request, size))
+        return True
+
+    def cancel(self) -> None:
+        """Nobody waits for the answers any more."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[RemotingCommand]) -> None:
+        self._tasks.discard(task)
+        self._room.give_back(size)
+        if task.cancelled():
+            self._answer(request, asyncio.CancelledError())
+        else:
+            self._answer(request, task.exception() or task.result())

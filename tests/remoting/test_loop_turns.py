@@ -1,0 +1,303 @@
+"""What one peer can ask for in one turn of the loop, how that is measured, and what may wait for one peer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import pytest
+from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
+from waiting import until
+
+from gantrymq.errors import RequestTimeout
+from gantrymq.metrics import render
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting import loop_watch, open_answers
+from gantrymq.remoting.connection import ONEWAY_LIMIT, Connection, Reply
+from gantrymq.remoting.loop_watch import CROWDED_TURN_S, SLOW_REQUEST_S, TURN_S, LoopWatch
+
+
+class OneRead(asyncio.Transport):
+    """A peer whose bytes come in one read, however many they are, and that takes every answer."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 40000)})
+        self.is_read = True
+        self.written = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
+def busy(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+@contextmanager
+def longest_turns() -> Iterator[list[float]]:
+    """The processor time of this thread in each turn of the loop: others that run don't count."""
+    loop = asyncio.get_running_loop()
+    turns: list[float] = []
+    last = time.thread_time()
+    handle: asyncio.Handle
+
+    def turn() -> None:
+        nonlocal last, handle
+        now = time.thread_time()
+        turns.append(now - last)
+        last = now
+        handle = loop.call_soon(turn)
+
+    handle = loop.call_soon(turn)
+    yield turns
+    handle.cancel()
+
+
+@pytest.mark.parametrize("code", [ECHO, 999])
+async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) -> None:
+    count = 100_000
+    handled: list[int] = []
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        handled.append(request.opaque)
+        return RemotingCommand.response()
+
+    watch = LoopWatch()
+    connection = Connection({ECHO: handler}, is_server=True, watch=watch)
+    transport = OneRead()
+    connection.connection_made(transport)
+    answer = len(frame(code))
+    read = b"".join(frame(code, opaque=n) for n in range(count))
+    with longest_turns() as turns:
+        connection.data_received(read)
+        assert not transport.is_read
+        await until(lambda: transport.is_read)
+    assert transport.written > count * answer // 2
+    assert handled == (list(range(count)) if code == ECHO else [])
+    assert max(turns) < 0.05
+    assert watch.turns.count >= count * 0.000001 / TURN_S
+    connection.connection_lost(None)
+
+
+async def test_a_turn_is_shared_by_the_connections_that_have_much_to_ask() -> None:
+    watch = LoopWatch()
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        busy(0.0002)
+        return RemotingCommand.response()
+
+    connections = [Connection({7: handler}, is_server=True, watch=watch) for _ in range(20)]
+    for connection in connections:
+        connection.connection_made(OneRead())
+    began = time.thread_time()
+    for connection in connections:
+        connection.data_received(frame(7) * 1000)
+    assert time.thread_time() - began < TURN_S + 20 * (CROWDED_TURN_S + 0.001)
+    assert watch.turn_s == CROWDED_TURN_S
+    await asyncio.sleep(0)
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+async def test_requests_behind_a_slow_one_wait_for_the_next_turn() -> None:
+    order: list[str] = []
+
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        busy(2 * TURN_S)
+        order.append("slow")
+        return RemotingCommand.response()
+
+    def quick(connection: Connection, request: RemotingCommand) -> Reply:
+        order.append("quick")
+        return RemotingCommand.response()
+
+    async with serving({7: slow, 8: quick}) as server, peer_of(server) as peer:
+        await peer.send(frame(7, opaque=1) + frame(8, opaque=2) + frame(8, opaque=3))
+        answers = await peer.commands(3)
+        assert [answer.opaque for answer in answers] == [1, 2, 3]
+        # More comes: it is read again.
+        await peer.send(frame(8, opaque=4))
+        assert (await peer.commands(1))[0].opaque == 4
+    assert order == ["slow", "others", "quick", "quick", "quick"]
+
+
+async def test_a_peer_that_ends_its_half_gets_the_answers_of_later_turns() -> None:
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        busy(1.1 * TURN_S)
+        return RemotingCommand.response()
+
+    async with serving({7: slow}) as server, peer_of(server) as peer:
+        await peer.send(b"".join(frame(7, opaque=n) for n in range(5)))
+        peer.sock.shutdown(1)
+        assert [answer.opaque for answer in await peer.commands(5)] == list(range(5))
+        await peer.closed_by_other()
+
+
+async def test_stop_answers_what_has_arrived_though_it_takes_several_turns() -> None:
+    began = asyncio.Event()
+
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        began.set()
+        busy(1.1 * TURN_S)
+        return RemotingCommand.response()
+
+    async with serving({7: slow}) as server, peer_of(server) as peer:
+        await peer.send(b"".join(frame(7, opaque=n) for n in range(10)))
+        await began.wait()
+        answers, _ = await asyncio.gather(peer.commands(10), server.drain())
+        assert len(answers) == 10
+
+
+# -- what is measured -----------------------------------------------------------------------------------------------
+
+
+async def test_slow_requests_are_logged_the_first_at_once_then_the_slowest(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(loop_watch, "monotonic", lambda: now)
+    watch = LoopWatch()
+    for seconds in (0.2, 0.3, 0.5, 0.4):
+        watch.slow_request(10, "127.0.0.1:1", seconds, 4)
+    assert [record.getMessage() for record in caplog.records] == ["slow request code=10 peer=127.0.0.1:1 ms=200 body=4"]
+    watch._beat()
+    assert len(caplog.records) == 1
+    now += loop_watch.REPORT_S
+    watch._beat()
+    watch._beat()
+    assert [record.getMessage() for record in caplog.records[1:]] == [
+        "slow request code=10 peer=127.0.0.1:1 ms=500 body=4 (the slowest of 3 since the last such line)"
+    ]
+
+
+async def test_a_stall_is_in_the_metrics() -> None:
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        busy(1.1 * SLOW_REQUEST_S)
+        return RemotingCommand.response()
+
+    async with serving({7: slow}) as server, calling() as client:
+        await until(lambda: server.loop_watch.lateness.count)
+        beats = server.loop_watch.lateness.count
+        await client.invoke(address(server), RemotingCommand.request(ECHO))
+        await client.invoke(address(server), RemotingCommand.request(7))
+        await until(lambda: server.loop_watch.lateness.count > beats)
+        text = render(server.loop_watch.metrics({"broker": "b"})).decode()
+    assert 'gantry_loop_turn_seconds_bucket{broker="b",le="0.1"} 0\n' in text
+    assert 'gantry_loop_turn_seconds_bucket{broker="b",le="+Inf"} 1\n' in text
+    assert 'gantry_loop_turn_seconds_count{broker="b"} 1\n' in text
+    assert "# TYPE gantry_loop_lateness_seconds histogram\n" in text
+    # It was late by what the request took, but for the part before it was due.
+    assert server.loop_watch.lateness.sum > 0.1 * SLOW_REQUEST_S
+
+
+# -- what may wait for one peer -------------------------------------------------------------------------------------
+
+
+async def test_answers_by_tasks_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_answers, "MAX_REQUESTS_OF_ONE", 3)
+    go_on = asyncio.Event()
+
+    async def work() -> RemotingCommand:
+        await go_on.wait()
+        return RemotingCommand.response()
+
+    def relay(connection: Connection, request: RemotingCommand) -> Reply:
+        connection.respond_with(request, work())
+        return None
+
+    async with serving({7: relay}) as server, peer_of(server) as peer, peer_of(server) as other:
+        await peer.send(b"".join(frame(7, opaque=n) for n in range(10)) + frame(ECHO, opaque=10))
+        answers = await peer.commands(8)
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            *((n, ResponseCode.SYSTEM_BUSY) for n in range(3, 10)),
+            (10, 0),
+        ]
+        assert (answers[0].remark or "").startswith("[OVERLOAD]system busy")
+        # Another's own bound.
+        await other.send(frame(7, opaque=1) + frame(ECHO, opaque=2))
+        assert [answer.opaque for answer in await other.commands(1)] == [2]
+        go_on.set()
+        assert sorted(answer.opaque for answer in await peer.commands(3)) == [0, 1, 2]
+        await peer.send(frame(7, opaque=11))
+        assert (await peer.commands(1))[0].code == 0
+
+
+async def test_bodies_of_answers_by_tasks_have_a_bound_for_all_connections() -> None:
+    began: list[int] = []
+
+    async def work(number: int) -> RemotingCommand:
+        began.append(number)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def relay(connection: Connection, request: RemotingCommand) -> Reply:
+        connection.respond_with(request, work(request.opaque))
+        return None
+
+    body = bytes(4 * 1024 * 1024)
+    async with serving({7: relay}) as server, AsyncExitStack() as stack:
+        for number in range(8):
+            peer = await stack.enter_async_context(peer_of(server))
+            for _ in range(5):
+                await peer.send(frame(7, body, number))
+            # With what tasks take besides, three fit in the bound of one connection and fifteen in that of all.
+            refused = 2 if number < 5 else 5
+            assert [answer.code for answer in await peer.commands(refused)] == refused * [ResponseCode.SYSTEM_BUSY]
+        assert began == [number for number in range(5) for _ in range(3)]
+
+
+async def test_a_peer_that_does_not_read_is_not_sent_notifications_without_end() -> None:
+    notification = RemotingCommand.request(40, body=bytes(100_000))
+    async with serving() as server, peer_of(server, receive_buffer=65536):
+        connection = await only_connection(server)
+
+        def notify() -> None:
+            for _ in range(1000):
+                connection.send_oneway(notification)
+
+        with pytest.raises(RequestTimeout, match="doesn't take"):
+            notify()
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() <= ONEWAY_LIMIT + 200_000
+
+
+# -- what a peer makes the server log -------------------------------------------------------------------------------
+
+
+async def test_unknown_codes_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gantrymq.remoting")
+    async with serving() as server, peer_of(server) as peer:
+        await peer.send(b"".join(frame(999, opaque=n) for n in range(1000)))
+        await peer.commands(1000)
+    assert 1 <= len(caplog.records) < 50
+
+
+async def test_a_peer_s_text_begins_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(connection: Connection, request: RemotingCommand) -> Reply:
+        raise RuntimeError(f"no topic {request.body.decode()}")
+
+    caplog.set_level(logging.INFO, "gantrymq.remoting")
+    async with serving({7: failing}) as server, peer_of(server) as peer:
+        await peer.send(frame(7, b"x\n2026-01-01 INFO forged"))
+        await peer.commands(1)
+    assert caplog.records
+    assert all("\n" not in record.getMessage() for record in caplog.records)

@@ -1,0 +1,298 @@
+"""Which of the frames that have begun are read, wait, or are given up: the rules alone, told the time; then sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from remoting_support import ECHO, address, calling, frame, peer_of, serving
+from waiting import until
+
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting import unfinished_frames
+from gantrymq.remoting.unfinished_frames import LEAST_PACE, PACE_S, SMALL, UnfinishedFrames
+from gantrymq.remoting.unfinished_frames import LIMIT as LIMIT_OF_SERVER
+
+KIB = 1024
+MIB = 1024 * KIB
+#: Three quarters of it are for frames that are read.
+LIMIT = 16 * MIB
+READ_SIZE = 256 * KIB
+
+
+class Peer:
+    """One connection: sends a frame in reads, as long as it is read."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.address = name
+        self.world = world
+        self.is_read = True
+        self.is_open = True
+        self._number = 0
+        self._length = 0
+        self.held = 0
+
+    def __repr__(self) -> str:
+        return self.address
+
+    def begin(self, length: int, size: int = READ_SIZE) -> Peer:
+        """The first read of a frame."""
+        self._number += 1
+        self._length, self.held = length, 0
+        self.send(size)
+        return self
+
+    def send(self, size: int = READ_SIZE) -> bool:
+        """One more read; whether the frame has arrived."""
+        assert self.is_open
+        assert self.is_read
+        self.held += size
+        if self.held >= self._length:
+            self._length = self.held = 0
+        self.world.frames.received(self, self._number, self._length, self.held)
+        return not self._length
+
+    def send_rest(self) -> None:
+        while not self.send():
+            pass
+
+    def stop_reading(self) -> None:
+        self.is_read = False
+
+    def go_on_reading(self) -> None:
+        self.is_read = True
+
+    def abort(self) -> None:
+        self.is_open = False
+        self.held = 0
+
+
+class World:
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.now = 1000.0
+        self.frames = UnfinishedFrames(limit=limit, clock=lambda: self.now)
+        self._peers = 0
+
+    def peer(self) -> Peer:
+        self._peers += 1
+        return Peer(self, f"peer {self._peers}")
+
+    def pass_seconds(self, seconds: float) -> None:
+        """The looks of so many seconds."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.frames.look()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_frames_that_have_room_are_read(world: World) -> None:
+    peers = [world.peer().begin(4 * MIB) for _ in range(3)]
+    assert world.frames.held == 3 * READ_SIZE
+    for peer in peers:
+        peer.send_rest()
+    assert world.frames.held == 0
+    assert all(peer not in world.frames for peer in peers)
+
+
+def test_a_frame_without_room_waits_until_another_has_arrived(world: World) -> None:
+    first, second, third = (world.peer().begin(6 * MIB) for _ in range(3))
+    assert (first.is_read, second.is_read, third.is_read) == (True, True, False)
+    world.frames.look()
+    assert not third.is_read
+    first.send_rest()
+    world.frames.look()
+    assert third.is_read
+    third.send_rest()
+    second.send_rest()
+    assert world.frames.held == 0
+    assert world.frames.look() is None
+
+
+def test_small_frames_are_always_read(world: World) -> None:
+    large = [world.peer().begin(12 * MIB) for _ in range(5)]
+    small = [world.peer().begin(SMALL - 1, 100) for _ in range(50)]
+    assert not any(peer.is_read for peer in large[1:])
+    assert all(peer.is_read for peer in small)
+
+
+def test_the_shortest_and_the_oldest_go_on_in_turn(world: World) -> None:
+    busy = world.peer().begin(12 * MIB)
+    waiting = []
+    for length in (7, 5, 2, 3):
+        waiting.append(world.peer().begin(length * MIB))
+        world.now += 0.1
+    busy.send_rest()
+    world.frames.look()
+    # The next would be the shortest again, which has no room.
+    assert [peer.is_read for peer in waiting] == [True, False, True, False]
+    waiting[0].send_rest()
+    world.frames.look()
+    assert [peer.is_read for peer in waiting] == [True, True, True, True]
+
+
+def test_a_stream_of_short_ones_keeps_no_long_one_waiting_for_ever(world: World) -> None:
+    busy = [world.peer().begin(4 * MIB) for _ in range(3)]
+    long = world.peer().begin(10 * MIB)
+    began = world.now
+    while not long.is_read:
+        assert world.now < began + 10
+        # Each that ends leaves room for the next, and none for the long one.
+        for _ in range(3):
+            busy.append(world.peer().begin(4 * MIB))
+            if busy[0].is_read:
+                busy.pop(0).send_rest()
+            world.frames.look()
+        world.pass_seconds(1)
+
+
+def test_a_frame_that_does_not_go_on_is_given_up_when_others_wait(world: World) -> None:
+    stalled = world.peer().begin(12 * MIB)
+    world.pass_seconds(1000)
+    assert stalled.is_open
+    waiting = world.peer().begin(5 * MIB)
+    world.pass_seconds(PACE_S - 1)
+    assert stalled.is_open
+    assert not waiting.is_read
+    world.pass_seconds(1)
+    assert not stalled.is_open
+    assert waiting.is_read
+
+
+def test_a_slow_frame_that_goes_on_arrives(world: World) -> None:
+    slow = world.peer().begin(10 * MIB, LEAST_PACE)
+    waiting = world.peer().begin(5 * MIB)
+    seconds = 0
+    while not slow.send(LEAST_PACE):
+        assert slow.is_open
+        world.pass_seconds(1)
+        seconds += 1
+    world.frames.look()
+    assert waiting.is_read
+    assert seconds > 100
+
+
+def test_everybody_s_turn_comes(world: World) -> None:
+    """Sixty that never end their frames, and one that would."""
+    hostile = [world.peer().begin(12 * MIB, 1000) for _ in range(60)]
+
+    def pass_second() -> None:
+        world.pass_seconds(1)
+        # They come again at once.
+        hostile[:] = [peer if peer.is_open else world.peer().begin(12 * MIB, 1000) for peer in hostile]
+
+    for _ in range(60):
+        pass_second()
+    honest = world.peer().begin(4 * MIB)
+    began = world.now
+    while not honest.is_read:
+        pass_second()
+        assert world.now - began <= 2 * PACE_S
+    honest.send_rest()
+
+
+def test_what_is_held_is_never_more_than_the_limit(world: World) -> None:
+    large = world.peer().begin(5 * MIB)
+    waiting = [world.peer().begin(9 * MIB) for _ in range(200)]
+    assert world.frames.held <= LIMIT
+    assert sum(peer.held for peer in [large, *waiting]) == world.frames.held
+    # First those that wait.
+    assert large.is_open
+    assert 0 < sum(not peer.is_open for peer in waiting) < 200
+    # Then the large, at last the small, of which the largest.
+    small = [world.peer().begin(SMALL - 1, 50 * KIB) for _ in range(100)]
+    tiny = [world.peer().begin(SMALL - 1, 100) for _ in range(100)]
+    small += [world.peer().begin(SMALL - 1, 50 * KIB) for _ in range(400)]
+    assert world.frames.held <= LIMIT
+    assert not any(peer.is_open for peer in [large, *waiting])
+    assert sum(not peer.is_open for peer in small) > 50
+    assert all(peer.is_open for peer in tiny)
+
+
+def test_a_peer_that_leaves_makes_room(world: World) -> None:
+    busy = world.peer().begin(10 * MIB)
+    waiting, other = world.peer().begin(8 * MIB), world.peer().begin(9 * MIB)
+    world.frames.forget(busy)
+    world.frames.look()
+    assert waiting.is_read
+    world.frames.forget(other)
+    world.frames.forget(other)
+    world.frames.forget(waiting)
+    assert world.frames.held == 0
+    assert world.frames.look() is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9), st.sampled_from(["begin", "send", "leave", "look"]), st.integers(1, 20), st.booleans()
+        ),
+        max_size=200,
+    )
+)
+def test_the_sums_are_right_whatever_happens(steps: list[tuple[int, str, int, bool]]) -> None:
+    world = World(limit=1 * MIB)
+    peers = [world.peer() for _ in range(10)]
+    for index, step, number, is_small in steps:
+        peer = peers[index]
+        if step == "look":
+            world.pass_seconds(number)
+        elif step == "leave":
+            world.frames.forget(peer)
+            peers[index] = world.peer()
+        elif not peer.is_open:
+            peers[index] = world.peer()
+        elif peer.is_read:
+            length = SMALL - 1 if is_small else SMALL * number
+            if step == "begin":
+                peer.begin(length, 10 * KIB * number)
+            else:
+                peer.send(10 * KIB * number)
+        open_peers = [peer for peer in peers if peer in world.frames]
+        assert world.frames.held == sum(peer.held for peer in open_peers) <= 1 * MIB
+        read = sum(peer._length for peer in open_peers if peer.is_read and peer._length >= SMALL)
+        others = sum(peer.held for peer in open_peers if not peer.is_read or peer._length < SMALL)
+        assert world.frames._counted == read + others
+    for peer in peers:
+        world.frames.forget(peer)
+    assert (world.frames.held, world.frames._counted, world.frames._waiting) == (0, 0, 0)
+
+
+# -- with sockets ---------------------------------------------------------------------------------------------------
+
+
+async def test_sixty_unfinished_frames_and_a_client_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished_frames, "PACE_S", 0.5)
+    async with serving() as server, AsyncExitStack() as stack:
+        frames = server.unfinished_frames
+        # Each sends all but the end of a frame of 15 MiB.
+        begun = memoryview(frame(ECHO, bytes(15 * MIB)))[:-1]
+        peers = [await stack.enter_async_context(peer_of(server)) for _ in range(60)]
+        sending = [asyncio.ensure_future(peer.send(bytes(begun))) for peer in peers]
+        try:
+            async with calling() as client:
+                while frames.held < LIMIT_OF_SERVER // 2:
+                    answer = await client.call(address(server), RemotingCommand.request(ECHO, body=b"small"))
+                    assert answer.body == b"small"
+                # One that is read has arrived but for its end: the next is read.
+                whole = [peer for peer, sent in zip(peers, sending, strict=True) if sent.done()]
+                for peer in whole:
+                    await peer.send(bytes(frame(ECHO, bytes(15 * MIB))[-1:]))
+                    assert len((await peer.commands(1))[0].body) == 15 * MIB
+                await until(lambda: sum(sent.done() for sent in sending) > len(whole))
+                assert frames.held <= LIMIT_OF_SERVER
+                # A message that is long, but shorter than theirs, comes next though they stall.
+                answer = await client.call(address(server), RemotingCommand.request(ECHO, body=bytes(4 * MIB)), 20_000)
+                assert len(answer.body) == 4 * MIB
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+    await until(lambda: not server.connections)
+    assert frames.held == 0
