@@ -1,8 +1,9 @@
 """An innocent client beside an attack, in a process of its own: how long does it wait, what goes wrong for it?
 
-    prober.py HOST:PORT BROKER_PID [CODE,CODE...]
+    prober.py BROKER_HOST:PORT PID NAMESERVER_HOST:PORT PID [CODE,CODE...]
 
-Every 20 ms it sends a small message to a topic of its own and pulls it back. The codes are answers to a send that the
+Every 20 ms it sends a small message to a topic of its own and pulls it back, and asks the NameServer for its route.
+The codes are answers to a send that the
 attack makes inevitable (a full disk). `ready` is printed after the first round; the figures, as one line of JSON, when
 standard input closes.
 """
@@ -19,10 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 
@@ -34,13 +37,14 @@ ROUNDS_AFTER = 10
 ANSWER_TIMEOUT_S = 60.0
 _MOST_ERRORS = 20
 _PAGE_SIZE = resource.getpagesize()
+_OWN_SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 @dataclass
 class Figures:
     """Times in ms, memory in MiB. `slowest_ms` includes `starved_ms`, in which the machine was busy with others.
 
-    `memory` is what the broker holds itself: the pages of mapped files are the kernel's, which takes them back when it
+    `memory` is what a server holds itself: the pages of mapped files are the kernel's, which takes them back when it
     wants.
     """
 
@@ -58,19 +62,39 @@ class Figures:
         return self.slowest_ms - self.starved_ms
 
 
-class Prober:
-    """One connection, one request at a time."""
+class _Server:
+    """A connection with a server, for one request at a time."""
 
-    def __init__(self, address: str, pid: int, inevitable: frozenset[int]) -> None:
+    def __init__(self, address: str, pid: int) -> None:
         host, port = address.rsplit(":", 1)
-        self.figures = Figures()
-        self._inevitable = inevitable
-        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = FrameReader()
-        self._opaque = 0
+        self.socket = socket.create_connection((host, int(port)), timeout=ANSWER_TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.frames = FrameReader()
         self._statm = Path(f"/proc/{pid}/statm")
-        self._waits = (Path(f"/proc/{pid}/task/{pid}/schedstat"), Path("/proc/self/schedstat"))
+        self._schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat")
+
+    def memory(self) -> float:
+        resident, shared = map(int, self._statm.read_text().split()[1:3])
+        return (resident - shared) * _PAGE_SIZE / (1 << 20)
+
+    def starved_ms(self) -> float:
+        """How long its loop and this process wanted a processor and had none, since they began."""
+        try:
+            return sum(int(path.read_text().split()[1]) for path in (self._schedstat, _OWN_SCHEDSTAT)) / 1e6
+        except OSError:
+            # A kernel that doesn't count it.
+            return 0.0
+
+
+class Prober:
+    """Asks one after the other."""
+
+    def __init__(self, broker: _Server, name_server: _Server, inevitable: frozenset[int]) -> None:
+        self.figures = Figures()
+        self._broker = broker
+        self._name_server = name_server
+        self._inevitable = inevitable
+        self._opaque = 0
         self._sampled_at = 0.0
 
     def run_until_eof(self) -> None:
@@ -84,68 +108,61 @@ class Prober:
 
     def _round(self) -> None:
         body = b"round %d" % self.figures.rounds
-        answer = self._ask("send", RequestCode.SEND_MESSAGE_V2, _send_header(), body)
+        answer = self._ask("send", self._broker, RequestCode.SEND_MESSAGE_V2, _send_header(), body)
         if answer.code == ResponseCode.SUCCESS:
             self._pull(answer.read_header(SendMessageResponseHeader).queue_offset, body)
         elif answer.code in self._inevitable:
             self.figures.refused += 1
         else:
             self._error(f"send: {answer.code} {answer.remark}")
+        answer = self._ask(
+            "route", self._name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic=TOPIC)
+        )
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
+            self._error(f"route: {answer.code} {answer.remark}")
         self.figures.rounds += 1
 
     def _pull(self, offset: int, body: bytes) -> None:
-        answer = self._ask("pull", RequestCode.PULL_MESSAGE, _pull_header(offset))
+        answer = self._ask("pull", self._broker, RequestCode.PULL_MESSAGE, _pull_header(offset))
         if answer.code != ResponseCode.SUCCESS:
             self._error(f"pull: {answer.code} {answer.remark}")
         elif [message.body for message in decode_messages(answer.body)] != [body]:
             self._error(f"pull: {body!r} came back as something else")
 
-    def _ask(
-        self, what: str, code: int, header: SendMessageRequestHeaderV2 | PullMessageRequestHeader, body: bytes = b""
-    ) -> RemotingCommand:
+    def _ask(self, what: str, server: _Server, code: int, header: Header, body: bytes = b"") -> RemotingCommand:
         self._opaque += 1
         request = RemotingCommand.request(code, header, body)
-        request.serialize_type = 1
+        request.serialize_type = SerializeType.ROCKETMQ
         request.opaque = self._opaque
         frame = request.encode()
-        starved, began = self._starved_ms(), time.monotonic()
-        self._socket.sendall(frame)
-        answer = self._answer(began + ANSWER_TIMEOUT_S)
+        starved, began = server.starved_ms(), time.monotonic()
+        server.socket.sendall(frame)
+        answer = self._answer(server, began + ANSWER_TIMEOUT_S)
         took_ms = 1000 * (time.monotonic() - began)
-        starved = min(took_ms, self._starved_ms() - starved)
+        starved = min(took_ms, server.starved_ms() - starved)
         figures = self.figures
         if took_ms - starved > figures.stall_ms:
             figures.slowest_ms, figures.starved_ms, figures.slowest_of = took_ms, starved, what
         return answer
 
-    def _answer(self, deadline: float) -> RemotingCommand:
+    def _answer(self, server: _Server, deadline: float) -> RemotingCommand:
         while time.monotonic() < deadline:
             self._sample()
-            if not select.select([self._socket], [], [], SAMPLE_S)[0]:
+            if not select.select([server.socket], [], [], SAMPLE_S)[0]:
                 continue
-            data = self._socket.recv(1 << 16)
+            data = server.socket.recv(1 << 16)
             if not data:
-                raise ConnectionError("the broker closed the connection")
-            for command in self._reader.feed(data):
+                raise ConnectionError("the server closed the connection")
+            for command in server.frames.feed(data):
                 if command.opaque == self._opaque:
                     return command
         raise TimeoutError(f"no answer in {ANSWER_TIMEOUT_S} s")
 
     def _sample(self) -> None:
         now = time.monotonic()
-        if now - self._sampled_at < SAMPLE_S:
-            return
-        self._sampled_at = now
-        resident, shared = map(int, self._statm.read_text().split()[1:3])
-        self.figures.memory = max(self.figures.memory, (resident - shared) * _PAGE_SIZE / (1 << 20))
-
-    def _starved_ms(self) -> float:
-        """How long the broker's loop and this process wanted a processor and had none, since they began."""
-        try:
-            return sum(int(path.read_text().split()[1]) for path in self._waits) / 1e6
-        except OSError:
-            # A kernel that doesn't count it.
-            return 0.0
+        if now - self._sampled_at >= SAMPLE_S:
+            self._sampled_at = now
+            self.figures.memory = max(self.figures.memory, self._broker.memory(), self._name_server.memory())
 
     def _error(self, text: str) -> None:
         if len(self.figures.errors) < _MOST_ERRORS:
@@ -182,11 +199,12 @@ def _pull_header(offset: int) -> PullMessageRequestHeader:
     )
 
 
-def main(address: str, pid: str, inevitable: str = "") -> None:
-    prober = Prober(address, int(pid), frozenset(int(code) for code in inevitable.split(",") if code))
+def main(broker: str, broker_pid: str, name_server: str, name_server_pid: str, inevitable: str = "") -> None:
+    codes = frozenset(int(code) for code in inevitable.split(",") if code)
+    prober = Prober(_Server(broker, int(broker_pid)), _Server(name_server, int(name_server_pid)), codes)
     try:
         prober.run_until_eof()
-    except (OSError, ConnectionError) as e:
+    except OSError as e:
         prober._error(f"{type(e).__name__}: {e}")
         print("ready", flush=True)
     print(json.dumps(asdict(prober.figures)))
