@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -65,6 +66,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in what a shell runs in the background; the commands that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (workerinput := getattr(config, "workerinput", None)) is not None:
         config.stash[_lock] = lock = open(workerinput["lock"], "r+b", buffering=0)  # noqa: SIM115
         config.add_cleanup(lock.close)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from store_support import HOST, bodies, damage, full_disk, open_store, records
+from bare_store import HOST, bodies, damage, full_disk, open_store, records
 from waiting import until
 
 from gantrymq import clock

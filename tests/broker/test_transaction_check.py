@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_store import damage
 from broker_support import config
-from store_support import damage
 from transaction_support import Half, Producer, all_messages, progress
 from waiting import until
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -17,6 +17,7 @@ from waiting import until, wait_until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
@@ -41,7 +42,9 @@ async def fill(name_server: str, brokers: Sequence[str]) -> None:
         await api.create_topic(address, TopicConfig(TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES))
 
     async def is_known() -> bool:
-        return len((await api.route(name_server, TOPIC)).queue_datas) == len(brokers)
+        with suppress(NoRouteInfo):
+            return len((await api.route(name_server, TOPIC)).queue_datas) == len(brokers)
+        return False
 
     await until(is_known)
     await remoting.close()

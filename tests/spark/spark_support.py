@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from waiting import until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
@@ -36,7 +38,9 @@ def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Seq
             )
 
         async def is_known() -> bool:
-            return len((await api.route(cluster.name_server, topic)).queue_datas) == len(brokers)
+            with suppress(NoRouteInfo):
+                return len((await api.route(cluster.name_server, topic)).queue_datas) == len(brokers)
+            return False
 
         await until(is_known)
         await remoting.close()
