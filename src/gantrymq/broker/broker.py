@@ -31,7 +31,6 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
-from gantrymq.broker.long_requests import LongRequests
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.part import Part, handler_table
@@ -55,6 +54,7 @@ from gantrymq.errors import StoreError
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
@@ -86,6 +86,22 @@ class Draining(Part):
 
     async def stop(self) -> None:
         await self._server.drain()
+
+
+class GoingOn(Part):
+    """Requests that take more than a turn of the loop; those that wait are answered before the connections close."""
+
+    def __init__(self, long_requests: LongRequests) -> None:
+        self._long_requests = long_requests
+
+    async def start(self) -> None:
+        self._long_requests.start()
+
+    async def stop(self) -> None:
+        await self._long_requests.stop()
+
+    def connection_closed(self, connection: Connection) -> None:
+        self._long_requests.connection_closed(connection)
 
 
 class Broker:
@@ -192,7 +208,7 @@ class Broker:
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
             flush_waits,
-            long_requests,
+            GoingOn(long_requests),
             Assignments(config, members, modes),
             self.pops,
             self.polling,

@@ -12,7 +12,6 @@ from collections.abc import Collection
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.long_requests import LongRequests, Steps
 from gantrymq.broker.part import Part
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
@@ -35,6 +34,7 @@ from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TIMER_TOPIC, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
 from gantrymq.store.record_batch import RecordBatch

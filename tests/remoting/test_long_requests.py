@@ -10,12 +10,12 @@ import pytest
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker import long_requests
-from gantrymq.broker.long_requests import LongRequests, Steps
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Buffers, Connection
+from gantrymq.remoting.long_requests import LongRequests, Steps
 
 
 class Asker(Connection):
@@ -37,7 +37,7 @@ class Asker(Connection):
 @asynccontextmanager
 async def running() -> AsyncIterator[LongRequests]:
     requests = LongRequests(Jobs())
-    await requests.start()
+    requests.start()
     yield requests
     await requests.stop()
 
