@@ -21,7 +21,8 @@ GantryError
 │   └── DataLost            messages that a reader was promised are gone
 ├── StoreError              the files
 │   ├── StoreLocked         another process has the directory
-│   └── StoreFull           no room for another record
+│   ├── StoreFull           no room for another record
+│   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
 ├── ConfigError             a configuration key or value
 └── ThreadDied              a thread that others count on ended by an exception, its __cause__
 """
@@ -150,6 +151,10 @@ class StoreLocked(StoreError):
 
 class StoreFull(StoreError):
     """There is no room for another record."""
+
+
+class SyncFailed(StoreError):
+    """fsync itself failed: the kernel counts the pages as written now, so that a second one that succeeds says nothing."""
 
 
 class ConfigError(GantryError):

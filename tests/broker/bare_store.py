@@ -13,6 +13,7 @@ from gantrymq.errors import StoreFull
 from gantrymq.protocol.record import Record, decode_records, encode_host
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.refusal import Refusal
 
 HOST = encode_host("127.0.0.1", 10911)
 #: Bytes of a record before its body.
@@ -35,11 +36,11 @@ def open_store(root: Path, jobs: Jobs, **options: object) -> Appender:
 @contextmanager
 def full_disk(store: MessageStore) -> Iterator[None]:
     """The store refuses messages, as when the disk is too full."""
-    store._log.pause(StoreFull("the disk is too full"))
+    store._log.refuse("test", Refusal("the disk is too full", StoreFull))
     try:
         yield
     finally:
-        store._log.pause(None)
+        store._log.refuse("test", None)
 
 
 def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) -> None:

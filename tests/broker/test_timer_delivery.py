@@ -24,6 +24,7 @@ from gantrymq.protocol.topic_name import TIMER_TOPIC
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.refusal import Refusal
 from gantrymq.store.timer_store import TimerStore
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -409,16 +410,16 @@ def test_nothing_is_lost_while_the_store_takes_nothing(world: World) -> None:
         world.send(str(n), 500)
     world.work()
     world.now_ms += 1000
-    world.store._log.pause(StoreFull("the disk is too full"))
+    world.store._log.refuse("test", Refusal("the disk is too full", StoreFull))
     assert world.work() is Step.BLOCKED
     assert world.work() is Step.BLOCKED
     assert world.delivered() == []
-    world.store._log.pause(None)
+    world.store._log.refuse("test", None)
     while len(world.delivered()) < 2:
         world.timer.step(world.now_ms)
-    world.store._log.pause(StoreFull("the disk is too full"))
+    world.store._log.refuse("test", Refusal("the disk is too full", StoreFull))
     assert world.work() is Step.BLOCKED
-    world.store._log.pause(None)
+    world.store._log.refuse("test", None)
     assert world.work() is Step.IDLE
     assert world.delivered() == ["0", "1", "2"]
 

@@ -10,6 +10,7 @@ from gantrymq.protocol.record import Record, decode_records, encode_host
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
+from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore, PutResult
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
@@ -68,6 +69,15 @@ def read_all(store: MessageStore, queue: ConsumeQueue) -> list[Record]:
     return records
 
 
+def finish(search: Search) -> list[int]:
+    """What a search finds, in one go."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as e:
+            return e.value
+
+
 def log_files(root: Path) -> list[Path]:
     return sorted((root / "commitlog").iterdir())
 
@@ -79,22 +89,16 @@ def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
 def stop_flushers(store: MessageStore) -> None:
     """Ends the threads; nothing more is flushed."""
     assert store._flushers is not None
-    log_flusher, queue_flusher = store._flushers
+    for flusher in store._flushers:
+        flusher._round = lambda: None  # type: ignore[method-assign]
+        flusher.stop()
     store._flushers = None
-    log_flusher._flush = lambda: None  # type: ignore[method-assign]
-    queue_flusher._thorough_interval_s = 1e9
-    queue_flusher.flush = lambda *, thorough: None  # type: ignore[method-assign]
-    log_flusher.stop()
-    queue_flusher.stop()
 
 
 def crash(store: MessageStore) -> None:
     """Ends the store as SIGKILL would: nothing is flushed, `abort` stays."""
     stop_flushers(store)
-    store._log.close()
-    store._queues.close()
-    store._index.close(flush=False)
-    store._directory.unlock()
+    store._open.close()
 
 
 def flushed(store: MessageStore) -> None:

@@ -1,133 +1,391 @@
-"""Group commit, the checkpoint, and a disk that fails."""
+"""Group commit, the checkpoint, a disk that fails, and flushers that can't flush, or die."""
 
 from __future__ import annotations
 
 import errno
+import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from store_support import BORN_HOST, open_store, put
+from store_support import BORN_HOST, open_store, put, read_all, small_config
 from waiting import wait_until
 
-from gantrymq.errors import StoreError
-from gantrymq.store import commit_log
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.report import JobReport
+from gantrymq.errors import StoreError, StoreFull, SyncFailed
+from gantrymq.protocol.record import encode_host
+from gantrymq.store import mapped_file
 from gantrymq.store.checkpoint import load_checkpoint
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.message_store import MessageStore
 
 TIMEOUT_S = 10
 
 
+class Answers:
+    """What `when_flushed` said, and in which thread."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, error: Exception | None) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.errors.append(error)
+
+    def wait(self, count: int = 1) -> list[Exception | None]:
+        wait_until(lambda: len(self.errors) >= count)
+        return self.errors
+
+
+def fails(error: BaseException) -> Callable[..., None]:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_many_waiters_share_one_flush(tmp_path, monkeypatch):
-    sync_file = commit_log.sync_file
+    sync = mapped_file._sync
     started, go_on = threading.Event(), threading.Event()
     calls = []
 
-    def slow(path: Path) -> None:
-        calls.append(path)
+    def slow(fd: int) -> None:
+        calls.append(fd)
         started.set()
         assert go_on.wait(TIMEOUT_S)
-        sync_file(path)
+        sync(fd)
 
-    store = open_store(tmp_path, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log_ms=60_000)
+    store = open_store(
+        tmp_path,
+        flush_disk_type="SYNC_FLUSH",
+        flush_interval_commit_log_ms=60_000,
+        flush_interval_consume_queue_ms=60_000,
+    )
     queue = store.queue("T", 0)
-    done = threading.Event()
-    answers: list[tuple[Exception | None, str, int]] = []
-
-    def flushed(error: Exception | None) -> None:
-        answers.append((error, threading.current_thread().name, store.flushed_offset))
-        if len(answers) == 101:
-            done.set()
-
+    answers = Answers()
     first = put(store, queue, b"first")
-    monkeypatch.setattr(commit_log, "sync_file", slow)
-    store.when_flushed(first.physical_offset, flushed)
+    monkeypatch.setattr(mapped_file, "_sync", slow)
+    store.when_flushed(first.physical_offset, answers)
     assert started.wait(TIMEOUT_S)
     # The disk is busy; all of these wait for the next flush.
     for _ in range(100):
         result = put(store, queue, b"next")
-        store.when_flushed(result.physical_offset, flushed)
-    assert not answers
+        store.when_flushed(result.physical_offset, answers)
+    assert not answers.errors
     go_on.set()
-    assert done.wait(TIMEOUT_S)
+    assert answers.wait(101) == [None] * 101
     assert len(calls) == 2
-    assert {error for error, _, _ in answers} == {None}
-    assert {name for _, name, _ in answers} == {"gantry-log-flusher"}
-    assert answers[-1][2] == store.max_physical_offset
+    assert answers.threads == {"gantry-log-flusher"}
+    assert store.flushed_offset == store.max_physical_offset
     store.close()
 
 
 def test_when_flushed_comes_from_close_too(tmp_path):
     store = open_store(tmp_path, flush_interval_commit_log_ms=60_000)
-    answers: list[Exception | None] = []
-    store.when_flushed(put(store, store.queue("T", 0), b"x").physical_offset, answers.append)
+    answers = Answers()
+    store.when_flushed(put(store, store.queue("T", 0), b"x").physical_offset, answers)
     store.close()
-    assert answers == [None]
+    assert answers.errors == [None]
 
 
 def test_a_callback_that_fails_hurts_nobody(tmp_path, caplog):
     store = open_store(tmp_path)
-
-    def fails(error: Exception | None) -> None:
-        raise RuntimeError("Event loop is closed")
-
-    done = threading.Event()
+    answers = Answers()
     queue = store.queue("T", 0)
-    store.when_flushed(put(store, queue, b"x").physical_offset, fails)
-    store.when_flushed(put(store, queue, b"x").physical_offset, lambda error: done.set())
-    assert done.wait(TIMEOUT_S)
+    store.when_flushed(put(store, queue, b"x").physical_offset, fails(RuntimeError("Event loop is closed")))
+    store.when_flushed(put(store, queue, b"x").physical_offset, answers)
+    assert answers.wait() == [None]
     store.close()
     assert "Event loop is closed" in caplog.text
 
 
-def test_failing_disk_stops_the_store(tmp_path, monkeypatch):
-    """After a failed fdatasync nothing is acknowledged any more: the kernel forgets what it couldn't write."""
+# -- a disk that fails -----------------------------------------------------------------------------------------------
 
-    def fails(path: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error")
 
-    store = open_store(tmp_path, flush_interval_commit_log_ms=60_000)
+@pytest.mark.parametrize("which", ["_sync", "_sync_entries"])
+def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
+    """After a failed fsync nothing is acknowledged any more: the kernel forgets what it couldn't write."""
+    store = open_store(tmp_path, flush_interval_commit_log_ms=60_000, mapped_file_size_commit_log=8192)
     queue = store.queue("T", 0)
-    answered = threading.Event()
-    answers: list[Exception | None] = []
-
-    def flushed(error: Exception | None) -> None:
-        answers.append(error)
-        answered.set()
-
-    result = put(store, queue, b"lost?")
+    # Into a new file, whose entry isn't on the disk yet.
+    put(store, queue, bytes(6000))
+    result = put(store, queue, bytes(6000))
+    answers = Answers()
     with monkeypatch.context() as patch:
-        patch.setattr(commit_log, "sync_file", fails)
-        store.when_flushed(result.physical_offset, flushed)
-        assert answered.wait(TIMEOUT_S)
-    assert isinstance(answers[0], StoreError)
-    assert "Input/output error" in str(answers[0])
-    with pytest.raises(StoreError, match="Input/output error"):
-        put(store, queue, b"more")
+        patch.setattr(mapped_file, which, fails(OSError(errno.EIO, "Input/output error")))
+        store.when_flushed(result.physical_offset, answers)
+        (error,) = answers.wait()
+    assert isinstance(error, SyncFailed)
+    assert "Input/output error; what was written last may be lost" in str(error)
+    # The disk works again, but what it says of these messages would mean nothing.
+    store.when_flushed(result.physical_offset, answers)
+    assert isinstance(answers.wait(2)[1], SyncFailed)
+    for _ in range(2):
+        with pytest.raises(SyncFailed, match="until the broker is started again"):
+            put(store, queue, b"more")
     assert store.get(queue, 0, 1, 100).message_count == 1
     with pytest.raises(StoreError, match="Input/output error"):
         store.close()
     # The next one to open it takes it for crashed, and finds what the page cache has.
     assert (tmp_path / "abort").exists()
-    store = open_store(tmp_path)
-    assert store.queue("T", 0).max_offset == 1
+    store = open_store(tmp_path, mapped_file_size_commit_log=8192)
+    assert store.queue("T", 0).max_offset == 2
     store.close()
 
 
-def test_a_new_file_that_cannot_be_synced_takes_nothing(tmp_path, monkeypatch):
-    """Its name and size must be on the disk before it is used; it may be tried again."""
+def test_a_disk_that_fails_for_a_queue_stops_the_store(tmp_path, monkeypatch):
+    """No checkpoint says from then on that the queue is on the disk; recovery makes anew what it lacks."""
+    store = open_store(tmp_path)
+    queue, other = store.queue("T", 0), store.queue("Other", 0)
+    before = load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "flush", fails(SyncFailed("its disk: Input/output error")))
+        put(store, queue, b"x")
+        store._flushers[1].flush_soon()
+        wait_until(lambda: not _takes(store, other))
+    answers = Answers()
+    store.when_flushed(0, answers)
+    assert answers.wait() == [None]
+    with pytest.raises(SyncFailed, match="its disk: Input/output error; no message is taken"):
+        put(store, other, b"x")
+    with pytest.raises(SyncFailed, match="its disk"):
+        store.close()
+    assert (tmp_path / "abort").exists()
+    assert load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == before
+    store = open_store(tmp_path)
+    assert [record.body for record in read_all(store, store.queue("T", 0))] == [b"x"]
+    store.close()
 
-    def fails(path: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error")
 
+def _takes(store: MessageStore, queue: ConsumeQueue) -> bool:
+    try:
+        put(store, queue, b"?")
+    except StoreError:
+        return False
+    return True
+
+
+# -- flushers that can't flush ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+@pytest.fixture
+def store(tmp_path, jobs: Jobs):
+    store = MessageStore(small_config(tmp_path), encode_host("127.0.0.1", 1), jobs=jobs)
+    store.open()
+    yield store
+    store.close()
+
+
+def report(jobs: Jobs, name: str) -> JobReport:
+    (found,) = [report for report in jobs if report.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(number, "what may pass") for number in (errno.EMFILE, errno.ENFILE, errno.EINTR, errno.ENOSPC, errno.EIO)]
+    + [StoreError("what may pass"), RuntimeError("what may pass"), MemoryError("what may pass")],
+    ids=repr,
+)
+def test_what_may_pass_is_tried_again(store, jobs, monkeypatch, error):
+    """Meanwhile no message is taken: nobody could say when it will be safe."""
+    queue = store.queue("T", 0)
+    answers = Answers()
+    result = put(store, queue, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "sync", fails(error))
+        # What it has flushed by then, it needn't any more.
+        wait_until(lambda: not _takes(store, queue))
+        with pytest.raises(
+            StoreError, match=r"can't be brought to the disk, so no message is taken until it can: .*may pass"
+        ):
+            put(store, queue, b"refused")
+        store.when_flushed(result.physical_offset, answers)
+        assert "what may pass" in str(answers.wait()[0])
+        flushing = report(jobs, "flush the commit log")
+        wait_until(lambda: flushing.failures > 2)
+        assert flushing.failing_since is not None
+        assert "what may pass" in flushing.last_error
+        count = queue.max_offset
+    wait_until(lambda: _takes(store, queue))
+    assert queue.max_offset == count + 1
+    store.when_flushed(0, answers)
+    assert answers.wait(2)[1] is None
+    wait_until(lambda: flushing.failing_since is None)
+
+
+def test_the_next_file_may_fail_to_be_prepared(tmp_path, store, jobs, monkeypatch):
+    """The thread goes on, whatever is raised; the writer makes the file itself."""
+    queue = store.queue("T", 0)
+    put(store, queue, b"first")
+    preparing = CommitLog.prepare
+    flushing = report(jobs, "flush the commit log")
+    for error in (OSError(1, "Operation not permitted"), RuntimeError("surprise"), StoreFull("no room")):
+        with monkeypatch.context() as patch:
+            patch.setattr(CommitLog, "prepare", fails(error))
+            wait_until(lambda: flushing.failing_since is not None)
+            # It isn't needed for what has room.
+            answers = Answers()
+            store.when_flushed(put(store, queue, bytes(30_000)).physical_offset, answers)
+            assert answers.wait() == [None]
+        assert CommitLog.prepare is preparing
+        wait_until(lambda: flushing.failing_since is None)
+    assert queue.max_offset == 4
+
+
+def test_a_file_that_can_neither_be_mapped_nor_deleted(store, jobs, monkeypatch):
+    """As for want of memory and rights; the next file is made once that is over."""
+    queue = store.queue("T", 0)
+    put(store, queue, bytes(30_000))
+    flushing = report(jobs, "flush the commit log")
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped_file, "_map", fails(OSError(errno.ENOMEM, "Cannot allocate memory")))
+        patch.setattr("pathlib.Path.unlink", fails(PermissionError(errno.EPERM, "Operation not permitted")))
+        put(store, queue, bytes(20_000))
+        wait_until(lambda: flushing.failing_since is not None)
+        with pytest.raises(StoreError, match="Cannot allocate memory"):
+            put(store, queue, bytes(30_000))
+        answers = Answers()
+        store.when_flushed(0, answers)
+        assert answers.wait() == [None]
+    assert put(store, queue, bytes(30_000)).queue_offset == 2
+    wait_until(lambda: flushing.failing_since is None)
+
+
+def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):
+    """The others are, messages are taken, and it is tried again; the checkpoint waits."""
+    bad, good = store.queue("Bad", 0), store.queue("Good", 0)
+    flushing = report(jobs, "flush the consume queues")
+    flush = ConsumeQueue.flush
+
+    def some(queue: ConsumeQueue) -> None:
+        if queue is bad:
+            raise OSError(errno.EMFILE, "Too many open files")
+        flush(queue)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "flush", some)
+        for _ in range(3):
+            put(store, bad, b"x")
+            put(store, good, b"x")
+            store._flushers[1].flush_soon()
+            wait_until(lambda: not good.unflushed)
+            wait_until(lambda: flushing.failing_since is not None)
+        assert bad.unflushed
+        assert load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == 0
+    store._flushers[1].flush_soon()
+    wait_until(lambda: load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == store.max_physical_offset)
+    assert not bad.unflushed
+    wait_until(lambda: flushing.failing_since is None)
+
+
+# -- flushers that die -----------------------------------------------------------------------------------------------
+
+
+def test_death_of_the_log_flusher(tmp_path, monkeypatch, caplog):
+    """Who waits is told, and who comes later; no message is taken. What is there is flushed at the end."""
+    jobs = Jobs()
+    store = MessageStore(small_config(tmp_path), encode_host("127.0.0.1", 1), jobs=jobs)
+    store.open()
+    queue = store.queue("T", 0)
+    answers = Answers()
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def die(log: CommitLog) -> None:
+        blocked.set()
+        assert go_on.wait(TIMEOUT_S)
+        sys.exit(3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitLog, "flush", die)
+        store.when_flushed(put(store, queue, b"x").physical_offset, answers)
+        assert blocked.wait(TIMEOUT_S)
+        store.when_flushed(put(store, queue, b"x").physical_offset, answers)
+        go_on.set()
+        told = answers.wait(2)
+    assert [str(error) for error in told] == [
+        "the thread log flusher died of SystemExit(3): nobody brings the commit log to the disk"
+    ] * 2
+    assert told[0] is not told[1]
+    with pytest.raises(StoreError, match="log flusher died of SystemExit"):
+        put(store, queue, b"refused")
+    store.when_flushed(0, answers)
+    assert isinstance(answers.errors[2], StoreError)
+    assert [report.name for report in jobs.failing()] == ["flush the commit log"]
+    assert "log-flusher died" in caplog.text
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    store = open_store(tmp_path)
+    assert store.queue("T", 0).max_offset == 2
+    store.close()
+
+
+def test_death_of_the_queue_flusher(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(commit_log, "sync_directory", fails)
-        with pytest.raises(StoreError, match="to the disk: Input/output error"):
-            put(store, queue, b"refused")
-    assert not list((tmp_path / "commitlog").iterdir())
-    assert put(store, queue, b"taken").queue_offset == 0
+        patch.setattr(ConsumeQueue, "flush", fails(SystemExit(3)))
+        put(store, queue, b"x")
+        store._flushers[1].flush_soon()
+        wait_until(lambda: not _takes(store, queue))
+    with pytest.raises(StoreError, match="queue flusher died of SystemExit"):
+        put(store, queue, b"refused")
+    answers = Answers()
+    store.when_flushed(0, answers)
+    assert answers.wait() == [None]
+    count = queue.max_offset
     store.close()
+    store = open_store(tmp_path)
+    assert store.queue("T", 0).max_offset == count
+    store.close()
+
+
+# -- refused messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["full", "failed", "can't flush"])
+def test_refused_messages_are_not_kept(store, why, monkeypatch):
+    """One exception that is raised again and again would keep the bodies of all that got it."""
+    queue = store.queue("T", 0)
+    put(store, queue, b"x")
+    if why == "full":
+        monkeypatch.setattr("gantrymq.store.cleaner.used_percent", lambda path: 99.0)
+        store.clean(0)
+    else:
+        error = OSError(errno.EMFILE, "Too many open files") if why == "can't flush" else SyncFailed("failed")
+        monkeypatch.setattr(MappedFile, "sync", fails(error))
+        wait_until(lambda: not _takes(store, queue))
+    errors = []
+    for number in range(50):
+        body = bytes(1000 + number)
+        before = sys.getrefcount(body)
+        with pytest.raises(StoreError) as refused:
+            put(store, queue, body)
+        errors.append(refused.value)
+        depth, traceback = 0, refused.value.__traceback__
+        while traceback is not None:
+            depth, traceback = depth + 1, traceback.tb_next
+        assert depth < 10
+        refused.value.__traceback__ = None
+        del refused
+        assert sys.getrefcount(body) == before
+    assert len(set(map(id, errors))) == 50
+    monkeypatch.undo()
+    if why == "failed":
+        with pytest.raises(SyncFailed):
+            store.close()
+
+
+# -- the checkpoint --------------------------------------------------------------------------------------------------
 
 
 def test_checkpoint_tells_what_is_on_disk(tmp_path):

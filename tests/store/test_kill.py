@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_support import open_store, read_all
+from store_support import finish, open_store, read_all
 
 from gantrymq.protocol.properties import find_property
 from gantrymq.store.verify import verify
@@ -136,4 +136,4 @@ def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> No
 
 
 def _find(store, key: str) -> list[int]:
-    return [at for topic in "ABC" for at in store.keys.find_by_unique_key(topic, key)]
+    return [at for topic in "ABC" for at in finish(store.keys.find_by_unique_key(topic, key))]

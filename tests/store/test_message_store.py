@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -501,24 +500,3 @@ def test_full_disk(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     assert len(read_all(store, store.queue("T", 0))) == 2
     store.close()
-
-
-def test_many_queues_few_descriptors(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The store takes half of the limit for its queues; this process has some open already.
-    limit = 2 * len(os.listdir("/proc/self/fd")) + 200
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        store = open_store(tmp_path, flush_interval_consume_queue_ms=100_000)
-        queues = [store.queue("T", n) for n in range(limit)]
-        for turn in range(2):
-            for queue in queues:
-                assert put(store, queue, b"%d" % turn).queue_offset == turn
-        for queue in queues:
-            assert [record.body for record in read_all(store, queue)] == [b"0", b"1"]
-        store.close()
-        store = open_store(tmp_path)
-        assert all(store.queue("T", n).max_offset == 2 for n in range(limit))
-        store.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

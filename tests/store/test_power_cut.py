@@ -6,14 +6,15 @@ has changed since is the old one, the new one, or torn.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
 
 import pytest
-from store_support import open_store, put, read_all, stop_flushers
+from store_support import finish, open_store, put, read_all, stop_flushers
 
-from gantrymq.store import commit_log, consume_queue, directory, message_index
+from gantrymq.store import mapped_file
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -29,15 +30,15 @@ class Disk:
         self._names: dict[Path, set[str]] = {}
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        for module in (commit_log, consume_queue, message_index):
-            patch.setattr(module, "sync_file", self.sync_file)
-        for module in (commit_log, consume_queue, message_index, directory):
-            patch.setattr(module, "sync_directory", self.sync_directory)
+        patch.setattr(mapped_file, "_sync", self.sync_content)
+        patch.setattr(mapped_file, "_sync_entries", self.sync_entries)
 
-    def sync_file(self, path: Path) -> None:
+    def sync_content(self, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
         self._content[path] = path.read_bytes()
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_entries(self, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
         self._names[path] = {entry.name for entry in path.iterdir()}
 
     def cut(self) -> None:
@@ -98,7 +99,7 @@ def test_nothing_acknowledged_is_lost(tmp_path, monkeypatch, seed):
         write(store, rng, acknowledged, turn)
         stop_flushers(store)
         disk.cut()
-        store._directory.unlock()
+        store._open.close()
     store = open_store(root)
     check(store, acknowledged)
     config = store.config
@@ -141,5 +142,5 @@ def check(store: MessageStore, acknowledged: dict[tuple[str, int], dict[int, byt
     for (topic, _), messages in acknowledged.items():
         for body in list(messages.values())[::7]:
             key = body.split(b" ", 1)[0].decode()
-            found = [store.read_record(at).body for at in store.keys.find_by_unique_key(topic, key)]
+            found = [store.read_record(at).body for at in finish(store.keys.find_by_unique_key(topic, key))]
             assert body in found

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from store_support import LOG_FILE, UNITS_PER_FILE, flushed, log_files, open_store, put, queue_files, read_all
+from store_support import (
+    LOG_FILE,
+    UNITS_PER_FILE,
+    finish,
+    flushed,
+    log_files,
+    open_store,
+    put,
+    queue_files,
+    read_all,
+)
+from waiting import wait_until
 
 from gantrymq.errors import ConfigError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
@@ -120,10 +132,10 @@ def fill(store: MessageStore, days: int = 5) -> int:
 
 
 def clean_all(store: MessageStore, now_ms: int) -> int:
-    rounds = 0
-    while store.clean(now_ms):
-        rounds += 1
-    return rounds
+    """Deletes what has expired by then; how many log files."""
+    first = store.min_physical_offset
+    wait_until(lambda: not store.clean(now_ms))
+    return (store.min_physical_offset - first) // LOG_FILE
 
 
 def test_expired_files_go(tmp_path, store):
@@ -195,8 +207,7 @@ def test_a_topic_deleted_between_two_rounds(store, disk, monkeypatch):
     assert store.clean(at_hour(9))
     store.delete_topic("T")
     monkeypatch.setattr(cleaner, "_SLICE_S", 10)
-    while store.clean(at_hour(9)):
-        pass
+    clean_all(store, at_hour(9))
     assert list(store.topics()) == ["Other"]
 
 
@@ -204,15 +215,14 @@ def test_the_index_follows(tmp_path, store, disk):
     fill(store)
     files = sorted((tmp_path / "index").iterdir())
     assert len(files) > 2
-    assert len(store.keys.find_by_unique_key("T", "k0-1")) == 1
+    assert len(finish(store.keys.find_by_unique_key("T", "k0-1"))) == 1
     disk.used = 86.0
-    while store.clean(at_hour(9)):
-        pass
-    assert store.keys.find_by_unique_key("T", "k0-1") == []
-    assert store.keys.find_by_key("T", "all", 0, 1 << 62, 64) == [5 * LOG_FILE]
+    clean_all(store, at_hour(9))
+    assert finish(store.keys.find_by_unique_key("T", "k0-1")) == []
+    assert finish(store.keys.find_by_key("T", "all", 0, 1 << 62, 64)) == [5 * LOG_FILE]
     assert sorted((tmp_path / "index").iterdir()) == files[-1:]
     put(store, store.queue("T", 0), b"new", properties=b"KEYS\x01all\x02")
-    assert len(store.keys.find_by_key("T", "all", 0, 1 << 62, 64)) == 2
+    assert len(finish(store.keys.find_by_key("T", "all", 0, 1 << 62, 64))) == 2
 
 
 def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
@@ -221,10 +231,9 @@ def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
         put(store, store.queue("T", 0), b"%d" % n + bytes(900), properties=b"UNIQ_KEY\x01k%d\x02" % n)
     flushed(store)
     disk.used = 86.0
-    while store.clean(at_hour(9)):
-        pass
+    clean_all(store, at_hour(9))
     assert store.keys.index_behind_bytes == store.max_physical_offset - store.min_physical_offset
-    assert len(store.keys.find_by_unique_key("T", "k199")) == 1
+    assert len(finish(store.keys.find_by_unique_key("T", "k199"))) == 1
     assert store.keys.index_behind_bytes == 0
     store.close()
 
@@ -233,8 +242,7 @@ def test_buffers_outlive_their_file(tmp_path, store, disk):
     fill(store)
     (buffer, *_) = store.get(store.queue("T", 1), 0, 5, 1 << 20).buffers
     disk.used = 86.0
-    while store.clean(at_hour(9)):
-        pass
+    clean_all(store, at_hour(9))
     assert not (tmp_path / "commitlog" / ("0" * 20)).exists()
     assert next(decode_records(buffer)).body.startswith(b"0 1 ")
 
@@ -283,8 +291,7 @@ def test_delete_expired_queues(tmp_path, store, disk):
     flushed(store)
     assert store.delete_expired_queues() == 0
     disk.used = 86.0
-    while store.clean(at_hour(9)):
-        pass
+    clean_all(store, at_hour(9))
     old = store.queue("Old", 0)
     assert (old.min_offset, old.max_offset) == (1, 1)
     assert store.delete_expired_queues() >= 2
@@ -306,17 +313,78 @@ def test_delete_unused_topics(store):
     assert sorted(store.topics()) == ["RMQ_SYS_TRANS_HALF_TOPIC", "Used", "rmq_sys_REVIVE_LOG_x"]
 
 
-def test_a_file_that_cannot_be_deleted(store, disk, monkeypatch):
+def test_a_file_that_cannot_be_deleted(tmp_path, store, disk, monkeypatch):
+    """The others wait for it, and it is tried again; whoever asks to clean is told why nothing happens."""
     fill(store, 3)
+    first = log_files(tmp_path)[0]
+    unlink = Path.unlink
 
     def refuse(self, missing_ok=False):
-        raise PermissionError(1, "Operation not permitted")
+        if self == first:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(self, missing_ok)
 
     disk.used = 86.0
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        with pytest.raises(StoreError, match=r"can't delete .*0000: Operation not permitted"):
-            store.clean(at_hour(9))
-    assert store.min_physical_offset == 0
-    assert len(read_all(store, store.queue("T", 1))) > 50
+        assert store.clean(at_hour(9))
+        wait_until(lambda: store._trash.problem)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"can't delete .*0000: Operation not permitted"):
+                store.clean(at_hour(9))
+        assert first.exists()
+        assert store.min_physical_offset == LOG_FILE
+        assert min(record.physical_offset for record in read_all(store, store.queue("T", 1))) > LOG_FILE
+    wait_until(lambda: not first.exists() and not store._trash)
+    assert clean_all(store, at_hour(9)) == 2
+    assert log_files(tmp_path)[0].name == f"{3 * LOG_FILE:020d}"
+
+
+def test_a_queue_file_that_cannot_be_deleted(tmp_path, store, disk, monkeypatch):
+    """Nothing else waits for it: the other queues follow, and it is tried again."""
+    fill(store)
+    first = queue_files(tmp_path, "T", 1)[0]
+    unlink = Path.unlink
+
+    def refuse(self, missing_ok=False):
+        if self == first:
+            raise OSError(5, "Input/output error")
+        unlink(self, missing_ok)
+
+    disk.used = 86.0
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(StoreError, match=r"can't delete .*T/1/0.*: Input/output error"):
+            wait_until(lambda: not store.clean(at_hour(9)))
+        wait_until(lambda: cleaned_in_spite_of_errors(store) == 5 * LOG_FILE)
+        assert first.exists()
+        assert not (first.parent.parent / "0" / first.name).exists()
+        assert [record.physical_offset for record in read_all(store, store.queue("T", 1))] == [5 * LOG_FILE]
+    clean_all(store, at_hour(9))
+    assert not first.exists()
+
+
+def cleaned_in_spite_of_errors(store: MessageStore) -> int:
+    with suppress(StoreError):
+        store.clean(at_hour(9))
+    return store.min_physical_offset
+
+
+def test_a_disk_that_cannot_tell_how_full_it_is(store, disk, monkeypatch):
+    """Nothing is deleted then; what was begun before is finished."""
+    fill(store)
+    monkeypatch.setattr(cleaner, "_SLICE_S", -1)
+    disk.used = 86.0
     assert store.clean(at_hour(9))
+    monkeypatch.setattr(cleaner, "_SLICE_S", 10)
+
+    def fails(path: Path) -> float:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaner, "used_percent", fails)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.clean(at_hour(9))
+    assert store.queue("T", 2).min_offset > 0
+    assert store.min_physical_offset == LOG_FILE
+    assert clean_all(store, at_hour(9)) == 4

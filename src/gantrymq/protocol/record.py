@@ -292,6 +292,18 @@ def record_properties(record: Buffer) -> bytes:
     return decode_record(record, check_crc=False).properties
 
 
+def topic_and_properties(record: Buffer) -> tuple[bytes, bytes]:
+    """Those of one whole record; body and CRC are not looked at. Raises RecordError."""
+    if len(record) >= FIXED_SIZE_V4:
+        magic, sys_flag, body_length = _unpack_to_body(record)
+        topic_at = BODY_AT_V4 + body_length
+        if magic == MAGIC_V1 and not sys_flag & _HOST_V6 and BODY_AT_V4 <= topic_at < len(record):
+            topic_end = topic_at + 1 + record[topic_at]
+            return bytes(record[topic_at + 1 : topic_end]), bytes(record[topic_end + 2 :])
+    found = decode_record(record, check_crc=False)
+    return found.topic, found.properties
+
+
 def store_timestamp_at(buffer: Buffer, pos: int) -> int:
     """When the record at `pos` was stored, ms; -1 when none begins there. Nothing else of it is looked at."""
     if pos + _STORE_TIMESTAMP_END_V6 > len(buffer):

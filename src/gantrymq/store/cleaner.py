@@ -13,7 +13,9 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.refusal import Refusal
 from gantrymq.store.retention import Retention, used_percent
+from gantrymq.store.trash import Trash
 
 log = logging.getLogger(__name__)
 
@@ -24,37 +26,64 @@ _SLICE_S = 0.02
 class Cleaner:
     """`stale` are the queues that don't know yet that the log begins later than it did; `refresh` tells one."""
 
-    def __init__(self, config: StoreConfig, commit_log: CommitLog, queues: QueueTable, index: MessageIndex) -> None:
+    def __init__(
+        self, config: StoreConfig, commit_log: CommitLog, queues: QueueTable, index: MessageIndex, trash: Trash
+    ) -> None:
         self.retention = Retention(config)
         self.stale: deque[ConsumeQueue] = deque()
         self._config = config
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._trash = trash
         self._is_paused = False
 
     def clean(self, now_ms: int) -> bool:
         """See `MessageStore.clean`."""
-        config = self._config
+        # What one step can't do isn't to keep the others from their work.
+        problems: list[Exception] = []
+        deleted = False
         try:
-            used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
-        except OSError as e:
-            raise StoreError(f"can't tell how full the disk is: {e}") from e
+            deleted = self._delete_log(now_ms)
+        except (OSError, StoreError) as e:
+            problems.append(e)
+        deadline = monotonic() + _SLICE_S
+        for _ in range(len(self.stale)):
+            if monotonic() >= deadline:
+                break
+            queue = self.stale.popleft()
+            try:
+                self.refresh(queue)
+            except (OSError, StoreError) as e:
+                self.stale.append(queue)
+                problems.append(e)
+        if problems:
+            raise StoreError(f"can't delete all that has expired: {problems[0]}") from problems[0]
+        return deleted or bool(self.stale) or bool(self._trash)
+
+    def _delete_log(self, now_ms: int) -> bool:
+        """Lets the oldest log file go if its time is up; whether it did. Raises OSError, StoreError."""
+        config = self._config
+        used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
         self._pause(used if cleaning.is_full else None)
-        deleted = self._log.delete_first(cleaning.before_ms)
-        if deleted:
-            self._index.delete_before(self._log.min_offset)
-            self.stale = deque(self._queues)
-        else:
+        if self._trash:
+            # The disk isn't as empty yet as it is going to be.
+            if self._trash.problem:
+                raise StoreError(self._trash.problem)
+            return False
+        path = self._log.forget_first(cleaning.before_ms)
+        if path is None:
             self.retention.is_asked = False
-        deadline = monotonic() + _SLICE_S
-        while self.stale and monotonic() < deadline:
-            self.refresh(self.stale.popleft())
-        return deleted or bool(self.stale)
+            return False
+        self._trash.add(path)
+        for index_path in self._index.forget_before(self._log.min_offset):
+            self._trash.add(index_path)
+        self.stale = deque(self._queues)
+        return True
 
     def refresh(self, queue: ConsumeQueue) -> None:
-        """Brings a queue's min_offset up to date."""
+        """Brings a queue's min_offset up to date. Raises StoreError."""
         if queue.exists:
             queue.log_moved(self._log.min_offset)
 
@@ -76,9 +105,9 @@ class Cleaner:
         self._is_paused = used is not None
         if used is None:
             log.info("the disk has room again: messages are taken")
-            self._log.pause(None)
+            self._log.refuse("cleaner", None)
         else:
             limit = self._config.disk_space_warning_level_ratio
             text = f"the disk is used to {used:.1f} %, diskSpaceWarningLevelRatio is {limit}: no message is taken"
             log.error("%s", text)
-            self._log.pause(StoreFull(text))
+            self._log.refuse("cleaner", Refusal(text, StoreFull))

@@ -4,20 +4,30 @@ A physical offset counts bytes from the first record ever written; a file's name
 record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
 
 `MessageStore.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
-once in a while: the next file, and blocks on the disk ahead of it. The flusher's thread does that too, under a lock,
-and calls `flush`.
+once in a while: the next file, and blocks on the disk ahead of it. The flusher's thread does that too, before it is
+needed; the dictionary of files is changed under a lock, which nobody holds while he waits for the disk.
+
+Only the flusher's thread calls fsync. A file that the writer had to make itself is in its directory, but perhaps not
+yet on the disk; `flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file
+without it, which `load` cuts off. The alternative that lost: fsync before the file is used, by the writer, who then
+waits for the disk at the first message and wherever it outruns the flusher.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import os
 import threading
+from collections import deque
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from gantrymq.errors import RecordError, StoreError, StoreFull
-from gantrymq.protocol.record import BLANK_SIZE, Record, decode_record, pack_blank, store_timestamp_at
-from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
+from gantrymq.errors import RecordError, StoreError, SyncFailed
+from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, Record, decode_record, pack_blank, store_timestamp_at
+from gantrymq.store.checkpoint import Checkpoint
+from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
+from gantrymq.store.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -45,25 +55,29 @@ class CommitLog:
         self.flushed_timestamp = 0
         #: The physical offset at which the first file begins.
         self.min_offset = 0
-        #: Why nothing may be written any more.
-        self.failure: StoreError | None = None
-        #: Why nothing may be written for now.
-        self._pause: StoreFull | None = None
+        #: Why nothing may be written or flushed any more.
+        self.failure: Refusal | None = None
+        #: Why nothing may be written for now, by who says so.
+        self._refusals: dict[str, Refusal] = {}
         self._files: dict[int, MappedFile] = {}
+        #: Files whose entries in the directory may not be on the disk, the oldest first.
+        self._new: deque[MappedFile] = deque()
+        #: What a power failure has left of the log behind a file that is missing.
+        self._behind_gap: list[MappedFile] = []
+        self._directory_fd: int | None = None
         self._closed = False
         self._lock = threading.Lock()
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Finds the files. Raises StoreError when they can't be those of one log with this file size."""
+    def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
+        """Finds the files. Raises StoreError when they can't be those of one log with this file size.
+
+        Where a file is missing the log ends, if a power failure may have taken it: by the checkpoint nothing from there
+        on was surely on the disk.
+        """
         lengths = list_files(self.directory)
-        if lengths:
-            last = max(lengths)
-            if lengths[last] == 0:
-                log.warning("%s is empty: deleted", MappedFile(self.directory, last, 0).path)
-                MappedFile(self.directory, last, 0).delete()
-                del lengths[last]
+        self._drop_unused(lengths, was_aborted=was_aborted)
         self.min_offset = expected = min(lengths, default=0)
         for base, length in lengths.items():
             file = MappedFile(self.directory, base, self.file_size)
@@ -74,10 +88,15 @@ class CommitLog:
                     f"{file.path} has {length} bytes, mappedFileSizeCommitLog is {self.file_size}: set it to the "
                     f"size that the store was made with, or, if the file was cut off, `truncate -s {self.file_size}` it"
                 )
+            if base != expected and not self._behind_gap:
+                if not was_aborted or self._was_flushed(base, expected, checkpoint):
+                    raise StoreError(
+                        f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
+                    )
+                log.warning("%s lacks the file before %s: the log ends there", self.directory, file.path.name)
             if base != expected:
-                raise StoreError(
-                    f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
-                )
+                self._behind_gap.append(file)
+                continue
             if short:
                 log.warning(
                     "%s has %d bytes in place of %d: the rest is taken as empty", file.path, length, self.file_size
@@ -87,23 +106,50 @@ class CommitLog:
         # Recovery finds out how far the records go.
         self.position = expected
 
+    def _drop_unused(self, lengths: dict[int, int], *, was_aborted: bool) -> None:
+        """Deletes what a power failure left empty, and a file that was made with another size and never used."""
+        last = max(lengths, default=0)
+        unused = [base for base, length in lengths.items() if length == 0 and (was_aborted or base == last)]
+        if list(lengths) == [0] and lengths[0] != self.file_size and not any(self._head(0)[:BLANK_SIZE]):
+            unused = [0]
+        for base in unused:
+            path = MappedFile(self.directory, base, 0).path
+            log.warning("%s has no messages: deleted", path)
+            path.unlink()
+            del lengths[base]
+
+    def _was_flushed(self, after: int, missing: int, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint says that the log was on the disk beyond the missing file, up to the one after it."""
+        stored = store_timestamp_at(self._head(after), 0)
+        return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
+
+    def _head(self, base: int) -> bytes:
+        with MappedFile(self.directory, base, 0).path.open("rb") as file:
+            return file.read(FIXED_SIZE_V4)
+
     def start_at(self, end: int, flushed: int) -> None:
         """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
 
         All before `flushed` is taken to be on the disk. Raises StoreError, OSError.
         """
+        after = [self._files.pop(base) for base in sorted(self._files) if base > end]
         # From the last on: what a power failure leaves must be without gaps.
-        for base in sorted((base for base in self._files if base >= end), reverse=True):
-            log.info("deleting %s, which is after the end of the log", self._files[base].path)
-            self._files.pop(base).delete()
+        for file in reversed(after + self._behind_gap):
+            log.info("deleting %s, which is after the end of the log", file.path)
+            file.delete()
             sync_directory(self.directory)
+        self._behind_gap.clear()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._directory_fd = open_directory(self.directory)
         self.position = end
         self.flushed = min(flushed, end)
         self.limit = 0
-        if (file := self.file_at(end)) is not None:
-            file.clear_from(end - file.base)
-            # Else, after a power failure, what was cut off could follow upon a record that was written later.
-            sync_file(file.path)
+        base = end // self.file_size * self.file_size
+        if (old := self._files.get(base)) is not None:
+            old.clear_from(end - base)
+        # So that a power failure leaves at least the file with which later ones go on. And what was cut off could else
+        # follow upon a record that was written later.
+        self._sync(self._make(base, 0))
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -154,66 +200,85 @@ class CommitLog:
     def make_room(self, size: int) -> None:
         """Makes the next `size` bytes writable, in the next file when this one's rest is too small.
 
-        Raises StoreFull when the disk is full; it may be tried again then. Raises StoreError when the log takes no
-        more.
+        Raises StoreFull when the disk is full, StoreError when the log takes no more; either may pass.
         """
         with self._lock:
             if self.failure is not None:
-                raise self.failure
-            if self._pause is not None:
-                raise self._pause
+                raise self.failure.exception()
+            for refusal in self._refusals.values():
+                raise refusal.exception()
             if size + BLANK_SIZE > self.file_size:
                 raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
             base = self.position // self.file_size * self.file_size
             if self.position + size + BLANK_SIZE > base + self.file_size:
                 # The next file first: if the disk is full, nothing has happened.
-                self._create(base + self.file_size, size)
+                self._make(base + self.file_size, size)
                 if (file := self._files[base]).reserved < file.size:
                     file.reserve(self.position - base, self.position - base + BLANK_SIZE)
                 pack_blank(file.map(), self.position - base, base + self.file_size - self.position)
                 base += self.file_size
                 self.position = base
-            file = self._create(base, self.position - base + size)
+            file = self._make(base, self.position - base + size)
             self.base = base
             self.mapping = file.map()
             self.limit = base + min(file.reserved, file.size - BLANK_SIZE)
 
     def prepare(self) -> None:
-        """Reserves blocks and makes the next file before they are needed. Called by the flusher's thread."""
+        """Reserves blocks and makes the next file before they are needed; called by the flusher's thread.
+
+        Raises StoreFull, StoreError: the writer will find the same when it gets there.
+        """
         with self._lock:
             file = self._files.get(self.base)
             if self.limit == 0 or file is None:
                 return
             used = self.position - self.base
-            if file.reserved < file.size and used + _RESERVE // 2 > file.reserved:
-                file.reserve(file.reserved, file.reserved + _RESERVE)
-                self.limit = self.base + min(file.reserved, file.size - BLANK_SIZE)
-            if used > file.size // 2:
-                self._create(self.base + self.file_size, 1)
+            reserved = file.reserved
+        if reserved < file.size and used + _RESERVE // 2 > reserved:
+            file.reserve(reserved, reserved + _RESERVE)
+            with self._lock:
+                if self.base == file.base and self.limit:
+                    self.limit = max(self.limit, self.base + min(file.reserved, file.size - BLANK_SIZE))
+        if used > file.size // 2:
+            with self._lock:
+                self._make(file.base + self.file_size, 1)
+        for new in list(self._new):
+            self._sync(new)
 
-    def pause(self, reason: StoreFull | None) -> None:
-        """Takes no records, for this reason, until it is called with None."""
+    def refuse(self, who: str, refusal: Refusal | None) -> None:
+        """Takes no records until the same who says None. May be called from any thread."""
+        if refusal == self._refusals.get(who):
+            return
         with self._lock:
-            self._pause = reason
-            if reason is not None:
+            if refusal is None:
+                del self._refusals[who]
+            else:
+                self._refusals[who] = refusal
                 self.limit = 0
 
-    def _create(self, base: int, needed: int) -> MappedFile:
-        """The file at `base` with the first `needed` bytes reserved."""
+    def fail(self, failure: Refusal) -> None:
+        """Takes and flushes no records any more."""
+        with self._lock:
+            self.failure = failure
+            self.limit = 0
+
+    def _make(self, base: int, needed: int) -> MappedFile:
+        """The file at `base`, open and mapped, with the first `needed` bytes reserved."""
         file = self._files.get(base)
         if file is None:
             file = MappedFile(self.directory, base, self.file_size)
-            file.map()
             try:
-                # Before it is used: a power failure must not leave the file after it, but not this one.
-                sync_file(file.path)
-                sync_directory(self.directory)
-            except OSError as e:
-                file.delete()
-                raise StoreError(f"can't bring {file.path} to the disk: {e.strerror or e}") from e
+                file.open()
+                file.map()
+            except BaseException:
+                with suppress(OSError):
+                    file.delete()
+                raise
             self._files[base] = file
+            self._new.append(file)
+        file.open()
+        file.map()
         if file.reserved < needed:
-            file.map()
             start = max(file.reserved, self.position - base, 0)
             file.reserve(start, max(needed, start + _RESERVE))
         return file
@@ -221,7 +286,7 @@ class CommitLog:
     def _map(self, file: MappedFile) -> None:
         with self._lock:
             if self._closed and self.failure is not None:
-                raise self.failure
+                raise self.failure.exception()
             file.map()
 
     # -- deleting old files -------------------------------------------------------------------------------------
@@ -231,60 +296,72 @@ class CommitLog:
         timestamp = self.store_time(file.base + self.file_size)
         return timestamp if timestamp >= 0 else file.path.stat().st_mtime * 1000
 
-    def delete_first(self, before_ms: float) -> bool:
-        """Deletes the first file if it was complete by then and is on the disk; whether it did.
+    def forget_first(self, before_ms: float) -> Path | None:
+        """Lets the first file go if it was complete by then and is on the disk; its path, which is to be deleted.
 
-        Slices of it that a socket still holds stay good. Raises StoreError.
+        It must be gone from the disk before the next one is: what a power failure leaves must be without gaps. Slices
+        of it that a socket still holds stay good. Raises StoreError.
         """
         end = self.min_offset + self.file_size
         file = self._files.get(self.min_offset)
         if file is None or end > min(self.position, self.flushed):
-            return False
+            return None
         try:
             if self.completed_at(file) >= before_ms:
-                return False
-            log.info("deleting %s", file.path)
-            file.path.unlink(missing_ok=True)
-            # Before the next one is: what a power failure leaves must be without gaps.
-            sync_directory(self.directory)
+                return None
         except OSError as e:
-            raise StoreError(f"can't delete {file.path}: {e.strerror or e}") from e
+            raise StoreError(f"can't tell how old {file.path} is: {e.strerror or e}") from e
+        log.info("deleting %s", file.path)
         del self._files[self.min_offset]
         self.min_offset = end
-        file.unmap()
-        return True
+        file.close()
+        return file.path
 
     # -- flushing -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Brings all records to the disk; waits without the GIL. Raises StoreError, and then takes no more records.
+        """Brings all records to the disk; waits without the GIL. Called by the flusher's thread.
 
-        After a failed fdatasync the kernel counts the pages as written; a second one that succeeds would mean nothing.
+        Raises SyncFailed, and then takes no more records: the kernel counts the pages as written, and a second
+        fdatasync that succeeds would mean nothing. Raises OSError for what may pass, such as no descriptor left.
         """
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.exception()
         timestamp = self.store_timestamp
         position = self.position
-        try:
-            while self.flushed < position:
-                base = self.flushed // self.file_size * self.file_size
-                sync_file(self._files[base].path)
-                self.flushed = min(position, base + self.file_size)
-        except OSError as e:
-            failure = StoreError(f"{self.directory} can't be written to the disk, so no more messages are taken: {e}")
-            self.fail(failure)
-            raise failure from e
+        while self.flushed < position:
+            base = self.flushed // self.file_size * self.file_size
+            file = self._files[base]
+            self._sync(file)
+            if position >= base + self.file_size:
+                # Before it counts as flushed: then it may be deleted, which closes it, too.
+                file.close_descriptor()
+            self.flushed = min(position, base + self.file_size)
         self.flushed_timestamp = timestamp
 
-    def fail(self, failure: StoreError) -> None:
-        with self._lock:
-            self.failure = failure
-            self.limit = 0
+    def _sync(self, file: MappedFile) -> None:
+        """Brings a file and the entries of new ones to the disk. Raises as `flush` does."""
+        try:
+            file.sync()
+            count = len(self._new)
+            if count and self._directory_fd is not None:
+                sync_entries(self._directory_fd, self.directory)
+                for _ in range(count):
+                    self._new.popleft()
+        except SyncFailed as e:
+            text = f"{e}; what was written last may be lost, so no message is taken until the broker is started again"
+            failure = Refusal(text, SyncFailed)
+            self.fail(failure)
+            raise failure.exception() from e
 
     def close(self) -> None:
         """Unmaps the files; whoever still writes or reads gets a StoreError."""
         self._closed = True
-        self.fail(StoreError(f"the commit log {self.directory} is closed"))
+        self.fail(Refusal(f"the commit log {self.directory} is closed"))
         self.mapping = None
-        for file in self._files.values():
-            file.unmap()
+        with ExitStack() as stack:
+            for file in self._files.values():
+                stack.callback(file.close)
+            if self._directory_fd is not None:
+                stack.callback(os.close, self._directory_fd)
+                self._directory_fd = None

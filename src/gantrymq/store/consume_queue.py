@@ -12,15 +12,14 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import resource
 import shutil
-import sys
 from pathlib import Path
 from struct import Struct
 
 from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory, sync_file
+from gantrymq.store.mapped_file import MappedFile, list_files, store_error, sync_directory
+from gantrymq.store.queue_mappings import QueueMappings
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class ConsumeQueue:
         "_files",
         "_flushed_offset",
         "_gone",
-        "_open_queues",
+        "_mappings",
         "dirty",
         "limit",
         "mapping",
@@ -55,7 +54,7 @@ class ConsumeQueue:
         "topic_bytes",
     )
 
-    def __init__(self, topic: str, queue_id: int, directory: Path, file_size: int, open_queues: OpenQueues) -> None:
+    def __init__(self, topic: str, queue_id: int, directory: Path, file_size: int, mappings: QueueMappings) -> None:
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
@@ -72,7 +71,7 @@ class ConsumeQueue:
         self._files: dict[int, MappedFile] = {}
         self._flushed_offset = 0
         self._gone = ""
-        self._open_queues = open_queues
+        self._mappings = mappings
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}-{self.queue_id} {self.min_offset}..{self.max_offset}>"
@@ -144,12 +143,13 @@ class ConsumeQueue:
 
     def _map(self, file: MappedFile) -> mmap.mmap:
         if file.mapping is not None:
+            self._mappings.use(file)
             return file.mapping
         if self._gone:
             raise StoreError(self._gone)
-        mapping = file.map()
-        self._open_queues.add(self)
-        return mapping
+        self._mappings.map(file, self)
+        assert file.mapping is not None
+        return file.mapping
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -174,14 +174,24 @@ class ConsumeQueue:
                 self._files = dict(sorted(self._files.items()))
         return file
 
+    def is_written_to(self, file: MappedFile) -> bool:
+        """Whether the next units go to this file's mapping."""
+        return self.mapping is not None and self.mapping is file.mapping
+
+    def unmap_file(self, file: MappedFile) -> None:
+        """Lets a mapping go; it is made anew when it is needed."""
+        if self.is_written_to(file):
+            self.mapping = None
+            self.position = self.limit = 0
+        self._mappings.forget(file)
+        file.unmap()
+
     def unmap(self) -> None:
-        self.mapping = None
-        self.position = self.limit = 0
         for file in self._files.values():
-            file.unmap()
+            self.unmap_file(file)
 
     def flush(self) -> None:
-        """Brings the units to the disk. Called by the flusher's thread; raises OSError."""
+        """Brings the units to the disk. Called by the flusher's thread; raises OSError, SyncFailed."""
         offset, end = self._flushed_offset, self.max_offset
         if self._gone or offset >= end:
             return
@@ -190,7 +200,7 @@ class ConsumeQueue:
             file = self._files.get(base)
             if file is not None:
                 try:
-                    sync_file(file.path)
+                    file.sync()
                     if offset * UNIT_SIZE <= base:
                         sync_directory(self._directory)
                 except FileNotFoundError:
@@ -210,12 +220,24 @@ class ConsumeQueue:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def log_moved(self, min_physical_offset: int) -> None:
-        """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last."""
+        """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last.
+
+        Raises StoreError when one can't be deleted; it may be tried again.
+        """
         self.correct_min_offset(min_physical_offset)
         last = next(reversed(self._files), 0)
         for base in [base for base in self._files if base + self._file_size <= self.min_offset * UNIT_SIZE]:
             if base != last:
-                self._files.pop(base).delete()
+                self._delete(base)
+
+    def _delete(self, base: int) -> None:
+        file = self._files[base]
+        self.unmap_file(file)
+        try:
+            file.delete()
+        except OSError as e:
+            raise store_error(e, f"can't delete {file.path}") from e
+        del self._files[base]
 
     # -- opening and recovery -----------------------------------------------------------------------------------
 
@@ -271,19 +293,18 @@ class ConsumeQueue:
         self._flushed_offset = min(self._flushed_offset, offset)
 
     def clear(self) -> None:
-        """Drops all units."""
-        for file in self._files.values():
-            file.delete()
-        self._files.clear()
-        self.mapping = None
-        self.position = self.limit = self.max_offset = self._flushed_offset = 0
+        """Drops all units. Raises StoreError."""
+        for base in reversed(list(self._files)):
+            self._delete(base)
+        self.max_offset = self._flushed_offset = 0
 
     def cut(self, offset: int) -> None:
-        """Drops the units from a queue offset on, and makes what follows zero."""
+        """Drops the units from a queue offset on, and makes what follows zero. Raises StoreError."""
         self.unmap()
         end = max(offset, self.first_offset)
-        for base in [base for base in self._files if base >= end * UNIT_SIZE and base > min(self._files)]:
-            self._files.pop(base).delete()
+        first = min(self._files, default=0)
+        for base in [base for base in reversed(self._files) if base >= end * UNIT_SIZE and base > first]:
+            self._delete(base)
         if (file := self._files.get(self._place(end)[0])) is not None:
             file.clear_from(self._place(end)[1])
         self.max_offset = end
@@ -311,31 +332,6 @@ class ConsumeQueue:
             self.min_offset = self.first_offset
         else:
             self.min_offset = self.count_before(min_physical_offset)
-
-
-class OpenQueues:
-    """The queues with mapped files; those that were mapped first are unmapped when there are too many.
-
-    Until Python 3.13 each mapping costs a descriptor, later only one of the process's mappings.
-    """
-
-    def __init__(self) -> None:
-        if sys.version_info >= (3, 13):
-            # vm.max_map_count is 65,530 unless set.
-            self._limit = 32_768
-        else:
-            descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            self._limit = 16_384 if descriptors < 0 else max(64, min(descriptors // 2, 16_384))
-        self._queues: dict[ConsumeQueue, None] = {}
-
-    def add(self, queue: ConsumeQueue) -> None:
-        """Called when the queue has mapped a file."""
-        self._queues.pop(queue, None)
-        self._queues[queue] = None
-        while len(self._queues) > self._limit:
-            oldest = next(iter(self._queues))
-            del self._queues[oldest]
-            oldest.unmap()
 
 
 def _used(path: Path, length: int) -> int:

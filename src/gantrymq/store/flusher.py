@@ -1,7 +1,7 @@
 """The threads that bring files to the disk (`CommitLog.GroupCommitService`, `FlushConsumeQueueService`).
 
 They only make system calls, which run without the GIL; two, so that a log flush that producers wait for needn't wait
-for the queues.
+for the queues. Whatever a round raises, there is a next one; `JobReport` counts them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from gantrymq.errors import StoreError
+from gantrymq.background.report import JobReport
+from gantrymq.background.thread import SupervisedThread
+from gantrymq.errors import SyncFailed
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_index import MessageIndex
+from gantrymq.store.refusal import Refusal
+from gantrymq.store.trash import Trash
 
 log = logging.getLogger(__name__)
 
@@ -28,67 +32,121 @@ _PAGE = 4096
 _THOROUGH_PAUSE = 20
 
 
-class LogFlusher(threading.Thread):
-    """Flushes the commit log every `interval_s`, and at once when somebody waits for it."""
+class Flusher:
+    """A thread with a round every `interval_s`, one when it is woken, and a last one when it is stopped."""
 
-    def __init__(self, commit_log: CommitLog, interval_s: float) -> None:
-        super().__init__(name="gantry-log-flusher", daemon=True)
+    def __init__(self, name: str, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
+        self._name = name
         self._log = commit_log
         self._interval_s = interval_s
-        self._waiting: deque[FlushCallback] = deque()
-        self._wake = threading.Event()
+        self._report = report
+        self._awake = threading.Event()
         self._stopping = False
-        self._failed = False
+        self._thread = SupervisedThread(f"gantry-{name.replace(' ', '-')}", self._run, self._died)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Has a round begin at once, or once more after the one that is under way."""
+        if not self._awake.is_set():
+            self._awake.set()
+
+    def stop(self) -> None:
+        """Has a last round made, and waits until the thread has ended. Once more does no harm."""
+        self._stopping = True
+        self._awake.set()
+        self._thread.join()
+
+    def _round(self) -> None:
+        """What is to be done. May raise anything; it is tried again."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopping
+            if not is_last:
+                self._awake.wait(self._interval_s)
+            self._awake.clear()
+            began = time.monotonic()
+            try:
+                self._round()
+            except Exception as e:
+                now = time.monotonic()
+                self._report.failed(e, now, log, now - began)
+            else:
+                self._report.succeeded(time.monotonic() - began, log)
+
+    def _died(self, error: BaseException) -> None:
+        self._report.failed(error, time.monotonic(), log)
+        text = f"the thread {self._name} died of {error!r}, so no message is taken until the broker is started again"
+        self._log.refuse(self._name, Refusal(text))
+
+
+class LogFlusher(Flusher):
+    """Flushes the commit log, at once when somebody waits for it. While it can't, the log takes no records."""
+
+    def __init__(self, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
+        super().__init__("log flusher", commit_log, interval_s, report)
+        self._waiting: deque[FlushCallback] = deque()
+        #: Why there will be no more rounds.
+        self._end: Refusal | None = None
 
     def when_flushed(self, callback: FlushCallback) -> None:
         """Calls back, in this thread, when all that the log has now is on the disk, or can't be brought there."""
         self._waiting.append(callback)
-        if not self._wake.is_set():
-            self._wake.set()
-
-    def run(self) -> None:
-        while not self._stopping:
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
-            self._flush()
-            self._prepare()
-        self._flush()
+        self.wake()
+        if self._end is not None:
+            self._answer(len(self._waiting), self._end)
 
     def stop(self) -> None:
         """Flushes a last time, calls back who waits, and ends the thread."""
-        self._stopping = True
-        self._wake.set()
-        self.join()
+        super().stop()
+        self._end = self._end or Refusal("the store is closed")
+        self._answer(len(self._waiting), self._end)
 
-    def _flush(self) -> None:
+    def _round(self) -> None:
         # Whoever comes from now on waits for the next round: this one may have passed its record.
-        callbacks = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        error: StoreError | None = None
+        count = len(self._waiting)
         try:
             self._log.flush()
-        except StoreError as e:
-            error = e
-            if not self._failed:
-                self._failed = True
-                log.error("%s", e)
-        for callback in callbacks:
+        except Exception as e:
+            refusal = Refusal(f"the commit log can't be brought to the disk, so no message is taken until it can: {e}")
+            if isinstance(e, SyncFailed):
+                # The log refuses all by itself, for good.
+                refusal = Refusal(str(e), SyncFailed)
+            else:
+                self._log.refuse(self._name, refusal)
+            self._answer(count, refusal)
+            raise
+        self._log.refuse(self._name, None)
+        self._answer(count, None)
+        self._log.prepare()
+
+    def _answer(self, count: int, refusal: Refusal | None) -> None:
+        for _ in range(count):
             try:
-                callback(error)
+                callback = self._waiting.popleft()
+            except IndexError:
+                return  # Another thread answers, too, when this one has died.
+            try:
+                # An exception each: one that several threads raise would get the tracebacks of all.
+                callback(None if refusal is None else refusal.exception())
             except Exception:
                 log.exception("a flush callback failed")
 
-    def _prepare(self) -> None:
-        try:
-            self._log.prepare()
-        except StoreError as e:
-            # The writer will raise it when it gets there.
-            log.warning("%s", e)
+    def _died(self, error: BaseException) -> None:
+        super()._died(error)
+        self._end = Refusal(f"the thread {self._name} died of {error!r}: nobody brings the commit log to the disk")
+        self._answer(len(self._waiting), self._end)
 
 
-class QueueFlusher(threading.Thread):
-    """Flushes the consume queues that were written to and full index files, and keeps the checkpoint.
+class QueueFlusher(Flusher):
+    """Flushes the consume queues that were written to and full index files, keeps the checkpoint, empties the trash.
 
-    `dirty` gets a queue when it is written to for the first time since the last flush.
+    `dirty` gets a queue when it is written to for the first time since the last flush. What can't be flushed is tried
+    again: meanwhile messages are taken, as recovery makes queues and index from the log.
     """
 
     def __init__(
@@ -96,69 +154,73 @@ class QueueFlusher(threading.Thread):
         commit_log: CommitLog,
         dirty: deque[ConsumeQueue],
         index: MessageIndex,
+        trash: Trash,
         checkpoint: Checkpoint,
         checkpoint_path: Path,
         interval_s: float,
         least_pages: int,
         thorough_interval_s: float,
+        report: JobReport,
     ) -> None:
-        super().__init__(name="gantry-queue-flusher", daemon=True)
-        self._log = commit_log
+        super().__init__("queue flusher", commit_log, interval_s, report)
         self._dirty = dirty
         self._index = index
+        self._trash = trash
         self._checkpoint = checkpoint
         self._checkpoint_path = checkpoint_path
-        self._interval_s = interval_s
         self._least_bytes = least_pages * _PAGE
         self._thorough_interval_s = thorough_interval_s
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thorough = False
+        self._is_asked = False
+        self._next_thorough = 0.0
+        #: Why nothing of it counts as flushed any more.
+        self._failure: Refusal | None = None
 
     def flush_soon(self) -> None:
         """Asks for a thorough round."""
-        self._thorough = True
-        self._wake.set()
+        self._is_asked = True
+        self.wake()
 
-    def run(self) -> None:
-        next_thorough = 0.0
-        while not self._stopping:
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
-            begin = time.monotonic()
-            thorough = self._thorough or begin >= next_thorough
-            self._thorough = False
-            try:
-                self.flush(thorough=thorough)
-            except OSError as e:
-                log.error("can't flush the consume queues, trying again in %g s: %s", self._interval_s, e)
+    def _round(self) -> None:
+        began = time.monotonic()
+        thorough = self._is_asked or began >= self._next_thorough
+        self._is_asked = False
+        try:
+            self.flush(thorough=thorough)
+        finally:
             if thorough:
-                end = time.monotonic()
-                next_thorough = end + min(self._thorough_interval_s, (end - begin) * _THOROUGH_PAUSE)
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
-        self.join()
+                ended = time.monotonic()
+                self._next_thorough = ended + min(self._thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
+            self._trash.empty()
 
     def flush(self, *, thorough: bool) -> None:
-        """One round. A thorough one flushes every queue, then writes the checkpoint. Raises OSError."""
+        """One round. A thorough one flushes every queue, then writes the checkpoint.
+
+        Raises StoreError or OSError when something couldn't be flushed, once all the rest is.
+        """
+        if self._failure is not None:
+            raise self._failure.exception()
         # Whatever record is on the disk by now has its unit in a queue, flushed or dirty.
         timestamp = self._log.flushed_timestamp
         flushed = self._log.flushed
+        problem: Exception | None = None
         for _ in range(len(self._dirty)):
             queue = self._dirty.popleft()
             if thorough or queue.unflushed >= self._least_bytes:
                 queue.dirty = False
                 try:
                     queue.flush()
-                except OSError:
+                except Exception as e:
                     queue.dirty = True
                     self._dirty.append(queue)
-                    raise
+                    problem = self._worse(problem, e)
             else:
                 self._dirty.append(queue)
-        self._index.flush()
+        try:
+            self._index.flush()
+        except Exception as e:
+            problem = self._worse(problem, e)
+        if problem is not None:
+            raise problem
         indexed = self._index.flushed_timestamp
         if thorough and (
             flushed > self._checkpoint.confirm_phy_offset or indexed != self._checkpoint.index_msg_timestamp
@@ -168,3 +230,12 @@ class QueueFlusher(threading.Thread):
             self._checkpoint.index_msg_timestamp = indexed
             self._checkpoint.confirm_phy_offset = flushed
             save_checkpoint(self._checkpoint_path, self._checkpoint)
+
+    def _worse(self, problem: Exception | None, error: Exception) -> Exception:
+        if isinstance(error, SyncFailed) and self._failure is None:
+            # Without another checkpoint the next recovery makes anew what the disk may lack.
+            text = f"{error}; no message is taken until the broker is started again"
+            self._failure = Refusal(text, SyncFailed)
+            self._log.refuse(self._name, self._failure)
+            return error
+        return problem or error

@@ -94,6 +94,8 @@ class IndexFile:
             self.hash_slot_count,
             self.index_count,
         ) = header
+        #: It isn't the store's any more: must not be read, nor made anew by mapping it.
+        self.is_gone = False
         self._entries_at = HEADER_SIZE + hash_slots * SLOT.size
         self._file = MappedFile(path.parent, 0, file_size(hash_slots, max_entries), read_ahead=False, name=path.name)
 
@@ -173,17 +175,30 @@ class IndexFile:
         return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
 
     def chain(self, key_hash: int) -> Iterator[IndexEntry]:
-        """The entries of the hash's slot, the newest first; among them those of other hashes."""
+        """The entries of the hash's slot, the newest first; among them those of other hashes.
+
+        Between two of them the file may be unmapped, which costs a mapping, and go, which ends the chain.
+        """
+        if self.is_gone:
+            return
         (number,) = _unpack_slot(self._file.map(), HEADER_SIZE + key_hash % self.hash_slots * 4)
         newest = self.index_count
         # Numbers fall along a chain; in a damaged file they needn't, and the chain ends there.
         while 0 < number < newest:
             entry = self.entry(number)
             yield entry
+            if self.is_gone:
+                return
             newest, number = number, entry.previous
 
     def unmap(self) -> None:
         self._file.unmap()
 
+    def close(self) -> None:
+        self.is_gone = True
+        self._file.close()
+
     def delete(self) -> None:
+        """Raises OSError."""
+        self.is_gone = True
         self._file.delete()

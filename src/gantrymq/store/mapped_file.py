@@ -11,16 +11,18 @@ import errno
 import mmap
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gantrymq.errors import StoreError, StoreFull
+from gantrymq.errors import StoreError, StoreFull, SyncFailed
 
 _NAME_LENGTH = 20
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
 # macOS has neither; there fsync does the one, and a full disk is not foreseen.
-_sync = getattr(os, "fdatasync", os.fsync)
+_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _allocate = getattr(os, "posix_fallocate", None)
+_sync_entries: Callable[[int], None] = os.fsync
 
 
 class MappedFile:
@@ -30,7 +32,7 @@ class MappedFile:
     small files of which there are many, and for those read here and there. `name` if not `base` names the file.
     """
 
-    __slots__ = ("base", "mapping", "path", "read_ahead", "reserved", "size", "view")
+    __slots__ = ("base", "fd", "mapping", "path", "read_ahead", "reserved", "size", "view")
 
     def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True, name: str = "") -> None:
         self.path = directory / (name or f"{base:0{_NAME_LENGTH}d}")
@@ -41,23 +43,38 @@ class MappedFile:
         #: Read-only; slices of it go to sockets.
         self.view: memoryview | None = None
         self.reserved = 0
+        #: Kept between `open` and `close_descriptor`: what is needed to write mustn't fail for want of a descriptor.
+        self.fd: int | None = None
+
+    def open(self) -> None:
+        """Keeps a descriptor; a missing or short file is made `size` bytes long. Raises StoreFull, StoreError."""
+        if self.fd is None:
+            try:
+                self.fd = _open_sized(self.path, self.size)
+            except OSError as e:
+                raise store_error(e, f"can't open {self.path}") from e
+
+    def close_descriptor(self) -> None:
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
 
     def map(self) -> mmap.mmap:
         """The mapping, made when there is none; a missing or short file is made `size` bytes long."""
         if self.mapping is None:
             try:
-                fd = _open_or_create(self.path)
+                fd = _open_sized(self.path, self.size) if self.fd is None else self.fd
                 try:
-                    if os.fstat(fd).st_size < self.size:
-                        os.ftruncate(fd, self.size)
-                    self.mapping = _map(fd, self.size)
+                    mapping = _map(fd, self.size)
                 finally:
-                    os.close(fd)
+                    if fd != self.fd:
+                        os.close(fd)
             except OSError as e:
                 raise store_error(e, f"can't open {self.path}") from e
             if not self.read_ahead:
-                self.mapping.madvise(mmap.MADV_RANDOM)
-            self.view = memoryview(self.mapping).toreadonly()
+                mapping.madvise(mmap.MADV_RANDOM)
+            self.view = memoryview(mapping).toreadonly()
+            self.mapping = mapping
         return self.mapping
 
     def reserve(self, start: int, end: int) -> None:
@@ -65,11 +82,8 @@ class MappedFile:
         end = min(end, self.size)
         if _allocate is not None and start < end:
             try:
-                fd = os.open(self.path, _OPEN_FLAGS)
-                try:
+                with self._descriptor() as fd:
                     _allocate(fd, start, end - start)
-                finally:
-                    os.close(fd)
             except OSError as e:
                 raise store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
         self.reserved = end
@@ -77,15 +91,28 @@ class MappedFile:
     def clear_from(self, start: int) -> None:
         """Makes all bytes from `start` on zero; they have no blocks then."""
         try:
-            fd = os.open(self.path, _OPEN_FLAGS)
-            try:
+            with self._descriptor() as fd:
                 os.ftruncate(fd, start)
                 os.ftruncate(fd, self.size)
-            finally:
-                os.close(fd)
         except OSError as e:
             raise store_error(e, f"can't cut {self.path}") from e
         self.reserved = 0
+
+    def sync(self) -> None:
+        """Brings the content to the disk, see `sync_file`."""
+        with self._descriptor() as fd:
+            _sync_content(fd, self.path)
+
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        if self.fd is not None:
+            yield self.fd
+            return
+        fd = os.open(self.path, _OPEN_FLAGS)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def unmap(self) -> None:
         """Lets the mapping go. Slices that a socket still holds stay good; the last one frees the memory."""
@@ -96,8 +123,13 @@ class MappedFile:
                 self.mapping.close()
         self.mapping = self.view = None
 
-    def delete(self) -> None:
+    def close(self) -> None:
         self.unmap()
+        self.close_descriptor()
+
+    def delete(self) -> None:
+        """Raises OSError; then the file is there, but not mapped."""
+        self.close()
         self.path.unlink(missing_ok=True)
 
 
@@ -108,30 +140,60 @@ def _map(fd: int, size: int) -> mmap.mmap:
     return mmap.mmap(fd, size)
 
 
-def _open_or_create(path: Path) -> int:
+def _open_sized(path: Path, size: int) -> int:
     try:
-        return os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+    try:
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def sync_file(path: Path) -> None:
-    """Brings a file's content to the disk, that written through any mapping too; waits without the GIL."""
+    """Brings a file's content to the disk, that written through any mapping too; waits without the GIL.
+
+    Raises OSError when it can't be opened, which may pass, and SyncFailed, which doesn't.
+    """
     fd = os.open(path, _OPEN_FLAGS)
     try:
-        _sync(fd)
+        _sync_content(fd, path)
     finally:
         os.close(fd)
+
+
+def open_directory(path: Path) -> int:
+    """A descriptor for `sync_entries`. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def sync_directory(path: Path) -> None:
-    """Brings new and renamed entries of a directory to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Brings new, renamed and deleted entries of a directory to the disk. Raises as `sync_file` does."""
+    fd = open_directory(path)
     try:
-        os.fsync(fd)
+        sync_entries(fd, path)
     finally:
         os.close(fd)
+
+
+def sync_entries(fd: int, path: Path) -> None:
+    """`sync_directory` of a directory that is open. Raises SyncFailed."""
+    try:
+        _sync_entries(fd)
+    except OSError as e:
+        raise SyncFailed(f"the entries of {path} can't be brought to the disk: {e.strerror or e}") from e
+
+
+def _sync_content(fd: int, path: Path) -> None:
+    try:
+        _sync(fd)
+    except OSError as e:
+        raise SyncFailed(f"{path} can't be brought to the disk: {e.strerror or e}") from e
 
 
 def list_files(directory: Path) -> dict[int, int]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 _SLICE = 64
 #: So many entries are walked over for one query: with a key that every message has that would be all of them.
 _MAX_STEPS = 200_000
+#: After so many of them the caller may pause.
+_STEPS = 64
 #: The start of a key is often that of the one before: a unique key ends in four hex digits of a time, ms, and four of a
 #: counter.
 _TAIL = 4
@@ -194,6 +197,7 @@ class MessageIndex:
         end = min(len(view), self._log.position - base)
         at = last = position - base
         entries: list[Entry] = []
+        # Of the first record.
         keys_done = self._keys_done
         key_hash = self._hash
         for _ in range(_SLICE):
@@ -231,21 +235,33 @@ class MessageIndex:
             keys_done = 0
             last = at
             at += size
-        self._put(entries)
+        self._put(entries, self._keys_done)
         # Also of a record without a key, so that it isn't looked at again.
         self._files[-1].end_phy_offset = max(self._files[-1].end_phy_offset, base + last)
         self.position, self._keys_done = base + at, 0
 
-    def _put(self, entries: list[Entry]) -> None:
+    def _put(self, entries: list[Entry], keys_done: int) -> None:
+        """Adds entries; of the record at `position` there were `keys_done` before. Whatever it raises, `build` goes on
+        behind the last one added.
+        """
         done = 0
         try:
             while True:
-                done += self._files[-1].put(entries[done:])
+                file = self._files[-1]
+                before = file.index_count
+                try:
+                    file.put(entries[done:])
+                finally:
+                    done += file.index_count - before
                 if done == len(entries):
                     break
                 self._roll()
-        except StoreError:
-            self._go_on()
+        except BaseException:
+            if done:
+                last = entries[done - 1][1]
+                of_last = sum(1 for entry in entries[:done] if entry[1] == last)
+                self._keys_done = of_last + (keys_done if last == self.position else 0)
+                self.position = last
             raise
 
     def _roll(self) -> None:
@@ -260,8 +276,9 @@ class MessageIndex:
         file = IndexFile(self._directory / self._next_name(), self._hash_slots, self._max_entries, header)
         try:
             file.write_header()
-        except StoreError:
-            file.delete()
+        except BaseException:
+            with suppress(OSError):
+                file.delete()
             raise
         if self._files:
             self._unflushed.append(self._files[-1])
@@ -277,20 +294,22 @@ class MessageIndex:
 
     # -- finding ------------------------------------------------------------------------------------------------
 
-    def find(self, topic: bytes, key: bytes, begin_ms: int, end_ms: int, accepts: Callable[[int], bool]) -> None:
-        """Calls `accepts` with the offsets of records that may have the key, the newest first, until it returns False.
+    def find(self, topic: bytes, key: bytes, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """The offsets of records that may have the key, the newest first, and None now and then on the way there.
 
         `key` as `keys_of` gives it. Their store timestamps lie between `begin_ms` and `end_ms`, both included; other
-        keys can have the same hash.
+        keys can have the same hash. Between two of them the index and the log may change.
         """
         key_hash = self._hash(topic + b"#" + key)
         steps = 0
         last = -1
-        for file in reversed(self._files):
+        for file in self._files[::-1]:
             if file.index_count > 1 and file.begin_timestamp <= end_ms and file.end_timestamp >= begin_ms:
                 try:
                     for entry in file.chain(key_hash):
                         steps += 1
+                        if steps % _STEPS == 0:
+                            yield None
                         if steps > _MAX_STEPS:
                             log.warning("gave up looking for %r of %r after %d entries", key, topic, _MAX_STEPS)
                             return
@@ -302,8 +321,8 @@ class MessageIndex:
                         stored = self._log.store_time(last)
                         if 0 <= stored < begin_ms:
                             return
-                        if begin_ms <= stored <= end_ms and not accepts(last):
-                            return
+                        if begin_ms <= stored <= end_ms:
+                            yield last
                 finally:
                     if file is not self._files[-1]:
                         file.unmap()
@@ -329,23 +348,26 @@ class MessageIndex:
             self.flushed_timestamp = file.end_timestamp
             self._unflushed.popleft()
 
-    def delete_before(self, physical_offset: int) -> None:
-        """Deletes the files that have nothing of the log from there on; the last file stays."""
+    def forget_before(self, physical_offset: int) -> list[Path]:
+        """Lets the files go that have nothing of the log from there on, but the last; their paths, to be deleted."""
+        paths = []
         while len(self._files) > 1 and self._files[0].end_phy_offset < physical_offset:
-            log.info("deleting %s: the log begins at %d", self._files[0].path, physical_offset)
-            self._files.pop(0).delete()
+            file = self._files.pop(0)
+            log.info("deleting %s: the log begins at %d", file.path, physical_offset)
+            file.close()
+            paths.append(file.path)
+        return paths
 
     def close(self, *, flush: bool) -> None:
         """Raises OSError, StoreError when the last file can't be brought to the disk."""
-        try:
+        with ExitStack() as stack:
+            for file in self._files:
+                stack.callback(file.close)
             if flush and self._files:
                 self._files[-1].write_header()
                 self.flush()
                 sync_file(self._files[-1].path)
                 sync_directory(self._directory)
-        finally:
-            for file in self._files:
-                file.unmap()
 
 
 class KeyHash:

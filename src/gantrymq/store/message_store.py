@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Set
+from contextlib import ExitStack
 from struct import error as StructError
 from time import time
 from typing import NamedTuple
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import HOST_SIZE_V4, Record, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
@@ -33,6 +35,7 @@ from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_batch import RecordBatch, append_batch
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
+from gantrymq.store.trash import Trash
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +56,12 @@ class PutResult(NamedTuple):
 
 
 class MessageStore:
-    """The store in `config.store_path_root_dir`. `store_host` is the broker's address as in a record."""
+    """The store in `config.store_path_root_dir`. `store_host` is the broker's address as in a record.
 
-    def __init__(self, config: StoreConfig, store_host: bytes) -> None:
+    `jobs` gets the reports of the flushers' threads.
+    """
+
+    def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None) -> None:
         self.config = config
         self._store_host = store_host
         self._hosts_v4 = 0 if len(store_host) == HOST_SIZE_V4 else STORE_HOST_V6
@@ -70,8 +76,12 @@ class MessageStore:
         self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
-        self._cleaner = Cleaner(config, self._log, self._queues, self._index)
+        self._trash = Trash()
+        self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
+        self._jobs = Jobs() if jobs is None else jobs
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
+        #: What `close` has to undo.
+        self._open = ExitStack()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -83,51 +93,56 @@ class MessageStore:
         """
         config, directory = self.config, self._directory
         directory.lock()
-        try:
-            self._log.load()
-            self._queues.load()
-            checkpoint_path = config.store_path_root_dir / "checkpoint"
-            checkpoint = load_checkpoint(checkpoint_path)
-            delays_ms = parse_delay_levels(config.message_delay_level)
-            recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
-            recovery.run(checkpoint, was_aborted=directory.was_aborted)
-            if config.message_index_enable:
-                self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
-            config.commit_log_directory.mkdir(parents=True, exist_ok=True)
-            directory.mark_in_use()
-        except BaseException as e:
-            self._log.close()
-            self._queues.close()
-            directory.unlock()
-            if isinstance(e, OSError):
+        with ExitStack() as stack:
+            stack.callback(directory.unlock)
+            stack.callback(self._index.close, flush=False)
+            stack.callback(self._queues.close)
+            stack.callback(self._log.close)
+            try:
+                checkpoint_path = config.store_path_root_dir / "checkpoint"
+                checkpoint = load_checkpoint(checkpoint_path)
+                self._log.load(checkpoint, was_aborted=directory.was_aborted)
+                self._queues.load()
+                delays_ms = parse_delay_levels(config.message_delay_level)
+                recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
+                recovery.run(checkpoint, was_aborted=directory.was_aborted)
+                if config.message_index_enable:
+                    self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
+                directory.mark_in_use()
+            except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
-            raise
-        self._flushers = (
-            LogFlusher(self._log, config.flush_interval_commit_log_ms / 1000),
-            QueueFlusher(
+            log_flusher = LogFlusher(
+                self._log, config.flush_interval_commit_log_ms / 1000, self._jobs.report("flush the commit log")
+            )
+            queue_flusher = QueueFlusher(
                 self._log,
                 self._dirty,
                 self._index,
+                self._trash,
                 checkpoint,
                 checkpoint_path,
                 config.flush_interval_consume_queue_ms / 1000,
                 config.flush_consume_queue_least_pages,
                 config.flush_consume_queue_thorough_interval_ms / 1000,
-            ),
-        )
-        for flusher in self._flushers:
-            flusher.start()
+                self._jobs.report("flush the consume queues"),
+            )
+            for flusher in (log_flusher, queue_flusher):
+                stack.callback(flusher.stop)
+                flusher.start()
+            self._flushers = log_flusher, queue_flusher
+            self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Brings all to the disk, and gives the directory free. Buffers of a GetResult stay good.
+        """Brings all to the disk, answers who waits for that, and unlocks the directory.
 
-        Raises StoreError when the disk fails; then the next `open` finds the store as after a crash.
+        Buffers of a GetResult stay good. Raises StoreError when the disk fails; then the next `open` finds the store as
+        after a crash. Whatever it raises, the store is closed.
         """
         if self._flushers is None:
             return
         log_flusher, queue_flusher = self._flushers
         self._flushers = None
-        try:
+        with self._open:
             log_flusher.stop()
             queue_flusher.stop()
             try:
@@ -137,11 +152,6 @@ class MessageStore:
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
-        finally:
-            self._log.close()
-            self._queues.close()
-            self._index.close(flush=False)
-            self._directory.unlock()
 
     # -- queues -------------------------------------------------------------------------------------------------
 
@@ -285,7 +295,7 @@ class MessageStore:
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         if self._cleaner.stale:
-            self._cleaner.refresh(queue)
+            queue.correct_min_offset(self._log.min_offset)
         min_offset, max_offset = queue.min_offset, queue.max_offset
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, min_offset, max_offset)
         if max_offset == 0:
@@ -343,9 +353,14 @@ class MessageStore:
         """One round: deletes the oldest log file if its time is up, and what belongs to it in queues and index.
 
         To be called ten seconds after it returned False, and soon after True: there is more to do, and a round takes
-        some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. Raises StoreError.
+        some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. Raises StoreError when
+        something can't be deleted, once all the rest is done; the next round tries again.
         """
-        return self._cleaner.clean(now_ms)
+        try:
+            return self._cleaner.clean(now_ms)
+        finally:
+            if self._trash and self._flushers is not None:
+                self._flushers[1].wake()
 
     def delete_expired_soon(self) -> None:
         """The next rounds of `clean` delete what has expired, whatever the hour (DELETE_EXPIRED_COMMITLOG)."""

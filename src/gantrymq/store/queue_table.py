@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import StoreError
-from gantrymq.store.consume_queue import ConsumeQueue, OpenQueues
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.queue_mappings import QueueMappings
+
+log = logging.getLogger(__name__)
 
 #: A topic is a directory's name.
 _MAX_TOPIC_BYTES = 255
@@ -24,7 +29,7 @@ class QueueTable:
         self._directory = directory
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
-        self._open_queues = OpenQueues()
+        self._mappings = QueueMappings()
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         for queues in list(self._table.values()):
@@ -57,7 +62,7 @@ class QueueTable:
         if not 0 <= queue_id < 1 << 31:
             raise StoreError(f"{queue_id} can't be a queue's id")
         path = self._directory / topic / str(queue_id)
-        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._open_queues)
+        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings)
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue
 
@@ -92,12 +97,16 @@ class QueueTable:
     def _remove_if_empty(self, topic: str) -> None:
         # It is, unless a stranger put something there.
         path = self._directory / topic
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+        try:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        except OSError as e:
+            log.warning("can't delete %s: %s", path, e)
 
     def close(self) -> None:
-        for queue in self:
-            queue.close("the store is closed")
+        with ExitStack() as stack:
+            for queue in self:
+                stack.callback(queue.close, "the store is closed")
 
 
 def _directories(path: Path) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gantrymq.broker.part import Part
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -12,12 +14,15 @@ from gantrymq.protocol.headers.query import (
     ViewMessageRequestHeader,
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore
 
 #: MixAll.UNIQUE_MSG_QUERY_FLAG: the key is a message id that a producer made.
 _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
 #: Leaves room for the header in a frame of 16 MiB.
 _MAX_ANSWER_BYTES = MAX_FRAME_LENGTH - 64 * 1024
+#: No more at once: each takes up to half a second of work, in steps.
+_MAX_SEARCHES = 100
 
 
 class MessageAdmin(Part):
@@ -25,6 +30,8 @@ class MessageAdmin(Part):
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self._searches = 0
+        self._turn = asyncio.Lock()
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.query}
@@ -38,14 +45,28 @@ class MessageAdmin(Part):
         """The newest records with a key that were stored in a span of time; no answer has more than a frame's worth."""
         header = request.read_header(QueryMessageRequestHeader)
         if request.ext_fields.get(_UNIQUE_KEY_FIELD) == "true":
-            offsets = self._store.keys.find_by_unique_key(header.topic, header.key)
+            search = self._store.keys.find_by_unique_key(header.topic, header.key)
         else:
-            offsets = self._store.keys.find_by_key(
+            search = self._store.keys.find_by_key(
                 header.topic, header.key, header.begin_timestamp, header.end_timestamp, header.max_num
             )
+        connection.respond_with(request, self._answer(search))
+        return None
+
+    async def _answer(self, search: Search) -> RemotingCommand:
+        if self._searches >= _MAX_SEARCHES:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{self._searches} searches by key are under way already")
+        self._searches += 1
+        try:
+            offsets = await self._finish(search)
+        finally:
+            self._searches -= 1
         records: list[bytes] = []
         size = 0
         for offset in reversed(offsets):
+            if offset < self._store.min_physical_offset:
+                # Deleted since it was found, with those before it.
+                break
             record = record_at(self._store, offset)
             size += len(record)
             if records and size > _MAX_ANSWER_BYTES:
@@ -60,6 +81,18 @@ class MessageAdmin(Part):
             ),
             body=b"".join(reversed(records)),
         )
+
+    async def _finish(self, search: Search) -> list[int]:
+        # All searches share one step of each turn of the loop, in order: who looks for little is soon done, however
+        # many look for much.
+        while True:
+            async with self._turn:
+                try:
+                    next(search)
+                except StopIteration as e:
+                    offsets: list[int] = e.value
+                    return offsets
+            await asyncio.sleep(0)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> bytes:

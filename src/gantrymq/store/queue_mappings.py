@@ -1,0 +1,88 @@
+"""Which queue files are mapped: as many as the process can afford, those that were used last."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import OrderedDict
+from typing import Protocol
+
+from gantrymq.store.mapped_file import MappedFile
+
+#: vm.max_map_count is 65,530 unless set.
+_MAX_MAPPINGS = 32_768
+#: Until Python 3.13 each mapping costs a descriptor: of those that the process may have, a quarter are for queues.
+_SHARE_OF_DESCRIPTORS = 4
+_LEAST = 16
+
+
+class MappingQueue(Protocol):
+    """What of a ConsumeQueue is needed here."""
+
+    max_offset: int
+
+    def is_written_to(self, file: MappedFile) -> bool:
+        """Whether the next units go to this file's mapping."""
+
+    def unmap_file(self, file: MappedFile) -> None: ...
+
+
+class _Entry:
+    __slots__ = ("queue", "written_until")
+
+    def __init__(self, queue: MappingQueue) -> None:
+        self.queue = queue
+        #: The queue's end when this file was last spared; at first behind the message that it is mapped for.
+        self.written_until = queue.max_offset + 1
+
+
+class QueueMappings:
+    """The mapped files of all queues of a store, at most `limit`; what was used longest ago is unmapped first.
+
+    A reader says so when he uses a file. `append` says nothing, which would cost each message something; a file that
+    has been written to since it was last looked at is spared once.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = default_limit() if limit is None else limit
+        self._files: OrderedDict[MappedFile, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def map(self, file: MappedFile, queue: MappingQueue) -> None:
+        """Maps a file of the queue that isn't mapped. Raises StoreFull, StoreError."""
+        # Before: this one must not be among those that have to go.
+        while len(self._files) >= self._limit:
+            self._unmap_oldest()
+        file.map()
+        self._files[file] = _Entry(queue)
+
+    def use(self, file: MappedFile) -> None:
+        """A mapped file is read."""
+        self._files.move_to_end(file)
+
+    def forget(self, file: MappedFile) -> None:
+        """A file is unmapped, or never was mapped."""
+        self._files.pop(file, None)
+
+    def _unmap_oldest(self) -> None:
+        while True:
+            file, entry = next(iter(self._files.items()))
+            queue = entry.queue
+            if queue.is_written_to(file) and queue.max_offset != entry.written_until:
+                entry.written_until = queue.max_offset
+                self._files.move_to_end(file)
+            else:
+                queue.unmap_file(file)
+                return
+
+
+def default_limit() -> int:
+    """As many files as this process can afford to map."""
+    if sys.version_info >= (3, 13):
+        return _MAX_MAPPINGS
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return _MAX_MAPPINGS
+    return max(_LEAST, min(descriptors // _SHARE_OF_DESCRIPTORS, _MAX_MAPPINGS))

@@ -1,0 +1,135 @@
+"""Opening and closing: whatever raises, the directory is unlocked, the threads have ended, and `abort` is right."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from store_support import open_store, put, read_all, small_config
+from waiting import wait_until
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.record import encode_host
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.directory import StoreDirectory
+from gantrymq.store.flusher import Flusher, QueueFlusher
+from gantrymq.store.message_index import MessageIndex
+from gantrymq.store.message_store import MessageStore
+from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.recovery import Recovery
+
+ERRORS = [OSError(5, "surprise"), StoreError("surprise"), RuntimeError("surprise"), KeyboardInterrupt("surprise")]
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[MessageStore]:
+    store = open_store(root)
+    yield store
+    store.close()
+
+
+def flusher_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gantry-")]
+
+
+class Failure:
+    """A method that raises the first time that this thread calls it after `arm`: once its work is done, so that what it
+    holds has been let go, and what comes after it must be let go all the same.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException) -> None:
+        self._is_armed = False
+        original, caller = getattr(owner, name), threading.current_thread()
+
+        def fail(*args, **options):
+            result = original(*args, **options)
+            if self._is_armed and threading.current_thread() is caller:
+                self._is_armed = False
+                raise error
+            return result
+
+        patch.setattr(owner, name, fail)
+
+    def arm(self) -> None:
+        self._is_armed = True
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (CommitLog, "flush"),
+        (CommitLog, "close"),
+        (MessageIndex, "close"),
+        (QueueFlusher, "flush"),
+        (QueueTable, "close"),
+        (Flusher, "stop"),
+        (StoreDirectory, "mark_closed"),
+        (StoreDirectory, "unlock"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_close_lets_go_whatever_raises(tmp_path, monkeypatch, owner, name, error):
+    with monkeypatch.context() as patch:
+        failure = Failure(patch, owner, name, error)
+        store = open_store(tmp_path)
+        queue = store.queue("T", 0)
+        put(store, queue, b"x")
+        failure.arm()
+        with pytest.raises((StoreError, type(error)), match="surprise"):
+            store.close()
+    assert not flusher_threads()
+    # What came after everything was on the disk needn't be recovered from.
+    assert (tmp_path / "abort").exists() == (name in ("flush", "stop") or owner is MessageIndex)
+    with pytest.raises(StoreError, match="closed"):
+        put(store, queue, b"x")
+    store.close()
+    store = open_store(tmp_path)
+    assert [record.body for record in read_all(store, store.queue("T", 0))] == [b"x"]
+    store.close()
+
+
+def test_who_waits_is_answered_though_nothing_can_be_flushed(tmp_path, monkeypatch):
+    store = open_store(tmp_path, flush_interval_commit_log_ms=600_000)
+    answers: list[Exception | None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitLog, "flush", lambda log: os.fsync(1 << 30))
+        for _ in range(3):
+            store.when_flushed(put(store, store.queue("T", 0), b"x").physical_offset, answers.append)
+            wait_until(lambda: not store._flushers[0]._awake.is_set())
+            store._log.refuse("log flusher", None)
+        with pytest.raises(StoreError, match="Bad file descriptor"):
+            store.close()
+    assert len(answers) == 3
+    assert all(isinstance(error, StoreError) for error in answers)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (CommitLog, "load"),
+        (QueueTable, "load"),
+        (Recovery, "run"),
+        (MessageIndex, "open"),
+        (StoreDirectory, "mark_in_use"),
+        (Flusher, "start"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_an_open_that_fails_lets_go(tmp_path, monkeypatch, owner, name, error):
+    with opened(tmp_path) as store:
+        put(store, store.queue("T", 0), b"x")
+    with monkeypatch.context() as patch:
+        Failure(patch, owner, name, error).arm()
+        store = MessageStore(small_config(tmp_path), encode_host("127.0.0.1", 1))
+        with pytest.raises((StoreError, type(error)), match="surprise"):
+            store.open()
+    assert not flusher_threads()
+    store.close()
+    with opened(tmp_path) as store:
+        assert [record.body for record in read_all(store, store.queue("T", 0))] == [b"x"]
