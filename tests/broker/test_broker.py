@@ -132,6 +132,7 @@ async def test_a_disk_that_takes_no_tables_keeps_no_broker_from_stopping(
     await broker.start()
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     await peer.send("orders", b"x")
+    await broker.topics.written()
     broker.offsets.commit("consumers", "orders", 0, 1)
     directory = tmp_path / "store" / "config"
     directory.rename(tmp_path / "away")
@@ -151,7 +152,7 @@ async def test_a_table_that_could_not_be_written_is_written_later(broker: Broker
     directory = tmp_path / "store" / "config"
     directory.write_bytes(b"no directory")
     with pytest.raises(StoreError):
-        broker.offsets.save()
+        broker.saving.save()
     directory.unlink()
-    broker.offsets.save()
+    broker.saving.save()
     assert b"orders@consumers" in (directory / "consumerOffset.json").read_bytes()

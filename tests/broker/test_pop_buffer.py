@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from broker_support import config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.revive import ReviveQueue
+from gantrymq.broker.saving import Saving
 from gantrymq.errors import StoreFull
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 
@@ -45,7 +48,8 @@ class Stored:
 
 
 def buffer(max_size: int = 100) -> tuple[PopBuffer, Stored, ConsumerOffsets]:
-    stored, offsets = Stored(), ConsumerOffsets(Path("unused"))
+    saving = Saving(config(Path("unused")), Jobs())
+    stored, offsets = Stored(), ConsumerOffsets(Path("unused"), saving=saving)
     offsets.commit("g", "t", 0, 0)
     return PopBuffer(offsets, stored, stay_ms=10_000, leave_before_ms=3_000, max_size=max_size), stored, offsets
 

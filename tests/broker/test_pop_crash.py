@@ -36,7 +36,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
             for one in taken[turn::2]:
                 await peer.ack(one)
                 acked.add(one.body)
-            broker.offsets.save()
+            broker.saving.save()
             crash = tmp_path / f"crash{turn}"
             shutil.copytree(broker.config.store.store_path_root_dir, crash)
             crashes.append((crash, set(acked)))

@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+from broker_support import config
 from pop_support import Popped, PopPeer, popped
 from waiting import until
 
+from gantrymq import clock
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
+from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.client import RemotingClient
@@ -99,31 +103,34 @@ async def test_an_acknowledgement_of_another_message_is_refused(peer: PopPeer) -
     assert (await peer.ack(wrong)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def table(path: Path) -> OrderlyPops:
-    pops = OrderlyPops(path)
+def table(path: Path, gone: str = "") -> tuple[OrderlyPops, Saving]:
+    saving = Saving(config(path.parent), Jobs())
+    pops = OrderlyPops(path, lambda topic, group, queue_id: topic != gone, saving=saving)
     pops.load()
-    return pops
+    return pops, saving
 
 
-def test_javas_file_is_read_and_written(tmp_path: Path) -> None:
+def test_javas_file_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now_ms", lambda: 1795257441907)
     path = tmp_path / "consumerOrderInfo.json"
     path.write_bytes(JAVA_FILE)
-    pops = table(path)
+    pops, saving = table(path)
     assert pops.is_blocked("t", "g", 1, None, 0, 61_799)
     assert not pops.is_blocked("t", "g", 1, None, 0, 61_800)
     assert pops.ack("t", "g", 1, 4, 1800) == 3
     assert pops.ack("t", "g", 1, 5, 1800) is Outcome.ILLEGAL
     assert pops.ack("t", "g", 1, 3, 1799) is Outcome.TOO_LATE
-    pops.save(lambda topic, group, queue_id: True, 1795257441907)
+    saving.save()
     assert json.loads(path.read_bytes())["table"]["t@g"]["1"]["cm"] == 2
-    assert table(path).ack("t", "g", 1, 3, 1800) == 7
+    assert table(path)[0].ack("t", "g", 1, 3, 1800) == 7
 
 
-def test_what_is_gone_or_old_is_forgotten(tmp_path: Path) -> None:
+def test_what_is_gone_or_old_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now_ms", lambda: 1000)
     path = tmp_path / "consumerOrderInfo.json"
-    pops = table(path)
+    pops, saving = table(path, "gone")
     for topic in ("kept", "gone"):
         pops.popped(topic, "g", 0, 0, [0], None, 1000, 1000)
     pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9))
-    pops.save(lambda topic, group, queue_id: topic != "gone", 1000)
+    saving.save()
     assert list(json.loads(path.read_bytes())["table"]) == ["kept@g"]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from bare_store import HOST, bodies, damage, full_disk, open_store, records
+from broker_support import config
 from waiting import until
 
 from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
@@ -47,7 +49,8 @@ class World:
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     jobs = Jobs()
     appender = open_store(tmp_path, jobs, **getattr(request, "param", {}))
-    schedule = Schedule(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs)
+    saving = Saving(config(tmp_path), jobs)
+    schedule = Schedule(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs, saving=saving)
     yield World(appender, schedule, jobs)
     await schedule.stop()
     appender.store.close()

@@ -12,8 +12,10 @@ import pytest
 from broker_support import Peer, config
 from waiting import until
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
+from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.connection import CheckClientRequestBody
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -219,7 +221,7 @@ OF_JAVA = b"""{"filterDataByTopic":{"TopicTest":{"groupFilterData":{"group_a":{"
 def test_a_file_of_java(tmp_path: Path) -> None:
     path = tmp_path / "consumerFilter.json"
     path.write_bytes(OF_JAVA)
-    filters = ConsumerFilters(path)
+    filters = ConsumerFilters(path, saving=Saving(config(tmp_path), Jobs()))
     filters.load(1_000_000)
     found = filters.find("TopicTest", "group_a")
     assert found is not None
@@ -237,7 +239,8 @@ def test_a_file_of_java(tmp_path: Path) -> None:
 
 
 def test_versions_and_deaths(tmp_path: Path) -> None:
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json")
+    saving = Saving(config(tmp_path), Jobs())
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=saving)
 
     def expression() -> tuple[str, int, bool]:
         found = filters.find("orders", "g")
@@ -254,18 +257,19 @@ def test_versions_and_deaths(tmp_path: Path) -> None:
     filters.register("g", [sql("orders", "a = 1", 6)], 1004)
     assert expression() == ("a = 1", 6, False)
     filters.unregister("g", 1005)
-    filters.save(1004 + KEPT_MS)
+    filters.forget_dead(1004 + KEPT_MS)
     assert expression() == ("a = 1", 6, True)
-    filters.save(1005 + KEPT_MS)
+    filters.forget_dead(1005 + KEPT_MS)
     assert filters.find("orders", "g") is None
-    again = ConsumerFilters(tmp_path / "consumerFilter.json")
+    saving.save()
+    again = ConsumerFilters(tmp_path / "consumerFilter.json", saving=saving)
     again.load(2000)
     assert again.find("orders", "g") is None
 
 
 def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.broker.consumer_filter.MAX_FILTERS", 3)
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json")
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=Saving(config(tmp_path), Jobs()))
 
     def subscription(topic: str, expression: str = "a = 1") -> SubscriptionData:
         return SubscriptionData(topic=topic, sub_string=expression, expression_type="SQL92", sub_version=1)
@@ -277,7 +281,33 @@ def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "t1",
         "t2",
     ]
-    filters.unregister("g", 2)
-    filters.save(3 + 24 * 3600 * 1000)
-    filters.register("h", [subscription("t9")], 4)
+    # Those that nobody uses any more make room, and nobody has to wait a day for it.
+    filters.register("g", [subscription("t1"), subscription("t2")], 2)
+    filters.register("h", [subscription("t9")], 3)
     assert filters.find("t9", "h") is not None
+    assert [topic for topic in ("t0", "t1", "t2") if filters.find(topic, "g")] == ["t1", "t2"]
+
+
+def test_the_text_of_all_filters_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.broker.consumer_filter.MAX_CHARACTERS", 30)
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=Saving(config(tmp_path), Jobs()))
+    filters.register(
+        "g", [sql("long", "a = 12345678", 1), sql("other", "b = 12345678", 1), sql("more", "c = 12345678", 1)], 1
+    )
+    assert [topic for topic in ("long", "other", "more") if filters.find(topic, "g")] == ["long", "other"]
+    filters.register("g", [sql("long", "a = 1", 2), sql("other", "b = 12345678", 1), sql("more", "c = 12345678", 1)], 2)
+    assert filters.find("more", "g") is not None
+
+
+def test_a_damaged_file_keeps_no_broker_from_starting(tmp_path: Path) -> None:
+    """Heartbeats bring its content again."""
+    path = tmp_path / "consumerFilter.json"
+    path.write_bytes(b"{")
+    saving = Saving(config(tmp_path), Jobs())
+    filters = ConsumerFilters(path, saving=saving)
+    filters.load()
+    filters.register("g", [sql("orders", "a = 1", 1)], 1)
+    saving.save()
+    again = ConsumerFilters(path, saving=saving)
+    again.load()
+    assert again.find("orders", "g") is not None

@@ -43,6 +43,7 @@ from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.send import Sending
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
@@ -128,14 +129,15 @@ class Broker:
 
         # What all have in common: the store and the tables.
         self.store = store = MessageStore(config.store, store_host)
-        self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed)
+        self.saving = saving = Saving(config, jobs)
+        self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed, saving=saving)
         self.groups = groups = SubscriptionGroupTable(
-            directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group
+            directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group, saving=saving
         )
-        self.offsets = offsets = ConsumerOffsets(directory / "consumerOffset.json")
+        self.offsets = offsets = ConsumerOffsets(directory / "consumerOffset.json", saving=saving)
         self.members: GroupMembers[Connection] = GroupMembers()
         members = self.members
-        self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json")
+        self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", saving=saving)
         self.deliveries = deliveries = Deliveries()
         self.access = AccessControl(config)
         filters = MessageFilters(config, members, self.consumer_filters)
@@ -145,7 +147,7 @@ class Broker:
         self.polling = self._pulling.polling
         appender = Appender(store, store_host, self.polling)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
-        self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs)
+        self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
         self._timer = Timer(config.store, appender, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
@@ -167,6 +169,7 @@ class Broker:
             self._timer.redirect,
             deliveries,
             jobs,
+            saving=saving,
         )
 
         # Clients, the NameServers, administrators.
@@ -174,7 +177,7 @@ class Broker:
         self._registration = Registration(config, self.address, topics, jobs)
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
-        modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups)
+        modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups, saving=saving)
         lag = ConsumerLag(store, topics, members, offsets, deliveries, self.pops.queues)
         metrics = BrokerMetrics(
             config,
@@ -192,6 +195,7 @@ class Broker:
         )
         #: In the order in which they start; they stop in the opposite one.
         self._parts: list[Part] = [
+            saving,
             self.topics,
             self.groups,
             self.offsets,
@@ -235,7 +239,6 @@ class Broker:
         if config.metrics_port:
             self._parts.append(metrics)
         self._handlers.update(handler_table(self._parts))
-        self._saving = jobs.repeating("save tables", self._save, config.flush_consumer_offset_interval / 1000)
         self._expiring = jobs.repeating("expire silent clients", self._expire_clients, _CLIENT_SCAN_S)
         self._watching = jobs.repeating("look for changed accounts", self.access.reload, WATCH_INTERVAL_S)
         #: What `stop` has to undo.
@@ -262,7 +265,7 @@ class Broker:
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
-            for job in (self._saving, self._expiring, self._watching):
+            for job in (self._expiring, self._watching):
                 stack.callback(job.cancel)
                 job.start()
             self._running = stack.pop_all()

@@ -7,7 +7,6 @@ here they are kept as they came, and a new expression has none.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,23 @@ import msgspec
 
 from gantrymq import clock
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving
+from gantrymq.errors import StoreError
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import topic_problem
-from gantrymq.store.json_config import JsonConfigFile
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Expressions of groups that are gone so long are forgotten (filterDataCleanTimeSpan), ms.
 KEPT_MS = 24 * 3600 * 1000
-#: So many expressions are kept of all groups together.
+#: So many expressions are kept of all groups together, and characters of them. Those of groups that are gone make room.
 MAX_FILTERS = 10_000
+MAX_CHARACTERS = 16 * 1024 * 1024
+#: When there is no room, a fourth of the dead ones goes.
+_MAKES_ROOM = 4
 #: What was in use when the broker stopped counts as unused since so long before the start, ms.
 _DEAD_BEFORE_START_MS = 30_000
 
@@ -60,25 +64,30 @@ class _FilterFile(msgspec.Struct, rename="camel"):
 
 
 class ConsumerFilters(Part):
-    """Group -> topic -> ConsumerFilter; `save` writes them when they changed. Times in ms, now where none is given."""
+    """Group -> topic -> ConsumerFilter, written every flushConsumerOffsetInterval. Times in ms."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path)
+    def __init__(self, path: Path, *, saving: Saving) -> None:
+        self._file = saving.file(path, self._encode_file)
         self._filters: dict[str, dict[str, ConsumerFilter]] = {}
         self._count = 0
-        self._compiled: dict[tuple[str, str], SqlFilter] = {}
-        self._changed = False
+        self._characters = 0
 
     def load(self, now_ms: int | None = None) -> None:
-        """Takes in the file; all are dead until a heartbeat says otherwise."""
+        """Takes in the file; all are dead until a heartbeat says otherwise.
+
+        Heartbeats bring again what a damaged file had.
+        """
         now_ms = clock.now_ms() if now_ms is None else now_ms
-        data = self._file.load(lambda content: decode_json(content, _FilterFile))
-        if data is None:
+        try:
+            content = self._file.load(_FilterFile)
+        except StoreError as e:
+            log.error("begins without the filters of groups that are away: %s", e)
             return
-        for topic, filters in decode_json(data, _FilterFile).filter_data_by_topic.items():
+        for topic, filters in (content or _FilterFile()).filter_data_by_topic.items():
             for group, each in filters.group_filter_data.items():
                 if each.dead_time == 0:
                     each.dead_time = max(each.born_time, now_ms - _DEAD_BEFORE_START_MS)
+                each.topic, each.consumer_group = topic, group
                 self._put(group, topic, each)
 
     def find(self, topic: str, group: str) -> ConsumerFilter | None:
@@ -86,11 +95,7 @@ class ConsumerFilters(Part):
 
     def compiled(self, found: ConsumerFilter) -> SqlFilter:
         """What `find` found as a function of a message's properties. Raises ClientError."""
-        key = found.topic, found.consumer_group
-        sql = self._compiled.get(key)
-        if sql is None:
-            sql = self._compiled[key] = compile_sql(found.expression)
-        return sql
+        return compile_sql(found.expression)
 
     def register(self, group: str, subscriptions: Sequence[SubscriptionData], now_ms: int) -> None:
         """Takes in what a heartbeat says of a group; the expressions for topics that it doesn't name any more die."""
@@ -105,16 +110,18 @@ class ConsumerFilters(Part):
         for topic, each in self._filters.get(group, {}).items():
             if topic not in topics and not each.is_dead:
                 each.dead_time = now_ms
-                self._changed = True
+                self._file.is_changed = True
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         topic = subscription.topic
         old = self.find(topic, group)
         version = subscription.sub_version
-        if old is None and self._count >= MAX_FILTERS:
-            log.warning("there are %d filters: that of group %s for topic %s isn't taken", self._count, group, topic)
-        elif old is None or (version > old.client_version and old.expression != subscription.sub_string):
-            self._compiled.pop((topic, group), None)
+        if old is None or (version > old.client_version and old.expression != subscription.sub_string):
+            if not self._has_room(len(subscription.sub_string) - (len(old.expression) if old else 0), old is None):
+                log.warning(
+                    "there are %d filters: that of group %s for topic %s isn't taken", self._count, group, topic
+                )
+                return
             each = ConsumerFilter(
                 consumer_group=group,
                 topic=topic,
@@ -125,36 +132,57 @@ class ConsumerFilters(Part):
                 client_version=version,
             )
             self._put(group, topic, each)
-            self._changed = True
+            self._file.is_changed = True
         elif version > old.client_version or (version == old.client_version and old.is_dead):
             old.client_version = version
             old.dead_time = 0
-            self._changed = True
+            self._file.is_changed = True
+
+    def _has_room(self, characters: int, is_new: bool) -> bool:
+        """Whether another expression may be kept, or a longer one; forgets dead ones for it, the oldest first."""
+        if not self._is_full(characters, is_new):
+            return True
+        dead = [each for filters in self._filters.values() for each in filters.values() if each.is_dead]
+        dead.sort(key=lambda each: each.dead_time)
+        # A part of them, so that the next one needn't look again.
+        for n, each in enumerate(dead):
+            if n > len(dead) // _MAKES_ROOM and not self._is_full(characters, is_new):
+                break
+            self._remove(each)
+        return not self._is_full(characters, is_new)
+
+    def _is_full(self, characters: int, is_new: bool) -> bool:
+        return self._count + is_new > MAX_FILTERS or self._characters + characters > MAX_CHARACTERS
 
     def _put(self, group: str, topic: str, each: ConsumerFilter) -> None:
         filters = self._filters.setdefault(group, {})
-        self._count += topic not in filters
+        old = filters.get(topic)
+        self._count += old is None
+        self._characters += len(each.expression) - (len(old.expression) if old else 0)
         filters[topic] = each
+
+    def _remove(self, each: ConsumerFilter) -> None:
+        filters = self._filters[each.consumer_group]
+        del filters[each.topic]
+        if not filters:
+            del self._filters[each.consumer_group]
+        self._count -= 1
+        self._characters -= len(each.expression)
+        self._file.is_changed = True
 
     def unregister(self, group: str, now_ms: int) -> None:
         """The last member of a group is gone."""
         self.register(group, (), now_ms)
 
-    def save(self, now_ms: int | None = None) -> None:
-        """Forgets what is dead for too long, and writes the file if anything changed. Raises StoreError."""
-        now_ms = clock.now_ms() if now_ms is None else now_ms
-        for group, filters in list(self._filters.items()):
-            for topic, each in list(filters.items()):
-                if each.is_dead and now_ms - each.dead_time >= KEPT_MS:
-                    del filters[topic]
-                    self._count -= 1
-                    self._compiled.pop((topic, group), None)
-                    self._changed = True
-            if not filters:
-                del self._filters[group]
-        if self._changed:
-            self._file.save(self.encode())
-            self._changed = False
+    def forget_dead(self, now_ms: int) -> None:
+        """Forgets what is dead for too long."""
+        for each in [each for filters in self._filters.values() for each in filters.values()]:
+            if each.is_dead and now_ms - each.dead_time >= KEPT_MS:
+                self._remove(each)
+
+    def _encode_file(self) -> bytes:
+        self.forget_dead(clock.now_ms())
+        return self.encode()
 
     def encode(self) -> bytes:
         """All of it as in consumerFilter.json."""

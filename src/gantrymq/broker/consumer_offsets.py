@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.topic_config import DataVersion
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.protocol.fastjson import encode_json
 
 _SEPARATOR = "@"
 
@@ -22,17 +22,18 @@ class _OffsetFile(msgspec.Struct, rename="camel"):
 
 
 class ConsumerOffsets(Part):
-    """Offsets in memory; `save` writes them when they changed since the last time."""
+    """Offsets in memory, written every flushConsumerOffsetInterval; who sets them from outside waits for `written`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path)
+    def __init__(self, path: Path, *, saving: Saving) -> None:
+        self._file = saving.file(path, self._encode_file)
         self._table = _OffsetFile()
-        self._changed = False
 
     def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, _OffsetFile))
-        if data is not None:
-            self._table = decode_json(data, _OffsetFile)
+        self._table = self._file.load(_OffsetFile) or self._table
+
+    async def written(self) -> None:
+        """Returns when all changes are on the disk. Raises StoreError."""
+        await self._file.written()
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """The next offset to consume, None if the group never committed one."""
@@ -41,7 +42,7 @@ class ConsumerOffsets(Part):
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         self._table.offset_table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = offset
-        self._changed = True
+        self._file.is_changed = True
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic by queue id."""
@@ -73,27 +74,25 @@ class ConsumerOffsets(Part):
         queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
             self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
-            self._changed = True
+            self._file.is_changed = True
 
     def remove_group(self, group: str) -> None:
         """Forgets how far a group has got in all topics."""
         for topic in self.topics_of(group):
             del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
-            self._changed = True
+            self._file.is_changed = True
 
     def remove_topic(self, topic: str) -> None:
         """Forgets every group's offsets of a topic."""
         prefix = topic + _SEPARATOR
         for key in [key for key in self._table.offset_table if key.startswith(prefix)]:
             del self._table.offset_table[key]
-            self._changed = True
+            self._file.is_changed = True
 
     def encode(self) -> bytes:
         """The whole table, as in consumerOffset.json."""
         return encode_json(self._table)
 
-    def save(self) -> None:
-        if self._changed:
-            self._table.data_version.advance()
-            self._file.save(encode_json(self._table))
-            self._changed = False
+    def _encode_file(self) -> bytes:
+        self._table.data_version.advance()
+        return self.encode()

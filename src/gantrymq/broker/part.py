@@ -11,7 +11,7 @@ class Part:
     """A part of the broker. What a part has no use for stays as it is here.
 
     `Broker` calls `load` of each part in the order of its list, then `start`, and `stop` in the opposite order, after a
-    `start` that raised, too; then `save`, which is also called now and then in between.
+    `start` that raised, too; then `save`.
     """
 
     def handlers(self) -> Mapping[int, RequestHandler]:
@@ -25,7 +25,7 @@ class Part:
         """Begins its work in the background."""
 
     def save(self) -> None:
-        """Writes what has changed to its files. Raises StoreError; it is tried again later."""
+        """Writes what isn't in its files yet, at the end; until then see `Saving`. Raises StoreError."""
 
     async def stop(self) -> None:
         """Ends its work, and answers who waits."""

@@ -20,15 +20,15 @@ from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.part import Part
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.real_queue import real_queue
+from gantrymq.broker.saving import Saving
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.json_config import JsonConfigFile
 
 #: Messages of one level that are delivered before the loop gets its turn, and for how long, s: 18 may have their turn
 #: one behind the other.
@@ -46,13 +46,12 @@ class _DelayOffsets(msgspec.Struct, rename="camel"):
 class Schedule(Part):
     """Delays messages and delivers them when they are due."""
 
-    def __init__(self, path: Path, levels_ms: list[int], appender: Appender, jobs: Jobs) -> None:
-        self._file = JsonConfigFile(path)
+    def __init__(self, path: Path, levels_ms: list[int], appender: Appender, jobs: Jobs, *, saving: Saving) -> None:
+        self._file = saving.file(path, self._encode_file)
         self._levels_ms = levels_ms
         self._appender = appender
         self._reader = QueueReader(appender.store, "delayed messages")
         self._offsets = _DelayOffsets()
-        self._changed = False
         self._deliveries = {
             level: jobs.repeating(
                 f"deliver delay level {level}", partial(self._deliver_due, level), after_error_s=_AFTER_ERROR_S
@@ -61,9 +60,7 @@ class Schedule(Part):
         }
 
     def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, _DelayOffsets))
-        if data is not None:
-            self._offsets = decode_json(data, _DelayOffsets)
+        self._offsets = self._file.load(_DelayOffsets) or self._offsets
 
     async def start(self) -> None:
         """Takes up every level where it stopped."""
@@ -74,16 +71,13 @@ class Schedule(Part):
         for delivery in self._deliveries.values():
             delivery.cancel()
 
-    def save(self) -> None:
-        """Writes delayOffset.json when it changed."""
-        if self._changed:
-            self._offsets.data_version.advance()
-            self._file.save(self.encoded_offsets())
-            self._changed = False
-
     def encoded_offsets(self) -> bytes:
         """How far each level is delivered, as delayOffset.json has it."""
         return encode_json(self._offsets)
+
+    def _encode_file(self) -> bytes:
+        self._offsets.data_version.advance()
+        return self.encoded_offsets()
 
     @property
     def skipped(self) -> int:
@@ -142,4 +136,4 @@ class Schedule(Part):
 
     def _advance(self, level: int, offset: int) -> None:
         self._offsets.offset_table[level] = offset
-        self._changed = True
+        self._file.is_changed = True

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import PERM_READ
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import group_problem
-from gantrymq.store.json_config import JsonConfigFile
 
 __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 class SubscriptionGroupTable(Part):
-    """Group name -> SubscriptionGroupConfig. With `auto_create` an unknown group comes to be when it is asked for."""
+    """Group name -> SubscriptionGroupConfig. With `auto_create` an unknown group comes to be when it is asked for.
 
-    def __init__(self, path: Path, *, auto_create: bool) -> None:
-        self._file = JsonConfigFile(path)
+    The file is written soon; who creates a group waits for `written`.
+    """
+
+    def __init__(self, path: Path, *, auto_create: bool, saving: Saving) -> None:
+        self._file = saving.file(path, self._encode)
         self.auto_create = auto_create
         self._table = SubscriptionGroupWrapper()
 
     def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, SubscriptionGroupWrapper))
-        if data is not None:
-            self._table = decode_json(data, SubscriptionGroupWrapper)
+        self._table = self._file.load(SubscriptionGroupWrapper) or self._table
+
+    async def written(self) -> None:
+        """Returns when all changes are on the disk. Raises StoreError."""
+        await self._file.written()
 
     @property
     def table(self) -> SubscriptionGroupWrapper:
@@ -81,4 +86,7 @@ class SubscriptionGroupTable(Part):
 
     def _changed(self) -> None:
         self._table.data_version.advance()
-        self._file.save(encode_json(self._table))
+        self._file.write_soon()
+
+    def _encode(self) -> bytes:
+        return encode_json(self._table)

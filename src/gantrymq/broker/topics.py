@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.topic_config import (
     PERM_INHERIT,
     PERM_READ,
@@ -17,7 +18,7 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfigTable,
 )
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -30,9 +31,8 @@ from gantrymq.protocol.topic_name import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
-from gantrymq.store.json_config import JsonConfigFile
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 SCHEDULE_QUEUE_NUMS = 18
 REVIVE_QUEUE_NUMS = 8
@@ -45,25 +45,30 @@ UNIT_SUB_FLAG = 2
 class BrokerTopics(Part):
     """Topic name -> TopicConfig.
 
-    `on_change` is called after every change, once it is on disk, with the names of the topics that are new or changed;
-    none when any may be.
+    `on_change` is called after every change with the names of the topics that are new or changed; none when any may be.
+    The file is written soon. If the broker dies before, the next message to a topic that it made itself makes it again;
+    who creates one waits for `written`.
     """
 
-    def __init__(self, config: BrokerConfig, path: Path, on_change: Callable[[Collection[str]], None]) -> None:
+    def __init__(
+        self, config: BrokerConfig, path: Path, on_change: Callable[[Collection[str]], None], *, saving: Saving
+    ) -> None:
         self._config = config
-        self._file = JsonConfigFile(path)
+        self._file = saving.file(path, self._encode)
         self._on_change = on_change
         self._table = TopicConfigTable()
         self.system_topics: set[str] = set()
 
     def load(self) -> None:
         """Reads topics.json, then adds the system's own topics."""
-        data = self._file.load(lambda content: decode_json(content, TopicConfigTable))
-        if data is not None:
-            self._table = decode_json(data, TopicConfigTable)
+        self._table = self._file.load(TopicConfigTable) or self._table
         for topic in system_topics(self._config):
             self._table.topic_config_table[topic.topic_name] = topic
             self.system_topics.add(topic.topic_name)
+
+    async def written(self) -> None:
+        """Returns when all changes are on the disk. Raises StoreError."""
+        await self._file.written()
 
     @property
     def table(self) -> TopicConfigTable:
@@ -145,8 +150,11 @@ class BrokerTopics(Part):
 
     def _changed(self, names: Collection[str] = ()) -> None:
         self._table.data_version.advance()
-        self._file.save(encode_json(self._table))
+        self._file.write_soon()
         self._on_change(names)
+
+    def _encode(self) -> bytes:
+        return encode_json(self._table)
 
 
 def _topic_sys_flag(topic: str, unit_mode: bool) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from gantrymq.broker.admin.topics import MAX_QUEUE_NUMS
 from gantrymq.broker.attributes import altered
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import answer_after
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import GroupList
 from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.bodies.subscription_group import (
@@ -32,7 +32,7 @@ from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 class GroupAdmin(Part):
@@ -66,14 +66,16 @@ class GroupAdmin(Part):
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes a group."""
         self._groups.put([self._checked(decode_json(request.body, SubscriptionGroupConfig))])
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._groups.written()))
+        return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many groups, all or none."""
         configs = [self._checked(c) for c in decode_json(request.body, SubscriptionGroupList).group_config_list]
         if configs:
             self._groups.put(configs)
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._groups.written()))
+        return None
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes a group, and with `cleanOffset` how far it has got; one that doesn't exist is deleted already."""
@@ -82,7 +84,8 @@ class GroupAdmin(Part):
             log.info("%s deleted the group %s", connection.address, header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._groups.written()))
+        return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         table = self._groups.table
@@ -107,7 +110,11 @@ class GroupAdmin(Part):
         if header.readable is not None:
             self._groups.set_may_read(header.group, header.topic, header.readable)
         readable = self._groups.may_read(header.group, header.topic)
-        return RemotingCommand.response(body=encode_json(GroupForbidden(header.group, header.topic, readable)))
+        answer = RemotingCommand.response(body=encode_json(GroupForbidden(header.group, header.topic, readable)))
+        if header.readable is None:
+            return answer
+        connection.respond_with(request, answer_after(self._groups.written(), answer))
+        return None
 
     def groups_of_topic(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The groups that subscribe to a topic or have consumed from it."""

@@ -9,6 +9,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import answer_after
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -97,10 +98,11 @@ class OffsetAdmin(Part):
         for queue_id, offset in targets.items():
             self._offsets.commit(header.group, header.topic, queue_id, offset)
             body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
-        self._offsets.save()
         log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
         self._relay.push_reset(header.group, header.topic, header.timestamp, body)
-        return RemotingCommand.response(body=body.encode())
+        answer = RemotingCommand.response(body=body.encode())
+        connection.respond_with(request, answer_after(self._offsets.written(), answer))
+        return None
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
@@ -130,8 +132,8 @@ class OffsetAdmin(Part):
                 continue
             if header.offline or not self._members.has_left(header.src_group, topic):
                 self._offsets.clone(header.src_group, header.dest_group, topic)
-        self._offsets.save()
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._offsets.written()))
+        return None
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The lowest offset of all groups by queue; where it is beyond that of `compareGroup`, Long.MAX_VALUE."""

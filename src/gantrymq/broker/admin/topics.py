@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from gantrymq.broker.attributes import altered, parse_changes
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import answer_after
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,7 +22,7 @@ from gantrymq.protocol.topic_name import is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
 MAX_QUEUE_NUMS = 65_536
@@ -71,7 +71,8 @@ class TopicAdmin(Part):
                 )
             )
         )
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._topics.written()))
+        return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many topics, all or none."""
@@ -79,7 +80,8 @@ class TopicAdmin(Part):
         topics = [self._checked(topic) for topic in wanted]
         if topics:
             self._topics.put(*topics)
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._topics.written()))
+        return None
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes a topic with its queues, the groups' offsets in it, and their pop retry topics."""
@@ -92,7 +94,8 @@ class TopicAdmin(Part):
             if name == topic or self._topics.get(name) is not None:
                 self._topics.remove(name)
                 self._forget(name)
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._topics.written()))
+        return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         return RemotingCommand.response(body=encode_json(self._topics.table))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving, answer_after
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
@@ -15,15 +16,22 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.store.json_config import JsonConfigFile
 
 
 class MessageRequestModes(Part):
     """The modes of one broker, messageRequestMode.json."""
 
-    def __init__(self, config: BrokerConfig, path: Path, topics: BrokerTopics, groups: SubscriptionGroupTable) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        path: Path,
+        topics: BrokerTopics,
+        groups: SubscriptionGroupTable,
+        *,
+        saving: Saving,
+    ) -> None:
         self._config = config
-        self._file = JsonConfigFile(path)
+        self._file = saving.file(path, self._encode)
         self._topics = topics
         self._groups = groups
         self._modes = RequestModeTable()
@@ -35,9 +43,7 @@ class MessageRequestModes(Part):
         }
 
     def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, RequestModeTable))
-        if data is not None:
-            self._modes = decode_json(data, RequestModeTable)
+        self._modes = self._file.load(RequestModeTable) or self._modes
 
     def find(self, topic: str, group: str) -> RequestMode:
         """The mode that was set, or the default one; a retry topic is always pulled."""
@@ -59,8 +65,11 @@ class MessageRequestModes(Part):
         if self._groups.get(mode.consumer_group) is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
         self._modes.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
-        self._file.save(encode_json(self._modes))
-        return RemotingCommand.response()
+        connection.respond_with(request, answer_after(self._file.written()))
+        return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return RemotingCommand.response(body=encode_json(self._modes))
+        return RemotingCommand.response(body=self._encode())
+
+    def _encode(self) -> bytes:
+        return encode_json(self._modes)

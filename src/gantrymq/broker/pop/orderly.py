@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq import clock
+from gantrymq.broker.saving import Saving
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.java import Int64
-from gantrymq.store.json_config import JsonConfigFile
 
 #: What was popped last so long ago is forgotten, ms.
 _FORGET_MS = 24 * 3600 * 1000
@@ -68,32 +69,28 @@ class Outcome(Enum):
 class OrderlyPops:
     """The last batches of all groups and queues."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path)
+    def __init__(self, path: Path, exists: Callable[[str, str, int], bool], *, saving: Saving) -> None:
+        """Of queues that no longer `exists(topic, group, queue id)` nothing is kept."""
+        self._file = saving.file(path, self._encode)
+        self._exists = exists
         self._table: dict[str, dict[int, OrderInfo]] = {}
-        self._changed = False
         #: The group's offsets as pops and acknowledgements have left them.
         self._left_at: dict[tuple[str, str, int], int] = {}
 
     def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, _OrderFile))
-        if data is not None:
-            self._table = decode_json(data, _OrderFile).table
+        self._table = (self._file.load(_OrderFile) or _OrderFile()).table
 
-    def save(self, exists: Callable[[str, str, int], bool], now_ms: int) -> None:
-        """Writes consumerOrderInfo.json when it changed, without what no longer `exists(topic, group, queue id)`."""
-        if not self._changed:
-            return
+    def _encode(self) -> bytes:
+        now_ms = clock.now_ms()
         for key, queues in list(self._table.items()):
             topic, _, group = key.partition("@")
             for queue_id, info in list(queues.items()):
-                if now_ms - info.last_consume_timestamp > _FORGET_MS or not exists(topic, group, queue_id):
+                if now_ms - info.last_consume_timestamp > _FORGET_MS or not self._exists(topic, group, queue_id):
                     del queues[queue_id]
                     self._left_at.pop((topic, group, queue_id), None)
             if not queues:
                 del self._table[key]
-        self._file.save(encode_json(_OrderFile(self._table)))
-        self._changed = False
+        return encode_json(_OrderFile(self._table))
 
     def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
@@ -139,7 +136,7 @@ class OrderlyPops:
         )
         queues[queue_id] = info
         self._left_at[topic, group, queue_id] = start
-        self._changed = True
+        self._file.is_changed = True
         return info
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> int | Outcome:
@@ -153,7 +150,7 @@ class OrderlyPops:
         if offset not in offsets:
             return Outcome.ILLEGAL
         info.acked |= 1 << offsets.index(offset)
-        self._changed = True
+        self._file.is_changed = True
         unacked = info.unacked()
         next_offset = unacked[0] if unacked else offsets[-1] + 1
         self._left_at[topic, group, queue_id] = next_offset
@@ -166,7 +163,7 @@ class OrderlyPops:
         info = self.find(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time:
             info.visible_at = {**info.visible_at, offset: visible_at}
-            self._changed = True
+            self._file.is_changed = True
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
@@ -176,4 +173,4 @@ class OrderlyPops:
         """Whatever was handed out before, the queue isn't blocked."""
         self._left_at.pop((topic, group, queue_id), None)
         if self._table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
-            self._changed = True
+            self._file.is_changed = True

@@ -28,6 +28,7 @@ from gantrymq.broker.pop.revive import PopRevive
 from gantrymq.broker.pop.revive_log import Delay, ReviveLog
 from gantrymq.broker.pop.waiting import PopWaiting
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
 from gantrymq.clock import now_ms
@@ -61,6 +62,8 @@ class PopService(Part):
         delay: Delay,
         deliveries: Deliveries,
         jobs: Jobs,
+        *,
+        saving: Saving,
     ) -> None:
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self.buffer = PopBuffer(
@@ -74,7 +77,7 @@ class PopService(Part):
         self.waiting = PopWaiting("pops", polling, jobs, **limits)
         self.waiting_notifications = PopWaiting("notifications", polling, jobs, **limits)
         self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
-        self._orderly = OrderlyPops(path)
+        self._orderly = OrderlyPops(path, self.queues.exists, saving=saving)
         self._popping = Popping(
             config,
             appender.store,
@@ -124,10 +127,6 @@ class PopService(Part):
     def revive_lags(self) -> list[int]:
         """By revive queue, how many of its records aren't read yet."""
         return self._revive.lags()
-
-    def save(self) -> None:
-        """Writes consumerOrderInfo.json when it changed."""
-        self._orderly.save(self.queues.exists, now_ms())
 
     async def stop(self) -> None:
         """Answers who waits and writes all that is handed out to the log: the timer must still be there."""

@@ -1,0 +1,182 @@
+"""Tables are written beside the loop, many changes at once; who must know waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from broker_support import Peer, config
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.saving import Saving, TableFile
+from gantrymq.errors import StoreError
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.store.json_config import JsonConfigFile
+
+CREATE_TOPIC = CreateTopicRequestHeader(
+    topic="orders", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
+)
+
+
+class Disk:
+    """Writes of tables, each with its thread; they wait while `may_go_on` isn't set, and fail with `error`."""
+
+    def __init__(self, save: object) -> None:
+        self.written: list[tuple[str, threading.Thread]] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.error: StoreError | None = None
+        self._save = save
+
+    def save(self, file: JsonConfigFile, data: bytes) -> None:
+        assert self.may_go_on.wait(20)
+        self.written.append((file.path.name, threading.current_thread()))
+        if self.error is not None:
+            raise self.error
+        self._save(file, data)  # type: ignore[operator]
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(JsonConfigFile.save)
+    monkeypatch.setattr(JsonConfigFile, "save", lambda file, data: disk.save(file, data))
+    yield disk
+    disk.may_go_on.set()
+
+
+async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(
+    disk: Disk, broker: Broker, peer: Peer
+) -> None:
+    groups = [ConsumerData(f"group-{n}", subscription_data_set=[SubscriptionData("orders")]) for n in range(500)]
+    body = encode_json(HeartbeatData("client", consumer_data_set=groups))
+    assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+    names = ["subscriptionGroup.json", "topics.json"]
+    await until(lambda: {name for name, _ in disk.written} >= set(names))
+    assert sorted(name for name, _ in disk.written if name in names) == names
+    assert all(thread is not threading.main_thread() for _, thread in disk.written)
+    content = (broker.config.store.config_directory / "subscriptionGroup.json").read_bytes()
+    assert b"group-499" in content
+
+
+@pytest.mark.parametrize("request_of", ["a topic", "a group", "offsets"])
+async def test_who_creates_something_is_answered_when_it_is_on_the_disk(
+    disk: Disk, peer: Peer, request_of: str
+) -> None:
+    await peer.send("others", b"x")
+    ask = {
+        "a topic": lambda: peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, CREATE_TOPIC),
+        "a group": lambda: peer.ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_json(SubscriptionGroupConfig("g"))
+        ),
+        "offsets": lambda: peer.ask(
+            RequestCode.CLONE_GROUP_OFFSET, fields={"srcGroup": "a", "destGroup": "b", "topic": "others"}
+        ),
+    }[request_of]
+    disk.may_go_on.clear()
+    answer = asyncio.create_task(ask())
+    # Others are served meanwhile.
+    for _ in range(3):
+        assert (await peer.send("others", b"x")).code == ResponseCode.SUCCESS
+    assert not answer.done()
+    disk.may_go_on.set()
+    assert (await answer).code == ResponseCode.SUCCESS
+
+
+async def test_what_can_not_be_written_is_refused_and_tried_again(disk: Disk, broker: Broker, peer: Peer) -> None:
+    disk.error = StoreError("no room")
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, CREATE_TOPIC)
+    assert (answer.code, "no room" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    [report] = [report for report in broker.jobs if report.name == "save tables"]
+    assert report.failing_since is not None
+    disk.error = None
+    await until(lambda: report.failing_since is None)
+    assert b"orders" in (broker.config.store.config_directory / "topics.json").read_bytes()
+
+
+async def test_no_file_is_brought_to_the_disk_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, peer: Peer
+) -> None:
+    on_the_loop: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        function = getattr(os, name)
+
+        def sync(descriptor: int, function: object = function) -> None:
+            if threading.current_thread() is threading.main_thread():
+                on_the_loop.append(descriptor)
+            function(descriptor)  # type: ignore[operator]
+
+        monkeypatch.setattr(os, name, sync)
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, CREATE_TOPIC)
+    await peer.pull("orders", group="new-group")
+    broker.offsets.commit("new-group", "orders", 0, 0)
+    await broker.offsets.written()
+    assert not on_the_loop
+
+
+class Table:
+    """One that counts how often it is asked for its content."""
+
+    def __init__(self, saving: Saving, path: Path) -> None:
+        self.encoded = 0
+        self.file = saving.file(path, self._encode)
+
+    def _encode(self) -> bytes:
+        self.encoded += 1
+        return b"{%d}" % self.encoded
+
+
+async def test_rounds_and_urgent_changes(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings.flush_consumer_offset_interval = 300
+    saving = Saving(settings, Jobs())
+    lazy, urgent = (Table(saving, tmp_path / name) for name in ("lazy", "urgent"))
+    await saving.start()
+    lazy.file.is_changed = True
+    for _ in range(1000):
+        urgent.file.write_soon()
+    await until(lambda: urgent.encoded)
+    assert (urgent.encoded, lazy.encoded) == (1, 0)
+    await until(lambda: lazy.encoded)
+    assert (urgent.encoded, lazy.encoded) == (1, 1)
+    await saving.stop()
+
+
+async def test_what_changes_while_it_is_written_is_written_again(disk: Disk, tmp_path: Path) -> None:
+    saving = Saving(config(tmp_path), Jobs())
+    table = Table(saving, tmp_path / "table")
+    await saving.start()
+    disk.may_go_on.clear()
+    first = asyncio.create_task(table.file.written())
+    await until(lambda: table.encoded)
+    second = asyncio.create_task(table.file.written())
+    await asyncio.sleep(0)
+    disk.may_go_on.set()
+    await asyncio.gather(first, second)
+    assert (table.encoded, (tmp_path / "table").read_bytes()) == (2, b"{2}")
+    await saving.stop()
+
+
+async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path) -> None:
+    """The newest content wins, though a thread is still at an older one."""
+    saving = Saving(config(tmp_path), Jobs())
+    table = Table(saving, tmp_path / "table")
+    await saving.start()
+    disk.may_go_on.clear()
+    table.file.write_soon()
+    await until(lambda: table.encoded)
+    await saving.stop()
+    table.file.is_changed = True
+    threading.Timer(0.05, disk.may_go_on.set).start()
+    await asyncio.to_thread(saving.save)
+    assert (tmp_path / "table").read_bytes() == b"{2}"
+    assert isinstance(table.file, TableFile)
