@@ -62,6 +62,18 @@ async def test_messages_are_found_by_their_keys(peer: Peer) -> None:
     assert int((await query(peer, "all")).ext_fields["indexLastUpdateTimestamp"]) > 0
 
 
+async def test_keys_find_messages_of_a_topic_that_is_deleted(peer: Peer) -> None:
+    """The index knows where records begin; a place that is named is looked up in the message's queue."""
+    sent = await peer.send("orders", b"old", properties={"KEYS": "k"})
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})).code == 0
+    await peer.send("orders", b"new", properties={"KEYS": "k"})
+    response = await query(peer, "k")
+    assert [message.body for message in decode_messages(response.body)] == [b"old", b"new"]
+    _, offset = decode_offset_message_id(sent.ext_fields["msgId"])
+    response = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset, topic="orders"))
+    assert response.code == ResponseCode.SYSTEM_ERROR
+
+
 async def test_no_answer_is_larger_than_a_frame(peer: Peer) -> None:
     for _ in range(6):
         assert (await peer.send("orders", bytes(3_900_000), properties={"KEYS": "large"})).code == 0

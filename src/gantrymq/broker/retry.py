@@ -25,6 +25,7 @@ from gantrymq.protocol.properties import decode_properties, encode_fitting
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.queued_record import queued_record
 
 DLQ_QUEUE_NUMS = 1
 #: The first retry waits for this delay level, each further one a level more.
@@ -52,7 +53,7 @@ class RetryTopics(Part):
         if group.retry_queue_nums <= 0:
             return RemotingCommand.response()
         try:
-            record = self._appender.store.read_record(header.offset)
+            record = queued_record(self._appender.store, header.offset)
         except GantryError as e:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}: {e}"

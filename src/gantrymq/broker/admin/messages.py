@@ -16,6 +16,7 @@ from gantrymq.protocol.headers.query import (
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.queued_record import queued_record
 
 #: MixAll.UNIQUE_MSG_QUERY_FLAG: the key is a message id that a producer made.
 _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
@@ -67,7 +68,8 @@ class MessageAdmin(Part):
             if offset < self._store.min_physical_offset:
                 # Deleted since it was found, with those before it.
                 break
-            record = record_at(self._store, offset)
+            # The index knows where records begin, those of deleted topics among them.
+            record = self._store.record_bytes(offset)
             size += len(record)
             if records and size > _MAX_ANSWER_BYTES:
                 break
@@ -96,8 +98,9 @@ class MessageAdmin(Part):
 
 
 def record_at(store: MessageStore, physical_offset: int) -> bytes:
-    """The bytes of the record that begins there. Raises RequestRefused when none does."""
+    """The bytes of the record that begins there and stands in its queue. Raises RequestRefused when none does."""
     try:
+        queued_record(store, physical_offset)
         return store.record_bytes(physical_offset)
     except GantryError as e:
         raise RequestRefused(

@@ -34,6 +34,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRA
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.queued_record import queued_record
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Transactions(Part):
     def _half_message(self, header: EndTransactionRequestHeader) -> Record:
         """The half message that a header means. Raises RequestRefused as Java's checks do."""
         try:
-            record = self._store.read_record(header.commit_log_offset)
+            record = queued_record(self._store, header.commit_log_offset)
         except GantryError as e:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {e}") from e
         if record.topic != TRANSACTION_HALF_TOPIC.encode():
@@ -184,7 +185,7 @@ class Transactions(Part):
         """Makes a half message of one that nobody was asked about any more, with no question asked yet."""
         header = request.read_header(ResumeCheckHalfMessageRequestHeader)
         try:
-            record = self._store.read_record(decode_offset_message_id(header.msg_id)[1])
+            record = queued_record(self._store, decode_offset_message_id(header.msg_id)[1])
         except GantryError as e:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{header.msg_id[:100]}: {e}") from e
         if record.topic != TRANSACTION_CHECK_MAX_TIME_TOPIC.encode():
