@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.errors import BodyError
+from gantrymq.protocol import fastjson as fastjson_module
 from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
-from gantrymq.protocol.fastjson import decode_json, encode_json, quote_bare_keys
+from gantrymq.protocol.fastjson import bare_keys_quoted_in_steps, decode_json, encode_json, quote_bare_keys
+from gantrymq.protocol.steps import finish
 
 #: Strings that look like the keys.
 TEXT = st.one_of(st.text(), st.sampled_from(['{1:"x"}', ",2:3", '"', "\\", '{"1":2}', "{ -5 :", '\\",1:']))
@@ -45,6 +47,14 @@ def fastjson(value: Any, space: str = "") -> str:
 @given(VALUES, st.sampled_from(["", " ", "\n\t"]))
 def test_bare_keys_are_quoted_and_nothing_else_changes(value: Any, space: str) -> None:
     assert json.loads(quote_bare_keys(fastjson(value, space).encode())) == json.loads(json.dumps(value))
+
+
+@given(VALUES, st.sampled_from(["", " "]), st.integers(1, 40))
+def test_in_steps_it_comes_to_the_same(value: Any, space: str, step: int) -> None:
+    text = fastjson(value, space).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastjson_module, "_STEP_BYTES", step)
+        assert finish(bare_keys_quoted_in_steps(text)) == quote_bare_keys(text)
 
 
 @given(VALUES)

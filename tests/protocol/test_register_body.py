@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from contextlib import suppress
 from struct import pack
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfigTable,
     decode_register_body,
     encode_register_body,
+    register_body_in_steps,
 )
 from gantrymq.protocol.codes import PROTOCOL_VERSION, VERSION_3_0_11, VERSION_5_0_0
 from gantrymq.protocol.fastjson import encode_json
@@ -124,3 +127,59 @@ def test_attributes_with_spaces() -> None:
     data = encode_register_body(body, compress=True)
     got = decode_register_body(data, compressed=True, version=PROTOCOL_VERSION)
     assert got.topic_config_serialize_wrapper.topic_config_table["t"].attributes == {"a b": "c d"}
+
+
+def test_nulls_are_what_is_not_there() -> None:
+    data = (
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"a":null,"b":{"topicName":"b","order":null}},'
+        b'"dataVersion":null,"topicQueueMappingInfoMap":null},"filterServerList":null}'
+    )
+    body = decode_register_body(data, compressed=False, version=PROTOCOL_VERSION)
+    assert body.topic_config_serialize_wrapper.topic_config_table == {"b": TopicConfig("b")}
+    assert body.filter_server_list == []
+
+
+def topics(count: int) -> RegisterBrokerBody:
+    configs = {f"topic-{n}": TopicConfig(f"topic-{n}", n % 50) for n in range(count)}
+    return RegisterBrokerBody(TopicConfigTable(configs, DataVersion(0, 1, 2)), [])
+
+
+def bare(body: RegisterBrokerBody) -> bytes:
+    """As fastjson writes a map with numeric keys."""
+    data = encode_register_body(body)
+    return data.replace(b'"topicQueueMappingInfoMap":{}', b'"topicQueueMappingInfoMap":{"t":{"currIdMap":{0:0,1:1}}}')
+
+
+LARGE = topics(50_000)
+
+
+@pytest.mark.parametrize(
+    ("data", "compressed"),
+    [
+        (encode_register_body(LARGE), False),
+        (encode_register_body(LARGE, compress=True), True),
+        (bare(LARGE), False),
+        (b'{"topicConfigSerializeWrapper":' + b"1," * 4_000_000, False),
+        (b"[{1:" * 4_000_000, False),
+        (zlib.compress(bytes(20_000_000)), True),
+        (zlib.compress(part(b"{}") + pack(">i", 3_000_000) + part(b"a 4 4 6 S") * 500_000), True),
+    ],
+    ids=["json", "compressed", "bare-keys", "no-json", "brackets", "bomb", "same-topic"],
+)
+def test_no_step_takes_long(data: bytes, compressed: bool) -> None:
+    """However large: so a server goes on with other requests."""
+    longest = 0.0
+    steps = register_body_in_steps(data, compressed=compressed, version=PROTOCOL_VERSION)
+    # The collector looks at all that this process of tests has loaded, which is no part of a step.
+    gc.disable()
+    try:
+        with suppress(StopIteration, BodyError):
+            while True:
+                began = thread_time()
+                try:
+                    next(steps)
+                finally:
+                    longest = max(longest, thread_time() - began)
+    finally:
+        gc.enable()
+    assert longest < 0.05

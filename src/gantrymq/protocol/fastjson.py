@@ -10,6 +10,7 @@ Source: remoting/protocol/RemotingSerializable, namesrv/processor/ClientRequestP
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,8 @@ T = TypeVar("T")
 # A string is matched first and left as it is, so that a digit and colon inside one are safe. One without an end is
 # matched too: else each quote in it would be tried as the beginning of another, and 16 MiB would take days.
 _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
+_BEFORE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{,]', re.DOTALL)
+_STEP_BYTES = 16 * 1024
 _encoder = msgspec.json.Encoder()
 
 
@@ -33,6 +36,21 @@ def _quote(match: re.Match[bytes]) -> bytes:
 def quote_bare_keys(data: bytes) -> bytes:
     """Standard JSON from fastjson's: numeric keys quoted, all else unchanged."""
     return _BARE_KEY.sub(_quote, data)
+
+
+def bare_keys_quoted_in_steps(data: bytes) -> Generator[None, None, bytes]:
+    """`quote_bare_keys` in steps of about a millisecond; a longer string is one step."""
+    pieces = []
+    start = 0
+    while start < len(data):
+        # A piece ends before a bracket or comma that is in no string: so no string and no key is cut through.
+        tokens = _BEFORE_KEY.finditer(data, start + 1)
+        ends = (token.start() for token in tokens if token.start() > start + _STEP_BYTES and token.group() in b"{,")
+        end = next(ends, len(data))
+        pieces.append(quote_bare_keys(data[start:end]))
+        start = end
+        yield
+    return b"".join(pieces)
 
 
 def decode_json(data: bytes, json_type: type[T]) -> T:
