@@ -243,6 +243,7 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
             broker.offsets,
             OpMessages(broker.config, broker._transactions._appender),
         )
+        check.load()
         slices = list(check.round(time.time_ns() // 1_000_000))
         asked = [question for questions in slices for question in questions]
         assert len(asked) == count - len(ended)

@@ -155,7 +155,7 @@ class Broker:
         self._sending = Sending(
             config, appender, topics, self._schedule, self._timer, retry, flush_waits, long_requests=long_requests
         )
-        self._transactions = Transactions(config, appender, topics, members, offsets, self._sending.redirect)
+        self._transactions = Transactions(config, appender, topics, members, offsets, self._sending.redirect, jobs)
         self.pops = PopService(
             config,
             directory / "consumerOrderInfo.json",

@@ -10,7 +10,9 @@ A round is an iterator that gives control back after each few messages, so that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from struct import error as StructError
 from typing import NamedTuple
 
 from gantrymq.broker.appender import Appender
@@ -20,7 +22,7 @@ from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import ClientError, ProtocolError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -46,14 +48,15 @@ _HOUR_MS = 3_600_000
 
 
 class Question(NamedTuple):
-    """CHECK_TRANSACTION_STATE, for any producer of the group."""
+    """CHECK_TRANSACTION_STATE about a message for `topic`, for any producer of the group."""
 
     group: str
+    topic: str
     request: RemotingCommand
 
 
 class TransactionCheck:
-    """Rounds over the half messages of one broker. What ended just now is asked of `ops`."""
+    """Rounds over the half messages of one broker, after `load`. What ended just now is asked of `ops`."""
 
     def __init__(
         self,
@@ -66,19 +69,27 @@ class TransactionCheck:
         self._config = config
         self._appender = appender
         self._store = appender.store
-        self._reader = QueueReader(appender.store, "transactions")
         self._topics = topics
+        self._offsets = offsets
         self._ops = ops
-        self._half_offset = self._start_of(half_queue(self._store), offsets)
-        #: All op messages before this one are read.
-        self._op_read = self._start_of(op_queue(self._store), offsets)
-        #: Half offset -> the op message that names it, of those not stepped over yet.
+        self._reader = QueueReader(appender.store, "transactions")
+        self._half_offset = 0
+        #: All op messages before this one are known.
+        self._op_read = 0
+        #: Half offset -> the op message that names it: of those still ahead, and of those that were passed before.
         self._ended: dict[int, int] = {}
-        #: Op message -> how many of its half offsets are in `_ended`, the oldest first.
+        self._ended_late: dict[int, int] = {}
+        #: Op message -> how many of its half offsets are in one of the two, the oldest first.
         self._waiting_for: dict[int, int] = {}
-        #: Queue offset -> first queue offset of half messages that were stored again too young to be asked about: their
-        #: producer names the first.
-        self._renewed: dict[int, int] = {}
+        #: (queue offset, first queue offset) of half messages ahead that were stored again too young to be asked about:
+        #: their producer names the first. And how often each first one is in it.
+        self._renewed: deque[tuple[int, int]] = deque()
+        self._renewed_from: Counter[int] = Counter()
+
+    def load(self) -> None:
+        """Goes on where it stopped; the store is open, and consumer offsets are loaded."""
+        self._half_offset = self._start_of(half_queue(self._store), self._offsets)
+        self._op_read = self._start_of(op_queue(self._store), self._offsets)
 
     @staticmethod
     def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
@@ -91,13 +102,32 @@ class TransactionCheck:
         """(half offset, op offset): all before them is done with."""
         return self._half_offset, next(iter(self._waiting_for), self._op_read)
 
+    @property
     def open_count(self) -> int:
-        """How many half messages wait for their transaction's end."""
-        for _ in self._read_ops():
-            pass
-        half_offset = self._half_offset
-        ended = sum(1 for offset in self._ended if offset >= half_offset) + self._ops.count_from(half_offset)
-        return half_queue(self._store).max_offset - half_offset - ended
+        """How many half messages wait for their transaction's end, by what is known of the op messages."""
+        half_offset, ended = self._half_offset, self._ended
+        unwritten = sum(1 for offset in self._ops if offset >= half_offset and offset not in ended)
+        return half_queue(self._store).max_offset - half_offset - len(ended) - unwritten
+
+    @property
+    def skipped(self) -> int:
+        """How many half messages and op messages couldn't be read since the start."""
+        return self._reader.skipped
+
+    def read_ops(self) -> bool:
+        """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
+        start = self._op_read
+        for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
+            if record is not None:
+                self._note(record.queue_offset, half_offsets(record))
+            self._op_read = next_offset
+        return self._op_read != start
+
+    def op_written(self, op_offset: int, offsets: list[int]) -> None:
+        """An op message was written: it needn't be read, if all before it are known."""
+        if op_offset == self._op_read:
+            self._note(op_offset, offsets)
+            self._op_read += 1
 
     def round(self, now_ms: int) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
@@ -105,7 +135,8 @@ class TransactionCheck:
         end = half_queue(self._store).max_offset
         while True:
             # Ops before halves, every time: what ended meanwhile isn't asked about.
-            yield from self._read_ops()
+            while self.read_ops():
+                yield []
             if self._step_over_ended():
                 yield []
                 continue
@@ -117,30 +148,20 @@ class TransactionCheck:
 
     # -- op messages --------------------------------------------------------------------------------------------
 
-    def _read_ops(self) -> Iterator[list[Question]]:
-        queue = op_queue(self._store)
-        while True:
-            start = self._op_read
-            for next_offset, record in self._reader.records(queue, start, _OP_BATCH):
-                if record is not None:
-                    self._read_op(record)
-                self._op_read = next_offset
-            if self._op_read == start:
-                return
-            yield []
-
-    def _read_op(self, record: Record) -> None:
+    def _note(self, op_offset: int, offsets: list[int]) -> None:
         count = 0
-        for offset in half_offsets(record):
-            if offset not in self._ended:
-                self._ended[offset] = record.queue_offset
+        for offset in offsets:
+            ended = self._ended if offset >= self._half_offset else self._ended_late
+            if offset not in ended:
+                ended[offset] = op_offset
                 count += 1
         if count:
-            self._waiting_for[record.queue_offset] = count
+            self._waiting_for[op_offset] = count
 
     def _take(self, half_offset: int) -> bool:
         """Whether a half message is done with; if so, nothing more needs to be known of it."""
-        op_offset = self._ended.pop(half_offset, None)
+        ended = self._ended if half_offset >= self._half_offset else self._ended_late
+        op_offset = ended.pop(half_offset, None)
         if op_offset is None:
             return half_offset in self._ops
         self._waiting_for[op_offset] -= 1
@@ -148,12 +169,25 @@ class TransactionCheck:
             del self._waiting_for[op_offset]
         return True
 
+    def _pass_to(self, half_offset: int) -> None:
+        """Goes on at a half message; those before it are dealt with, deleted, or can't be read."""
+        start = self._half_offset
+        self._half_offset = half_offset
+        passed: Iterable[int] = range(start, half_offset)
+        if len(self._ended) < half_offset - start:
+            passed = [offset for offset in self._ended if offset < half_offset]
+        for offset in passed:
+            if offset in self._ended:
+                self._ended_late[offset] = self._ended.pop(offset)
+
     def _forget_passed(self) -> None:
-        """Drops the ends of half messages that were passed before they ended, or that are deleted."""
-        passed = self._half_offset
-        self._renewed = {offset: first for offset, first in self._renewed.items() if offset >= passed}
-        first_offsets = set(self._renewed.values())
-        for offset in [offset for offset in self._ended if offset < passed and offset not in first_offsets]:
+        """Drops the ends of half messages that were passed before they ended, but for those of copies still ahead."""
+        while self._renewed and self._renewed[0][0] < self._half_offset:
+            _, first = self._renewed.popleft()
+            self._renewed_from[first] -= 1
+            if not self._renewed_from[first]:
+                del self._renewed_from[first]
+        for offset in [offset for offset in self._ended_late if offset not in self._renewed_from]:
             self._take(offset)
 
     # -- half messages ------------------------------------------------------------------------------------------
@@ -167,16 +201,22 @@ class TransactionCheck:
     def _check_batch(self, now_ms: int, end: int) -> tuple[list[Question], bool]:
         """(questions, whether there may be more half messages to look at in this round)."""
         questions: list[Question] = []
+        queue = half_queue(self._store)
         start, size = self._half_offset, 0
-        for next_offset, record in self._reader.records(half_queue(self._store), start, _BATCH):
+        for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
-                self._half_offset = record.queue_offset
                 if self._half_offset >= end:
                     return questions, False
-                if not self._take(self._half_offset) and not self._check(record, now_ms, questions):
+                try:
+                    is_old = self._take(self._half_offset) or self._check(record, now_ms, questions)
+                except (ProtocolError, ClientError, ValueError, StructError) as e:
+                    # Once more it would come to the same, with another copy stored each time.
+                    self._reader.skip(queue, record.queue_offset, record.physical_offset, e)
+                    is_old = True
+                if not is_old:
                     return questions, False
                 size += record.size
-            self._half_offset = next_offset
+            self._pass_to(next_offset)
             if size >= _BATCH_BYTES:
                 break
         return questions, self._half_offset != start
@@ -214,7 +254,9 @@ class TransactionCheck:
         if result is None:
             self._discard(record)
         elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
-            self._renewed[result.queue_offset] = _number(fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET], -1)
+            first = _number(fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET], -1)
+            self._renewed.append((result.queue_offset, first))
+            self._renewed_from[first] += 1
         return result
 
     def _discard(self, record: Record) -> None:
@@ -270,7 +312,7 @@ class TransactionCheck:
             properties=encode_properties(fields),
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
-        return Question(fields.get(names.PRODUCER_GROUP, ""), request)
+        return Question(fields.get(names.PRODUCER_GROUP, ""), topic, request)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -7,11 +7,11 @@ share one message: they wait here until they are written to queue 0 of RMQ_SYS_T
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.clock import now_ms
-from gantrymq.errors import GantryError
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.record import Record
@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 _REMOVE_TAG = b"d"
 _PROPERTIES = b"TAGS\x01%b\x02" % _REMOVE_TAG
 _LONGEST_OFFSET = len(str((1 << 63) - 1))
+
+
+#: Told of an op message: its queue offset, and the half offsets that it lists.
+Written = Callable[[int, list[int]], None]
 
 
 class OpMessages:
@@ -41,27 +45,22 @@ class OpMessages:
     def __bool__(self) -> bool:
         return bool(self._offsets)
 
-    def count_from(self, half_offset: int) -> int:
-        """How many of them are that offset or a later one."""
-        return sum(1 for offset in self._offsets if offset >= half_offset)
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._offsets)
 
-    def add(self, half_offset: int) -> None:
-        """A half message is done with; writes when that makes a message full."""
+    def add(self, half_offset: int) -> bool:
+        """A half message is done with; whether there are enough to be written now."""
         if half_offset not in self._offsets:
             self._offsets[half_offset] = None
             self._size += len(f"{half_offset},")
-        if self._size > self._config.transaction_op_msg_max_size:
-            self.write()
+        return self._size > self._config.transaction_op_msg_max_size
 
-    def write(self) -> None:
-        """Writes all; what can't be written stays for the next time."""
-        try:
-            while self._offsets:
-                self._write_one()
-        except GantryError as e:
-            log.error("%d ends of transactions can't be stored, trying again: %s", len(self._offsets), e)
+    def write(self, written: Written) -> None:
+        """Writes all. Raises GantryError: what can't be written stays for the next time."""
+        while self._offsets:
+            written(*self._write_one())
 
-    def _write_one(self) -> None:
+    def _write_one(self) -> tuple[int, list[int]]:
         body = bytearray()
         taken: list[int] = []
         for offset in self._offsets:
@@ -69,7 +68,7 @@ class OpMessages:
             taken.append(offset)
             if len(body) >= self._config.transaction_op_msg_max_size:
                 break
-        self._appender.append(
+        result = self._appender.append(
             op_queue(self._appender.store),
             0,
             0,
@@ -83,6 +82,7 @@ class OpMessages:
         for offset in taken:
             del self._offsets[offset]
         self._size -= len(body)
+        return result.queue_offset, taken
 
 
 def op_queue(store: MessageStore) -> ConsumeQueue:

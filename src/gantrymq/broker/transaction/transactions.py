@@ -6,11 +6,11 @@ Sources: broker/processor/EndTransactionProcessor, broker/transaction/Transactio
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
+from math import inf
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
@@ -21,7 +21,8 @@ from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.clock import now_ms
-from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreError
+from gantrymq.errors import GantryError, RemotingError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -36,13 +37,15 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Where a message goes that isn't to be consumed at once: (queue, properties, tags code), of both kinds.
 Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 
 #: `Broker2Client.checkProducerTransactionState`: a producer that has no room for a question is asked in the next round.
 _QUESTION_TIMEOUT_MS = 10
+#: Of a group's members so many are looked at for one that may be asked; in the next round others.
+_MOST_LOOKED_AT = 64
 
 
 class Transactions(Part):
@@ -56,17 +59,21 @@ class Transactions(Part):
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         redirect: Redirect,
+        jobs: Jobs,
     ) -> None:
         self._config = config
         self._appender = appender
         self._store = appender.store
-        self._topics = topics
         self._members = members
         self._offsets = offsets
         self._redirect = redirect
-        self._loop = asyncio.get_running_loop()
         self._ops = OpMessages(config, appender)
-        self._op_timer: asyncio.TimerHandle | None = None
+        self._check = TransactionCheck(config, appender, topics, offsets, self._ops)
+        self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
+        self._op_writing = jobs.repeating("write down which transactions have ended", self._write_ops)
+        self._checking = jobs.repeating(
+            "ask about open transactions", self._ask_about_open, config.transaction_check_interval / 1000
+        )
         self._turn = 0
         self._saved = (-1, -1)
         #: Since the start, by topic.
@@ -79,22 +86,26 @@ class Transactions(Part):
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
         }
 
+    def load(self) -> None:
+        """Consumer offsets are loaded: they say how far half messages are dealt with."""
+        self._check.load()
+
     async def start(self) -> None:
-        """Begins to look after half messages, where it stopped; consumer offsets are loaded."""
-        self._check = TransactionCheck(self._config, self._appender, self._topics, self._offsets, self._ops)
-        self._rounds = self._loop.create_task(self._run(self._check))
+        """Begins to look after half messages, where it stopped."""
+        self._op_reading.start(0.0)
+        self._op_writing.start()
+        self._checking.start()
 
     async def stop(self) -> None:
         """Writes down what ended and how far the rounds have got."""
-        self._rounds.cancel()
-        await asyncio.wait([self._rounds])
-        if self._op_timer is not None:
-            self._op_timer.cancel()
-        self._ops.write()
+        self._op_reading.cancel()
+        self._op_writing.cancel()
+        await self._checking.stop()
         try:
+            self._ops.write(self._check.op_written)
             await self._save(self._check.progress)
-        except StoreError as e:
-            log.error("how far half messages are dealt with isn't kept: %s", e)
+        except GantryError as e:
+            log.error("what has ended isn't all kept, producers will be asked again: %s", e)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -110,7 +121,7 @@ class Transactions(Part):
 
     def open_count(self) -> int:
         """How many half messages wait for their transaction's end."""
-        return self._check.open_count()
+        return self._check.open_count
 
     def _end(self, header: EndTransactionRequestHeader) -> Reply:
         verdict = header.commit_or_rollback
@@ -123,8 +134,8 @@ class Transactions(Part):
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
-        self._ops.add(record.queue_offset)
-        self._write_ops_soon()
+        is_enough = self._ops.add(record.queue_offset)
+        self._op_writing.wake(0.0 if is_enough else self._config.transaction_op_batch_interval / 1000)
         return RemotingCommand.response()
 
     def _half_message(self, header: EndTransactionRequestHeader) -> Record:
@@ -200,38 +211,35 @@ class Transactions(Part):
         )
         return RemotingCommand.response()
 
-    # -- op messages --------------------------------------------------------------------------------------------
+    # -- in the background --------------------------------------------------------------------------------------
 
-    def _write_ops_soon(self) -> None:
-        if self._op_timer is None and self._ops:
-            after_s = self._config.transaction_op_batch_interval / 1000
-            self._op_timer = self._loop.call_later(after_s, self._write_ops)
+    def _read_ops(self) -> float:
+        """Learns what ended before the start; of later ends `_write_ops` tells."""
+        return 0.0 if self._check.read_ops() else inf
 
     def _write_ops(self) -> None:
-        self._op_timer = None
-        self._ops.write()
-        self._write_ops_soon()
+        self._ops.write(self._check.op_written)
 
-    # -- questions ----------------------------------------------------------------------------------------------
-
-    async def _run(self, check: TransactionCheck) -> None:
-        while True:
-            await asyncio.sleep(self._config.transaction_check_interval / 1000)
-            absent: set[str] = set()
-            try:
-                for questions in check.round(now_ms()):
-                    for question in questions:
-                        producer = self._producer(question.group)
-                        if producer is None:
-                            absent.add(question.group)
-                        else:
-                            await self._ask(producer, question)
-                    await asyncio.sleep(0)
-                await self._save(check.progress)
-            except Exception:
-                log.exception("the round over the half messages failed, the next one goes on")
+    async def _ask_about_open(self) -> float:
+        members: dict[str, list[Connection]] = {}
+        absent: set[str] = set()
+        try:
+            for questions in self._check.round(now_ms()):
+                for question in questions:
+                    group = question.group
+                    if group not in members:
+                        members[group] = list(self._members.producers.get(group, ()))
+                    producer = self._producer(members[group])
+                    if producer is None:
+                        absent.add(group)
+                    else:
+                        await self._ask(producer, question)
+                await asyncio.sleep(0)
+        finally:
             if absent:
                 log.warning("no producer to ask about open transactions of the groups %s", ", ".join(sorted(absent)))
+        await self._save(self._check.progress)
+        return self._config.transaction_check_interval / 1000
 
     async def _ask(self, producer: Connection, question: Question) -> None:
         try:
@@ -239,19 +247,21 @@ class Transactions(Part):
         except RemotingError as e:
             log.warning("producer %s isn't asked about a transaction: %s", producer.address, e)
 
-    def _producer(self, group: str) -> Connection | None:
+    def _producer(self, members: list[Connection]) -> Connection | None:
         """The group's members in turn (`ProducerManager.getAvailableChannel`)."""
-        members = self._members.producers.get(group)
-        if not members:
-            return None
-        self._turn += 1
-        return next(islice(members, self._turn % len(members), None))
+        for _ in range(min(len(members), _MOST_LOOKED_AT)):
+            self._turn += 1
+            member = members[self._turn % len(members)]
+            if not member.is_closed:
+                return member
+        return None
 
     async def _save(self, progress: tuple[int, int]) -> None:
         """Keeps how far the rounds have got, once what they stored again is on the disk. Raises StoreError."""
         if progress == self._saved:
             return
-        flushed: asyncio.Future[None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        flushed: asyncio.Future[None] = loop.create_future()
 
         def done(error: Exception | None) -> None:
             if flushed.done():
@@ -263,7 +273,7 @@ class Transactions(Part):
 
         def call_back(error: Exception | None) -> None:
             # Called in the flusher's thread.
-            self._loop.call_soon_threadsafe(done, error)
+            loop.call_soon_threadsafe(done, error)
 
         self._store.when_flushed(self._store.max_physical_offset, call_back)
         await flushed
