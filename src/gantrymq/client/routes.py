@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.errors import ClientError, GantryError, NoRouteInfo, RemotingError
@@ -157,7 +158,7 @@ class Routes:
             task = asyncio.create_task(self._find(topic, default_queue_nums))
             self._finding[key] = task
             task.add_done_callback(lambda done: self._found(key, done))
-        return await asyncio.shield(task)
+        return await result_of(task)
 
     def _found(self, key: tuple[str, int | None], task: asyncio.Task[TopicRouteData]) -> None:
         del self._finding[key]

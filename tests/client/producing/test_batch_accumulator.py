@@ -196,3 +196,37 @@ async def test_other_tasks_go_on_while_one_enqueues() -> None:
                 break
     assert broker.sent
     assert len(broker.sent) < 50
+
+
+async def test_each_message_gets_an_error_of_its_own() -> None:
+    """One that all raise would gather their tracebacks and notes."""
+    sends = Sends()
+    sends.error = RequestTimeout("127.0.0.1:1 did not answer", "127.0.0.1:1")
+    accumulator = BatchAccumulator(sends, linger_ms=1)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
+    errors = await asyncio.gather(*futures, return_exceptions=True)
+    assert [str(error) for error in errors] == ["127.0.0.1:1 did not answer"] * 3
+    assert len({id(error) for error in errors}) == 3
+
+
+async def test_nobody_waits_for_a_batch_whose_send_was_cancelled() -> None:
+    sends = Sends()
+    sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=1)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
+    await until(lambda: sends.batches)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert accumulator.bytes == 0
+
+
+async def test_nobody_waits_for_a_batch_whose_answer_cannot_be_read() -> None:
+    async def send(key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+        return None  # type: ignore[return-value]
+
+    accumulator = BatchAccumulator(send, linger_ms=1)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
+    assert all(isinstance(outcome, TypeError) for outcome in outcomes)

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from gantrymq.background.shared import own_copy
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.errors import ClientError, RequestTimeout
@@ -75,7 +77,7 @@ class BatchAccumulator:
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
         #: When a batch was answered last, in the loop's time.
         self._answered = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = Tasks("the send of a batch")
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def add(self, key: BatchKey, part: Outgoing, timeout_ms: int) -> asyncio.Future[SendResult]:
@@ -117,8 +119,7 @@ class BatchAccumulator:
         """Sends what has gathered; returns when everything is answered, or has failed."""
         for batch in list(self._open.values()):
             self._start(batch)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._under_way.wait()
 
     def _linger_over(self, key: BatchKey) -> None:
         self._start(self._open[key])
@@ -127,9 +128,7 @@ class BatchAccumulator:
         del self._open[batch.key]
         batch.timer.cancel()
         self.has_begun = True
-        task = self._loop.create_task(self._run(batch, self._loop.time()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._under_way.start(self._run(batch, self._loop.time()))
 
     async def _run(self, batch: _Batch, begun: float) -> None:
         try:
@@ -141,17 +140,16 @@ class BatchAccumulator:
                     )
                 result = await self._send(batch.key, batch.parts, batch.timeout_ms)
             self._answered = self._loop.time()
-        except Exception as e:
+            results = split_result(result, batch.parts)
+        except BaseException as e:
             if not isinstance(e, RequestTimeout):
                 self._answered = self._loop.time()
-            log.warning("the send of %d messages to %s failed: %s", len(batch.parts), batch.key[0], e)
-            for future in batch.futures:
-                if not future.done():
-                    future.set_exception(e)
-                    # Told above: asyncio need not tell of each message whose sender doesn't look.
-                    future.exception()
+            log.warning("the send of %d messages to %s failed: %s", len(batch.parts), batch.key[0], e or repr(e))
+            self._fail(batch, e)
+            if not isinstance(e, Exception):
+                raise
         else:
-            for future, own in zip(batch.futures, split_result(result, batch.parts), strict=True):
+            for future, own in zip(batch.futures, results, strict=True):
                 if not future.done():
                     future.set_result(own)
         finally:
@@ -160,6 +158,18 @@ class BatchAccumulator:
                 waiter = self._waiters.popleft()
                 if not waiter.done():
                     waiter.set_result(None)
+
+    def _fail(self, batch: _Batch, error: BaseException) -> None:
+        """Whatever ended the send, nobody waits for it any more."""
+        for future in batch.futures:
+            if future.done():
+                continue
+            if isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(own_copy(error))
+                # It is in the log: asyncio need not tell of each message whose sender doesn't look.
+                future.exception()
 
 
 def split_result(result: SendResult, parts: Sequence[Outgoing]) -> list[SendResult]:
