@@ -9,7 +9,7 @@ from records import message_at
 from waiting import until
 
 from gantrymq.client.consuming import handler_pool as handler_pool_module
-from gantrymq.client.consuming.handler_pool import MessageHandler, TaskPool, ThreadPool, handler_pool
+from gantrymq.client.consuming.handler_pool import MessageHandler, Running, TaskPool, ThreadPool, handler_pool
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
@@ -195,3 +195,119 @@ async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
     assert "still runs" in caplog.text
     go_on.set()
     await until(lambda: not pool.running())
+
+
+class Odd(BaseException):
+    """Of a user who doesn't derive from Exception."""
+
+
+@pytest.mark.parametrize("error", [Odd, GeneratorExit, asyncio.CancelledError])
+async def test_whatever_an_async_handler_raises_is_a_failure(
+    error: type[BaseException], outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    async def handle(message: MessageExt) -> None:
+        await asyncio.sleep(0)
+        if message.queue_offset == 0:
+            raise error
+
+    pool = TaskPool(handle, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0), message_at(1)])
+    await until(lambda: len(outcomes.by_offset) == 2)
+    await pool.close(5)
+    assert isinstance(outcomes.by_offset[0], error)
+    assert outcomes.by_offset[1] is None
+
+
+async def test_a_task_that_is_cancelled_from_outside_is_replaced(
+    outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    async def handle(message: MessageExt) -> None:
+        if message.queue_offset == 0:
+            await asyncio.Event().wait()
+
+    pool = TaskPool(handle, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0), message_at(1)])
+    await until(pool.running)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await until(lambda: len(outcomes.by_offset) == 2)
+    # One that hasn't begun yet, too.
+    pool.submit(process_queue, [message_at(2)])
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await until(lambda: len(outcomes.by_offset) == 3)
+    await pool.close(5)
+    assert isinstance(outcomes.by_offset[0], asyncio.CancelledError)
+    assert outcomes.by_offset[1] is outcomes.by_offset[2] is None
+
+
+@pytest.mark.parametrize("handler", [_fail_on_three, _fail_on_three_plainly])
+async def test_what_fails_after_a_handler_ends_nothing(
+    handler: MessageHandler, process_queue: ProcessQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def done(process_queue: ProcessQueue, message: MessageExt, error: BaseException | None) -> None:
+        told.append(message.queue_offset)
+        raise OSError("no disk")
+
+    pool = handler_pool(handler, 1, done)
+    pool.submit(process_queue, [message_at(offset) for offset in range(5)])
+    await until(lambda: len(told) == 5)
+    await pool.close(5)
+    assert "no disk" in caplog.text
+
+
+async def test_a_thread_that_dies_is_replaced_and_its_message_has_failed(
+    outcomes: Outcomes, process_queue: ProcessQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = ThreadPool(lambda message: None, 1, outcomes.done)
+    handled, fails = pool._handled, [True]
+
+    def fail_once(running: Running, error: BaseException | None) -> None:
+        if fails:
+            fails.pop()
+            raise MemoryError
+        handled(running, error)
+
+    monkeypatch.setattr(pool, "_handled", fail_once)
+    pool.submit(process_queue, [message_at(0), message_at(1)])
+    await until(lambda: len(outcomes.by_offset) == 2)
+    await pool.close(5)
+    assert isinstance(outcomes.by_offset[0], MemoryError)
+    assert outcomes.by_offset[1] is None
+    assert "the thread gantrymq-handler-0 died" in caplog.text
+
+
+async def test_no_handler_gets_a_message_of_a_queue_that_was_dropped_before() -> None:
+    """Whoever has dropped a queue looks at what runs, and gives the queue to another when nothing does."""
+    asked, go_on, begun, end = (threading.Event() for _ in range(4))
+
+    class Slow(ProcessQueue):
+        """Answers slowly whether it was dropped."""
+
+        @property
+        def dropped(self) -> bool:
+            was_dropped = self._dropped
+            asked.set()
+            go_on.wait(0.2)
+            return was_dropped
+
+        @dropped.setter
+        def dropped(self, dropped: bool) -> None:
+            self._dropped = dropped
+
+    def handle(message: MessageExt) -> None:
+        begun.set()
+        end.wait(20)
+
+    pool = ThreadPool(handle, 1, lambda *told: None)
+    queue = Slow(MessageQueue("t", "a", 0), 0, FlowLimits())
+    pool.submit(queue, [message_at(0)])
+    await until(asked.is_set)
+    queue.dropped = True
+    runs = bool(pool.running())
+    go_on.set()
+    end.set()
+    await pool.close(5)
+    assert begun.is_set() == runs

@@ -29,16 +29,21 @@ class LockBroker:
         self.refuses = False
         self.held: asyncio.Event | None = None
         self.asked: list[list[MessageQueue]] = []
+        self.unlocked: list[MessageQueue] = []
         self.server = RemotingServer(
             {
                 RequestCode.LOCK_BATCH_MQ: self._lock,
-                RequestCode.UNLOCK_BATCH_MQ: lambda connection, request: RemotingCommand.response(),
+                RequestCode.UNLOCK_BATCH_MQ: self._unlock,
             },
             host="127.0.0.1",
         )
 
     def _lock(self, connection: Connection, request: RemotingCommand) -> None:
         connection.respond_with(request, self._answer(decode_json(request.body, QueueLockRequest)))
+
+    def _unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.unlocked += [queue.queue for queue in decode_json(request.body, QueueLockRequest).mq_set]
+        return RemotingCommand.response()
 
     async def _answer(self, wanted: QueueLockRequest) -> RemotingCommand:
         self.asked.append([queue.queue for queue in wanted.mq_set])
@@ -94,3 +99,30 @@ async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
         broker.refuses = False
         await locks._renew_all()
         assert locks.holds(QUEUE)
+
+
+async def test_a_lock_that_is_granted_to_nobody_is_given_back() -> None:
+    """The queue was given up while its lock was asked for: the broker would keep it from others for a minute."""
+    broker = LockBroker()
+    broker.held = asyncio.Event()
+    async with locks_over(broker) as locks:
+        locking = asyncio.create_task(locks.lock([QUEUE]))
+        await until(lambda: broker.asked)
+        await locks.unlock([QUEUE])
+        assert broker.unlocked == [QUEUE]
+        broker.held.set()
+        assert await locking == set()
+        assert broker.unlocked == [QUEUE, QUEUE]
+
+
+async def test_a_lock_that_nobody_waits_for_any_more_is_not_renewed() -> None:
+    broker = LockBroker()
+    broker.held = asyncio.Event()
+    async with locks_over(broker) as locks:
+        locking = asyncio.create_task(locks.lock([QUEUE]))
+        await until(lambda: broker.asked)
+        locking.cancel()
+        await asyncio.gather(locking, return_exceptions=True)
+        broker.held.set()
+        await locks._renew_all()
+        assert len(broker.asked) == 1

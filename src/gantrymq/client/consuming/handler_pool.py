@@ -1,7 +1,9 @@
-"""MessageHandler pools: run a push consumer's handler on messages, several at a time.
+"""Handler pools: run a push consumer's handler on messages, several at a time.
 
 `TaskPool` is for coroutine functions, `ThreadPool` for plain ones. Both call `done` in the event loop with each
-message and the exception that the handler raised, or None. Messages of dropped queues are skipped.
+message and the exception that the handler raised, or None; so they do when the task or thread that has the message
+ends in any other way. Messages of dropped queues are skipped: whoever drops a queue and finds its message not
+`running` then may be sure that no handler gets it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
+from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 _MESSAGES_PER_TURN = 64
 #: How long a handler that is cancelled may take to end.
 CANCEL_TIMEOUT_S = 2.0
+_NOT_TOLD = "%s of %s was handled, what follows failed"
 
 
 class Source(Protocol):
@@ -82,13 +86,19 @@ def handler_pool(handler: MessageHandler, concurrency: int, done: Done) -> Handl
     return ThreadPool(handler, concurrency, done)
 
 
-def _count(source: Source, started: float, ended: float, error: BaseException | None) -> None:
+def _tell(done: Done, running: Running, ended: float, error: BaseException | None) -> None:
+    """Counts a message that was handled and calls `done`, whose failure is none of the next messages'."""
+    source, message, started = running
     source.last_consume = ended
     counters = source.counters
     counters.handled += 1
     counters.handle_s += ended - started
     if error is not None:
         counters.failed += 1
+    try:
+        done(source, message, error)
+    except Exception:
+        log.exception(_NOT_TOLD, message.msg_id, source.queue)
 
 
 class TaskPool:
@@ -104,10 +114,12 @@ class TaskPool:
         self._handler = handler
         self._done = done
         self._line: deque[tuple[Source, MessageExt]] = deque()
-        #: What each task has in hand, or had last: a tuple, not a Running, which takes longer to make.
+        #: What each task has in hand: a tuple, not a Running, which takes longer to make.
         self._tasks: dict[asyncio.Task[None], tuple[Source, MessageExt, float] | None] = {}
-        self._has_spare = False
+        #: The task that has not begun.
+        self._spare: asyncio.Task[None] | None = None
         self._closing = False
+        self._loop = asyncio.get_running_loop()
 
     def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         if not self._closing:
@@ -137,16 +149,15 @@ class TaskPool:
             log.warning("a handler still runs in %s: its message will be delivered again", task.get_name())
 
     def _add_spare(self) -> None:
-        if not self._has_spare and len(self._tasks) < self.concurrency:
-            self._has_spare = True
-            task = asyncio.create_task(self._work())
+        if self._spare is None and len(self._tasks) < self.concurrency:
+            self._spare = task = self._loop.create_task(self._work())
             self._tasks[task] = None
-            task.add_done_callback(self._tasks.pop)
+            task.add_done_callback(self._ended)
 
     async def _work(self) -> None:
         line, handler, done, tasks, now = self._line, self._handler, self._done, self._tasks, time.time
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._has_spare = False
+        self._spare = None
         handled = 0
         while line:
             source, message = line.popleft()
@@ -159,23 +170,47 @@ class TaskPool:
             error: BaseException | None = None
             try:
                 await handler(message)
+            except (KeyboardInterrupt, SystemExit):
+                raise  # Of the whole program.
             except asyncio.CancelledError as e:
                 if task.cancelling():
                     raise
                 error = e  # The handler's own: something that it waited for was cancelled.
-            except Exception as e:
+            except GeneratorExit as e:
+                if not self._loop.is_running():
+                    raise  # The loop was given up with the handler in it.
                 error = e
-            # As `_count`, without the call.
+            except BaseException as e:
+                error = e
+            tasks[task] = None
+            # As `_tell`, without the call.
             source.last_consume = ended = now()
             counters = source.counters
             counters.handled += 1
             counters.handle_s += ended - started
             if error is not None:
                 counters.failed += 1
-            done(source, message, error)
+            try:
+                done(source, message, error)
+            except Exception:
+                log.exception(_NOT_TOLD, message.msg_id, source.queue)
             handled += 1
             if handled % _MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Most tasks end because the line is empty; one that was cancelled, or failed, leaves its message behind."""
+        in_hand = self._tasks.pop(task)
+        if self._spare is task:
+            self._spare = None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None or self._closing or isinstance(error, KeyboardInterrupt | SystemExit):
+            return
+        log.error("%s, which handles messages, ended: %r", task.get_name(), error)
+        if in_hand is not None:
+            _tell(self._done, Running(*in_hand), time.time(), error)
+        if self._line:
+            self._add_spare()
 
 
 def _waiting_at(task: asyncio.Task[None]) -> list[traceback.FrameSummary]:
@@ -196,56 +231,71 @@ class ThreadPool:
         self._handler = handler
         self._done = done
         self._line: SimpleQueue[tuple[Source, MessageExt] | None] = SimpleQueue()
+        #: By the thread's number. With the lock a thread takes a message or sees that its queue was dropped.
         self._running: dict[int, Running] = {}
+        self._lock = threading.Lock()
         self._results: deque[tuple[Running, float, BaseException | None]] = deque()
         self._wake_is_due = False
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        # Daemons: a handler that hangs doesn't keep the process alive.
-        self._threads = [
-            threading.Thread(target=self._work, name=f"gantrymq-handler-{n}", daemon=True) for n in range(concurrency)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[SupervisedThread] = []
+        #: Threads that have not told their end.
+        self._alive = 0
+        self._all_ended = asyncio.Event()
+        for _ in range(concurrency):
+            self._add_thread()
 
     def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         for message in messages:
             self._line.put((source, message))
 
     def running(self) -> list[Running]:
-        return list(self._running.values())
+        with self._lock:
+            return list(self._running.values())
 
     def stacks(self) -> str:
         frames = sys._current_frames()
-        running = dict(self._running)
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
         return "\n".join(
-            f"{thread.name} handles {running[thread.ident].message!r}\n"
-            + "".join(traceback.format_stack(frames[thread.ident]))
-            for thread in self._threads
-            if thread.ident in running and thread.ident in frames
+            f"{names.get(number)} handles {running.message!r}\n" + "".join(traceback.format_stack(frames[number]))
+            for number, running in dict(self._running).items()
+            if number in frames
         )
 
     async def close(self, timeout_s: float) -> None:
         self._closing = True
         for _ in self._threads:
             self._line.put(None)
-        deadline = self._loop.time() + timeout_s
-        await asyncio.to_thread(self._join, deadline)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_ended.wait()
+        except TimeoutError:
+            for running in self.running():
+                log.warning("a handler still runs: %s will be delivered again", running.message.msg_id)
+        else:
+            for thread in self._threads:
+                thread.join()
         self._drain()
 
-    def _join(self, deadline: float) -> None:
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - self._loop.time()))
-            if thread.is_alive():
-                log.warning("a handler still runs in %s: its message will be delivered again", thread.name)
+    def _add_thread(self) -> None:
+        # SupervisedThreads are daemons: a handler that hangs doesn't keep the process alive.
+        thread = SupervisedThread(f"gantrymq-handler-{len(self._threads)}", self._run, self._died)
+        self._threads.append(thread)
+        self._alive += 1
+        thread.start()
+
+    def _run(self) -> None:
+        self._work()
+        self._in_loop(self._ended)
 
     def _work(self) -> None:
         me = threading.get_ident()
         while (item := self._line.get()) is not None:
             source, message = item
-            if source.dropped or self._closing:
-                continue
-            running = self._running[me] = Running(source, message, time.time())
+            with self._lock:
+                if source.dropped or self._closing:
+                    continue
+                running = self._running[me] = Running(source, message, time.time())
             error: BaseException | None = None
             try:
                 result = self._handler(message)
@@ -254,18 +304,44 @@ class ThreadPool:
                     raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
             except BaseException as e:
                 error = e  # SystemExit too: this is no main thread.
-            del self._running[me]
-            self._results.append((running, time.time(), error))
-            # While the pool closes nobody needs waking: `close` looks at the results itself.
-            if not self._wake_is_due and not self._closing:
-                self._wake_is_due = True
-                self._loop.call_soon_threadsafe(self._drain)
+            self._handled(running, error)
+
+    def _handled(self, running: Running, error: BaseException | None) -> None:
+        self._results.append((running, time.time(), error))
+        del self._running[threading.get_ident()]
+        # While the pool closes nobody needs waking: `close` looks at the results itself.
+        if not self._wake_is_due and not self._closing:
+            self._wake_is_due = True
+            self._in_loop(self._drain)
+
+    def _died(self, error: BaseException) -> None:
+        """Called in the thread. What it had in hand has failed, and another takes its place."""
+        running = self._running.get(threading.get_ident())
+        if running is not None:
+            self._handled(running, error)
+        self._in_loop(self._replace)
+
+    def _in_loop(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            # The loop was closed and this pool wasn't: there is nobody to tell.
+            self._closing = True
+
+    def _replace(self) -> None:
+        if not self._closing:
+            self._add_thread()
+        self._ended()
+        self._drain()
+
+    def _ended(self) -> None:
+        self._alive -= 1
+        if not self._alive:
+            self._all_ended.set()
 
     def _drain(self) -> None:
         # First the flag, then the results: a thread that finds it set has its result seen below.
         self._wake_is_due = False
         results = self._results
         while results:
-            (source, message, started), ended, error = results.popleft()
-            _count(source, started, ended, error)
-            self._done(source, message, error)
+            _tell(self._done, *results.popleft())

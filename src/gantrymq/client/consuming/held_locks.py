@@ -11,8 +11,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.periodic import repeat
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import MessageQueue
 
@@ -33,7 +33,8 @@ class HeldLocks:
         self._group = group
         #: When each wanted queue was locked last (time.monotonic, time.time); _NEVER for one that is not, or was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
-        self._renewer = asyncio.create_task(repeat(RENEW_INTERVAL_S, self._renew_all))
+        self._renewer = Repeating(f"the renewal of the locks of group {group}", self._renew_all, RENEW_INTERVAL_S)
+        self._renewer.start()
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue may be consumed now."""
@@ -48,9 +49,12 @@ class HeldLocks:
         wanted = set(queues)
         new = wanted - self._locked.keys()
         self._locked |= dict.fromkeys(new, _NEVER)
-        locked = await self._renew(wanted)
-        for queue in new - locked:
-            self._locked.pop(queue, None)
+        locked: set[MessageQueue] = set()
+        try:
+            locked = await self._renew(wanted)
+        finally:
+            for queue in new - locked:
+                self._locked.pop(queue, None)
         return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
@@ -61,13 +65,13 @@ class HeldLocks:
         for address, held in self._by_broker(given_back).items():
             try:
                 await self._client.api.unlock_queues(address, self._group, self._client.client_id, held)
-            except GantryError as e:
+            except Exception as e:
+                # Whatever it is (hooks are the user's), the queue is given up.
                 log.warning("can't unlock %s for group %s: %s", sorted(held), self._group, e)
 
     async def close(self) -> None:
         """Gives all locks back."""
-        self._renewer.cancel()
-        await asyncio.gather(self._renewer, return_exceptions=True)
+        await self._renewer.stop()
         await self.unlock(list(self._locked))
 
     async def _renew_all(self) -> None:
@@ -89,10 +93,11 @@ class HeldLocks:
             log.warning("can't lock %s for group %s: %s", sorted(queues), self._group, e)
             return set()
         now = time.monotonic(), time.time()
-        # Those that were given back meanwhile are nobody's here: the broker got the unlock after the lock.
         wanted = queues & self._locked.keys()
         for queue in wanted:
             self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])
+        # Those that were given back meanwhile are nobody's here; the broker may have got the unlock before the lock.
+        await self.unlock(locked & queues - wanted)
         return locked & wanted
 
     def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:

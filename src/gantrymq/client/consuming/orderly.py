@@ -1,19 +1,22 @@
 """ConsumeOrderly: a handler gets the messages of a queue one after the other; several queues at a time.
 
-Source: client/impl/consumer/ConsumeMessageOrderlyService, RebalancePushImpl (tryRemoveOrderMessageQueue).
+What comes next is `order_line`'s to say; here it is done. Source: client/impl/consumer/ConsumeMessageOrderlyService,
+RebalancePushImpl (tryRemoveOrderMessageQueue).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from gantrymq.background.repeating import Repeating
+from gantrymq.background.tasks import Tasks
+from gantrymq.client.consuming.concurrently import GRACE_S
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
 from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.order_line import Event, OrderLine, State, Step
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.errors import GantryError
@@ -25,18 +28,15 @@ log = logging.getLogger(__name__)
 SUSPEND_S = 1.0
 #: UNLOCK_DELAY_TIME_MILLS: how long a queue's message in hand is waited for before the queue is given up.
 RELEASE_TIMEOUT_S = 20.0
-#: tryLockLaterAndReconsume: the pause before a queue is looked at again whose lock was lost.
-LOCK_RETRY_S = 3.0
 
 
-@dataclass(slots=True)
-class _Line:
-    """A queue's messages in their order. `waiting` is the timer of a queue that stands still."""
+class _Queue:
+    """A queue's line, what ends its pauses, and who waits until nothing is under way any more."""
 
-    messages: deque[MessageExt] = field(default_factory=deque)
-    in_hand: bool = False
-    waiting: asyncio.TimerHandle | None = None
-    idle: asyncio.Event | None = None
+    def __init__(self, line: OrderLine, resume: Repeating) -> None:
+        self.line = line
+        self.resume = resume
+        self.settled: asyncio.Event | None = None
 
 
 class ConsumeOrderly:
@@ -62,103 +62,116 @@ class ConsumeOrderly:
         self._max_reconsume_times = max_reconsume_times
         self._suspend_s = suspend_s
         self._wire_topic = wire_topic
-        self._lines: dict[ProcessQueue, _Line] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._queues: dict[ProcessQueue, _Queue] = {}
+        self._burials = Tasks("the sending of a message to the dead letters")
+        self._locking = Tasks("the locking of a queue")
 
     def submit(self, process_queue: ProcessQueue, messages: Iterable[MessageExt]) -> None:
-        line = self._lines.setdefault(process_queue, _Line())
-        line.messages.extend(messages)
-        if not line.in_hand and line.waiting is None:
-            self._next(process_queue, line)
+        queue = self._queues.get(process_queue)
+        if queue is None:
+            resume = Repeating(
+                f"the consumption of {process_queue.queue}",
+                partial(self._resume, process_queue),
+                after_error_s=self._suspend_s,
+            )
+            resume.start()
+            line = OrderLine(self._max_reconsume_times, self._suspend_s)
+            queue = self._queues[process_queue] = _Queue(line, resume)
+        queue.line.messages.extend(messages)
+        self._change(process_queue, Event.MESSAGES)
 
     async def release(self, process_queue: ProcessQueue) -> None:
-        """Waits until the queue, which is dropped, has no message in hand any more."""
-        line = self._lines.get(process_queue)
-        if line is None:
+        """Waits until nothing of the queue, which is dropped, is in a handler or on its way any more."""
+        queue = self._queues.get(process_queue)
+        if queue is None:
             return
-        if line.waiting is not None:
-            line.waiting.cancel()
-        # Only what is in a handler is waited for: what waits for its turn in the pool is skipped there.
-        if line.in_hand and any(running.message is line.messages[0] for running in self.pool.running()):
-            line.idle = asyncio.Event()
+        line = queue.line
+        # What waits for its turn in the pool is skipped there.
+        waits = line.state is State.BURYING or (
+            line.state is State.HANDLING and any(running.message is line.messages[0] for running in self.pool.running())
+        )
+        self._change(process_queue, Event.END)
+        queue.resume.cancel()
+        if waits:
+            queue.settled = asyncio.Event()
             try:
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                    await line.idle.wait()
+                    await queue.settled.wait()
             except TimeoutError:
                 log.warning("%s is given up with a message in its handler", process_queue.queue)
-        self._lines.pop(process_queue, None)
+        self._queues.pop(process_queue, None)
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for handlers at most `timeout_s`, and for what is on its way to the dead letter queue."""
-        self._closing = True
-        for line in self._lines.values():
-            if line.waiting is not None:
-                line.waiting.cancel()
+        """Waits at most `timeout_s` for handlers and for what is on its way to the dead letter queue."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for process_queue, queue in self._queues.items():
+            self._change(process_queue, Event.END)
+            queue.resume.cancel()
+        await self._locking.stop()
         await self.pool.close(timeout_s)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        try:
+            async with asyncio.timeout_at(max(deadline, loop.time() + GRACE_S)):
+                await self._burials.wait()
+        except TimeoutError:
+            log.warning("%d messages did not get to the dead letters: they will be delivered again", len(self._burials))
+        await self._burials.stop()
 
-    def _next(self, process_queue: ProcessQueue, line: _Line) -> None:
-        line.waiting = None
-        if process_queue.dropped or self._closing or not line.messages:
+    def _change(self, process_queue: ProcessQueue, event: Event) -> None:
+        """Tells the queue's line what has happened, and does what comes next."""
+        queue = self._queues.get(process_queue)
+        if queue is None:
             return
-        line.in_hand = True
-        if self._locks is not None and not self._locks.holds(process_queue.queue):
-            self._start(self._lock_again(process_queue, line, self._locks))
-        else:
-            self.pool.submit(process_queue, (line.messages[0],))
+        line = queue.line
+        match line.change(event, self._has_lock(process_queue)):
+            case Step.HANDLE:
+                self.pool.submit(process_queue, (line.messages[0],))
+            case Step.BURY:
+                self._burials.start(self._bury(process_queue, line.messages[0]))
+            case Step.LOCK:
+                self._locking.start(self._lock_again(process_queue))
+            case Step.SUSPEND:
+                queue.resume.wake(line.pause_s)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _has_lock(self, process_queue: ProcessQueue) -> bool:
+        return self._locks is None or self._locks.holds(process_queue.queue)
 
-    def _next_later(self, process_queue: ProcessQueue, line: _Line, delay_s: float) -> None:
-        if not process_queue.dropped and not self._closing:
-            loop = asyncio.get_running_loop()
-            line.waiting = loop.call_later(delay_s, self._next, process_queue, line)
-
-    async def _lock_again(self, process_queue: ProcessQueue, line: _Line, locks: HeldLocks) -> None:
-        locked = False
-        if not process_queue.dropped:
-            log.warning("the lock of %s was lost: taking it again", process_queue.queue)
-            locked = bool(await locks.lock([process_queue.queue]))
-        line.in_hand = False
-        self._next_later(process_queue, line, 0.0 if locked else LOCK_RETRY_S)
+    def _resume(self, process_queue: ProcessQueue) -> None:
+        self._change(process_queue, Event.RESUMED)
 
     def _handled(self, process_queue: ProcessQueue, message: MessageExt, error: BaseException | None) -> None:
-        line = self._lines.get(process_queue)
         if error is None:
             process_queue.remove(message)
-        if line is None or process_queue.dropped:
-            if line is not None and line.idle is not None:
-                line.idle.set()
-            return
-        line.in_hand = False
-        if error is None:
-            line.messages.popleft()
-            self._next(process_queue, line)
-            return
-        log.warning("handler failed on %s, its queue waits", message.msg_id, exc_info=error)
-        if self._max_reconsume_times is not None and message.reconsume_times >= self._max_reconsume_times:
-            self._start(self._to_dead_letters(process_queue, line, message))
         else:
-            message.reconsume_times += 1
-            self._next_later(process_queue, line, self._suspend_s)
+            log.warning("handler failed on %s, its queue waits", message.msg_id, exc_info=error)
+        self._settled(process_queue, Event.CONSUMED if error is None else Event.FAILED)
 
-    async def _to_dead_letters(self, process_queue: ProcessQueue, line: _Line, message: MessageExt) -> None:
-        line.in_hand = True
+    async def _bury(self, process_queue: ProcessQueue, message: MessageExt) -> None:
+        event = Event.NOT_BURIED
         try:
             if self._send_back is not None:
                 await self._send_back.send_anew(message, self._wire_topic(message))
+            process_queue.remove(message)
+            event = Event.BURIED
         except GantryError as e:
             log.warning("can't send %s to the dead letters, trying it again here: %s", message.msg_id, e)
-            message.reconsume_times += 1
-            line.in_hand = False
-            self._next_later(process_queue, line, self._suspend_s)
-            return
-        process_queue.remove(message)
-        line.in_hand = False
-        line.messages.popleft()
-        self._next(process_queue, line)
+        finally:
+            self._settled(process_queue, event)
+
+    async def _lock_again(self, process_queue: ProcessQueue) -> None:
+        assert self._locks is not None
+        event = Event.NOT_LOCKED
+        try:
+            if process_queue.dropped:
+                return  # Its next reader has the lock.
+            log.warning("the lock of %s was lost: taking it again", process_queue.queue)
+            if await self._locks.lock([process_queue.queue]):
+                event = Event.LOCKED
+        finally:
+            self._change(process_queue, event)
+
+    def _settled(self, process_queue: ProcessQueue, event: Event) -> None:
+        queue = self._queues.get(process_queue)
+        if queue is not None and queue.settled is not None:
+            queue.settled.set()
+        self._change(process_queue, event)
