@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from gantrymq.config import (
     from_properties,
     load_properties,
     parse_properties,
+    replace_file,
     to_properties,
     unknown_keys,
 )
@@ -154,3 +157,34 @@ def test_a_bad_value_names_key_value_and_file(cls: type, key: str, value: str, w
 def test_a_missing_required_key_is_named() -> None:
     with pytest.raises(ConfigError, match="brokerName is missing"):
         from_properties(Identity, {}, source="broker.conf")
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "conf" / "broker.conf"
+    replace_file(path, b"brokerName=a\n")
+    path.chmod(0o600)
+    replace_file(path, b"brokerName=b\n")
+    assert path.read_bytes() == b"brokerName=b\n"
+    assert S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o664)
+    replace_file(path, b"brokerName=c\n")
+    assert S_IMODE(path.stat().st_mode) == 0o664
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
+    """Otherwise the broker that it belongs to couldn't read it any more."""
+    path = tmp_path / "broker.conf"
+    path.write_bytes(b"")
+    os.chown(path, 1234, 1235)
+    path.chmod(0o600)
+    replace_file(path, b"brokerName=a\n")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, S_IMODE(found.st_mode)) == (1234, 1235, 0o600)
+
+
+def test_a_file_that_cannot_be_replaced_is_named(tmp_path: Path) -> None:
+    (tmp_path / "conf").write_bytes(b"a file")
+    with pytest.raises(ConfigError, match=r"can't write .*broker\.conf"):
+        replace_file(tmp_path / "conf" / "broker.conf", b"")

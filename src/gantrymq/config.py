@@ -13,9 +13,11 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any, TypeVar
 
 from gantrymq.errors import ConfigError
@@ -74,16 +76,39 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Writes a file so that a crash leaves the old or the new one, never a part. Raises ConfigError."""
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_beside(path, data).replace(path)
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror or e}") from e
+
+
+def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
+    """Writes what is to take the place of a file, in the same directory, and brings it to the disk; its path.
+
+    It gets `mode`, or else the permissions of the old file; and its owner and group, where this process may give them.
+    Raises OSError.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        old = None
+    if mode is None and old is not None:
+        mode = S_IMODE(old.st_mode)
+    # One that a crash has left may have any permissions; nobody else gets to see the new one before it has its own.
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o666 if mode is None else 0o600), "wb") as file:
+        if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+            with suppress(PermissionError):
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:

@@ -154,7 +154,7 @@ class StoreFull(StoreError):
 
 
 class SyncFailed(StoreError):
-    """fsync itself failed: the kernel counts the pages as written now, so that a second one that succeeds says nothing."""
+    """fsync itself failed: the kernel counts the pages as written now, so a second one that succeeds says nothing."""
 
 
 class ConfigError(GantryError):

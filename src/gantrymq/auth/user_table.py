@@ -40,7 +40,7 @@ class UserTable:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path)
+        self._file = JsonConfigFile(path, is_secret=True)
         self.users: Mapping[str, User] = {}
         self.acls: Mapping[str, Acl] = {}
         self.generation = 0

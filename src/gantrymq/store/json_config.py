@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_IMODE
 
+from gantrymq.config import write_beside
 from gantrymq.errors import GantryError, StoreError
 from gantrymq.store.mapped_file import sync_directory
 
 log = logging.getLogger(__name__)
+
+_SECRET = 0o600
 
 
 def _looks_whole(data: bytes) -> None:
@@ -19,11 +23,17 @@ def _looks_whole(data: bytes) -> None:
 
 
 class JsonConfigFile:
-    """One file of the store's config directory, as bytes; `.bak` beside it is the version before."""
+    """One file of the store's config directory, as bytes; `.bak` beside it is the version before.
 
-    def __init__(self, path: Path) -> None:
+    Its permissions are kept. Those of a secret one are 0600, whatever they were.
+    """
+
+    def __init__(self, path: Path, *, is_secret: bool = False) -> None:
         self.path = path
         self.backup = path.with_name(path.name + ".bak")
+        self._mode = _SECRET if is_secret else None
+        self._newest: bytes | None = None
+        self._writing = threading.Lock()
 
     def load(self, check: Callable[[bytes], object] = _looks_whole) -> bytes | None:
         """The content, the backup's where the file is damaged or missing, None where there is neither.
@@ -32,6 +42,8 @@ class JsonConfigFile:
         the ending `.damaged`. Raises StoreError when there is no good one among those that exist.
         """
         problem = ""
+        self._hide(self.path)
+        self._hide(self.backup)
         for path in (self.path, self.backup):
             try:
                 data = path.read_bytes()
@@ -52,18 +64,47 @@ class JsonConfigFile:
             raise StoreError(f"{problem}, and there is no good backup; repair it or move it away to start without")
         return None
 
+    def put(self, data: bytes) -> None:
+        """Says what the next `write` writes. What was put before and isn't written yet never will be."""
+        self._newest = data
+
+    def write(self) -> None:
+        """Writes what was put last, if it isn't yet; on return it is on the disk. Raises StoreError; then it isn't.
+
+        May be called in any thread, and in several: whoever comes last, the file has what was put last.
+        """
+        with self._writing:
+            data = self._newest
+            if data is not None:
+                self._replace(data)
+                if self._newest is data:
+                    self._newest = None
+
     def save(self, data: bytes) -> None:
         """Replaces the content; on return it is on the disk. Raises StoreError."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
+        self.put(data)
+        self.write()
+
+    def _replace(self, data: bytes) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            temporary = write_beside(self.path, data, self._mode)
             if self.path.exists():
                 self.path.replace(self.backup)
+                self._hide(self.backup)
             temporary.replace(self.path)
             sync_directory(self.path.parent)
         except OSError as e:
             raise StoreError(f"can't write {self.path}: {e}") from e
+
+    def _hide(self, path: Path) -> None:
+        """Lets nobody else read a secret file."""
+        if self._mode is None:
+            return
+        try:
+            if S_IMODE(path.stat().st_mode) != self._mode:
+                path.chmod(self._mode)
+                log.warning("%s had other permissions than %#o: it has these now", path, self._mode)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            log.warning("%s can't be given the permissions %#o, others may read it: %s", path, self._mode, e)
