@@ -9,7 +9,6 @@ the client's own: that of a handler that is a coroutine function. A forked child
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -17,18 +16,16 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import uvloop
-
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.consuming.consumer_base import GroupConsumer
-from gantrymq.client.consuming.handler_pool import CANCEL_TIMEOUT_S
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
-from gantrymq.errors import ClientClosed, ClientError
+from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
@@ -38,39 +35,52 @@ T = TypeVar("T")
 
 
 class _Sync:
-    """An asynchronous client on a loop in a thread."""
+    """An asynchronous client on a loop in a thread.
+
+    The thread dies when a handler, a hook or a listener in it raises SystemExit or KeyboardInterrupt. The client is
+    closed then; calls under way, and the next one, raise ThreadDied.
+    """
 
     def __init__(self, client: Producer | GroupConsumer) -> None:
         self._client = client
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        #: Held while work is given to the loop, so that none comes after its end.
+        self._thread: LoopThread | None = None
+        #: Some call has raised ThreadDied.
+        self._death_is_told = False
+        #: Held while work is given to the thread, so that none comes after its end.
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Starts the thread and the client."""
-        if self._loop is not None:
-            raise ClientError("this client is already started")
-        loop = uvloop.new_event_loop()
-        self._loop = loop
-        self._thread = threading.Thread(target=loop.run_forever, name="gantrymq-client", daemon=True)
-        self._thread.start()
+        with self._lock:
+            if self._thread is not None:
+                raise ClientError("this client is already started")
+            self._death_is_told = False
+            self._thread = LoopThread("gantrymq-client", self._client.close)
+            self._thread.start()
         try:
             self._wait(self._client.start())
         except BaseException:
-            self._stop_loop()
+            self._stop_thread()
             raise
 
     def close(self) -> None:
-        """Closes the client and ends the thread; once more does no harm. Calls of other threads end: ClientClosed."""
+        """Closes the client and ends the thread; once more does no harm. Calls of other threads end: ClientClosed.
+
+        Raises ThreadDied if the thread died, and no other call has told it.
+        """
         self._refuse_own_thread()
-        if self._thread is not None and self._thread.is_alive():
-            try:
-                self._wait(self._client.close())
-            except ClientClosed:
-                log.debug("closed by another thread meanwhile")
-            finally:
-                self._stop_loop()
+        if self._thread is None or self._was_forked:
+            return
+        is_told = self._death_is_told
+        try:
+            self._wait(self._client.close())
+        except ClientClosed:
+            log.debug("closed by another thread meanwhile")
+        except ThreadDied:
+            if not is_told:
+                raise
+        finally:
+            self._stop_thread()
 
     def __enter__(self) -> Self:
         self.start()
@@ -84,49 +94,45 @@ class _Sync:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             future = self._submit(work)
-        except ClientError:
+        except GantryError as e:
             work.close()
+            self._death_is_told |= isinstance(e, ThreadDied)
             raise
         try:
             return future.result()
         except CancelledError:
             raise ClientClosed("this client was closed meanwhile") from None
+        except ThreadDied:
+            self._death_is_told = True
+            raise
         except KeyboardInterrupt:
             future.cancel()
             raise
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         self._refuse_own_thread()
-        if self._thread is not None and not self._thread.is_alive():
+        if self._was_forked:
             raise ClientClosed("this client was started before a fork: make a new one in the child")
         with self._lock:
-            if self._loop is None:
+            if self._thread is None:
                 raise ClientClosed("this client is not started, or closed: use it inside `with`")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return self._thread.submit(work)
+
+    @property
+    def _was_forked(self) -> bool:
+        """A child has its parent's memory, and none of its threads."""
+        thread = self._thread
+        return thread is not None and not thread.is_alive and thread.error is None
 
     def _refuse_own_thread(self) -> None:
-        if self._thread is threading.current_thread():
+        if self._thread is not None and self._thread.is_current:
             raise ClientError("the client's own thread would wait for itself: make the handler a plain function")
 
-    def _stop_loop(self) -> None:
+    def _stop_thread(self) -> None:
         with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(_end_all_others(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-async def _end_all_others() -> None:
-    """Cancels what still runs: some thread may wait for it."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=CANCEL_TIMEOUT_S)
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
 
 
 class SyncProducer(_Sync):
@@ -194,7 +200,7 @@ class _SyncConsumer(_Sync):
         async def work() -> T:
             return change()
 
-        return change() if self._loop is None else self._wait(work())
+        return change() if self._thread is None else self._wait(work())
 
 
 class SyncPushConsumer(_SyncConsumer):
@@ -234,7 +240,7 @@ class SyncLitePullConsumer(_SyncConsumer):
         return self._wait(self._consumer.poll(timeout_ms, max_messages))
 
     def __iter__(self) -> Iterator[MessageExt]:
-        while self._loop is not None:
+        while self._thread is not None:
             try:
                 messages = self.poll(max_messages=1)
             except ClientClosed:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import wait_until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
+from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, ThreadDied
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
@@ -170,3 +172,50 @@ def test_a_child_process_has_no_part_in_its_parents_clients(name_server: str, un
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         producer.send(Message(unique, b"3"))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
+    name_server: str, unique: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+
+    async def handle(message: MessageExt) -> None:
+        ended.set()
+        raise error(3)
+
+    inner = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    inner.subscribe(unique)
+    consumer = SyncPushConsumer(inner)
+    consumer.start()
+    with SyncProducer(Producer(name_server, "producers")) as producer:
+        producer.send(Message(unique, b"x"))
+    assert ended.wait(20)
+    assert consumer._thread is not None
+    thread = consumer._thread
+    wait_until(lambda: not thread.is_alive)
+    assert "the thread gantrymq-client died" in caplog.text
+    # Nobody of the group is left: the client was closed.
+    assert not inner.assignment
+    for _ in range(2):
+        with pytest.raises(ThreadDied, match=error.__name__):
+            consumer.subscribe("another")
+    consumer.close()
+    consumer.start()
+    consumer.close()
+
+
+def test_the_close_tells_of_a_death_that_nobody_has_heard_of(name_server: str, unique: str) -> None:
+    consumer = SyncSimpleConsumer(SimpleConsumer(name_server, unique))
+    consumer.start()
+    assert consumer._thread is not None
+    thread = consumer._thread
+
+    async def end() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+
+    thread.submit(end())
+    wait_until(lambda: not thread.is_alive)
+    with pytest.raises(ThreadDied):
+        consumer.close()
+    consumer.close()

@@ -126,6 +126,23 @@ async def test_a_failed_send_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
     assert "as scripted" in caplog.text
 
 
+async def test_a_send_that_a_hook_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def send(message: Message) -> None:
+        await sent.put(message)
+        raise ValueError("as scripted")
+
+    dispatcher = TraceDispatcher(send)
+    for _ in range(2):
+        for number in range(BATCH):
+            dispatcher.append(context(number))
+        async with asyncio.timeout(10):
+            await sent.get()
+    await dispatcher.close()
+    assert "ValueError: as scripted" in caplog.text
+
+
 async def test_few_contexts_are_sent_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "FLUSH_INTERVAL_S", 0.01)
     sent: asyncio.Queue[Message] = asyncio.Queue()

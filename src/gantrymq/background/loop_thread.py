@@ -27,8 +27,8 @@ T = TypeVar("T")
 class LoopThread:
     """Runs what `submit` is given; a context manager, whose end cancels what is under way.
 
-    SystemExit or KeyboardInterrupt, raised by anything in the loop, end it. Then all who wait get ThreadDied; `at_death`,
-    in which the owner closes what it has, is awaited; and the thread ends.
+    SystemExit or KeyboardInterrupt, raised by anything in the loop, end it. All who wait get ThreadDied, `at_death` is
+    awaited, in which the owner closes what it has, and the thread ends.
     """
 
     def __init__(self, name: str, at_death: Callable[[], Awaitable[object]] | None = None) -> None:

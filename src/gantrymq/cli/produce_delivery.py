@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
-from gantrymq.client.periodic import repeat
 from gantrymq.client.producing.outgoing import may_be_batched
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
@@ -262,10 +262,11 @@ async def _progress(tally: Tally, console: Console | None) -> AsyncIterator[None
     began = time.perf_counter()
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        async def draw() -> None:
+        def draw() -> None:
             live.update(Text(_summary(tally, time.perf_counter() - began)), refresh=True)
 
-        drawing = asyncio.create_task(repeat(_DRAW_INTERVAL_S, draw))
+        drawing = Repeating("the display of the progress", draw, _DRAW_INTERVAL_S)
+        drawing.start()
         try:
             yield
         finally:

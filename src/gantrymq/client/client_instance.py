@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.name_server_discovery import (
     POLL_INTERVAL_S,
@@ -23,7 +24,6 @@ from gantrymq.client.name_server_discovery import (
     is_discovery_url,
     split_addresses,
 )
-from gantrymq.client.periodic import repeat
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
 from gantrymq.errors import ClientClosed, GantryError
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
@@ -83,29 +83,26 @@ class ClientInstance:
         self.remoting = RemotingClient(handlers, ssl_context=ssl_context, hooks=hooks)
         self.api = BrokerApi(self.remoting)
         self.routes = Routes(self.api, name_servers, partial(fetch_name_servers, discovery) if discovery else None)
-        self._has_discovery = discovery is not None
         self._producer_data = producer_data
         self._consumer_data = consumer_data
         #: The brokers that this client was announced to, in vain or not; those that know it.
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._jobs = [
+            Repeating("the refresh of routes", self.routes.refresh_all, REFRESH_INTERVAL_S),
+            Repeating("the heartbeat", self.heartbeat, HEARTBEAT_INTERVAL_S),
+        ]
+        if discovery is not None:
+            self._jobs.append(Repeating("the search for NameServers", self.routes.rediscover, POLL_INTERVAL_S))
 
     def start(self) -> None:
         """Begins to refresh routes and to send heartbeats."""
-        self._tasks = [
-            asyncio.create_task(repeat(REFRESH_INTERVAL_S, self.routes.refresh_all)),
-            asyncio.create_task(repeat(HEARTBEAT_INTERVAL_S, self.heartbeat)),
-        ]
-        if self._has_discovery:
-            self._tasks.append(asyncio.create_task(repeat(POLL_INTERVAL_S, self.routes.rediscover)))
+        for job in self._jobs:
+            job.start()
 
     async def close(self) -> None:
         """Takes the group off the brokers that were told of it, closes the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await asyncio.gather(*(job.stop() for job in self._jobs))
         await asyncio.gather(*(self._unregister(address) for address in self._greeted))
         await self.remoting.close()
 

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.clock import now_ms
-from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.properties import KEY_SEPARATOR
@@ -184,8 +184,9 @@ class TraceDispatcher:
         self._waiting: deque[TraceContext] = deque()
         self._dropped = 0
         self._under_way = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: Held by whoever sends: the job, or the close.
+        self._sending = asyncio.Lock()
+        self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=FLUSH_INTERVAL_S)
 
     def append(self, context: TraceContext) -> bool:
         """Takes a context, to be called in the event loop; False when too many wait already, and it is dropped."""
@@ -195,19 +196,15 @@ class TraceDispatcher:
                 log.warning("%d traces were dropped: more come than %s takes", self._dropped, self.topic)
             return False
         self._waiting.append(context)
-        if len(self._waiting) >= BATCH and not self._tasks:
-            self._flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self._flush)
+        self._job.start()
+        self._job.wake(0.0 if len(self._waiting) >= BATCH else FLUSH_INTERVAL_S)
         return True
 
     async def close(self) -> None:
         """Sends what waits; returns when that is done, or has failed. What takes too long is given up."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._waiting or self._tasks:
-                    self._flush()
-                    await asyncio.gather(*self._tasks)
+                await self._send_waiting()
         except TimeoutError:
             log.warning(
                 "%d traces were not sent: %s did not take them in time",
@@ -215,28 +212,24 @@ class TraceDispatcher:
                 self.topic,
             )
             self._waiting.clear()
-
-    def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._waiting and not self._tasks:
-            task = asyncio.get_running_loop().create_task(self._send_waiting())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        finally:
+            await self._job.stop()
 
     async def _send_waiting(self) -> None:
-        while self._waiting:
-            contexts = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-            self._under_way = len(contexts)
-            by_topic: dict[str, list[TraceContext]] = {}
-            for context in contexts:
-                by_topic.setdefault(context.beans[0].topic, []).append(context)
-            for message in (message for same in by_topic.values() for message in trace_messages(same, self.topic)):
-                try:
-                    await self._send(message)
-                except GantryError as e:
-                    log.warning("a trace was not sent: %s", e)
+        async with self._sending:
+            while self._waiting:
+                contexts = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                self._under_way = len(contexts)
+                by_topic: dict[str, list[TraceContext]] = {}
+                for context in contexts:
+                    by_topic.setdefault(context.beans[0].topic, []).append(context)
+                for message in (message for same in by_topic.values() for message in trace_messages(same, self.topic)):
+                    try:
+                        await self._send(message)
+                    except Exception as e:
+                        # Whatever it is (hooks are the user's): the other traces go on.
+                        log.warning("a trace was not sent: %s: %s", type(e).__name__, e)
+                self._under_way = 0
 
 
 def trace_messages(contexts: Iterable[TraceContext], topic: str) -> Iterable[Message]:

@@ -177,3 +177,50 @@ async def test_a_handler_that_changes_the_properties_stops_nothing(
     await send_all(producer, topic, [b"%d" % n for n in range(5)])
     async with consumer:
         await until(lambda: len(bodies) == 5 and caplog.text.count("the broker wasn't told") == 5)
+
+
+class FailingHook:
+    """A user's hook that fails on the first `times` requests of a code."""
+
+    def __init__(self, code: RequestCode, times: int) -> None:
+        self.code = code
+        self.times = times
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        if request.code == self.code and self.times:
+            self.times -= 1
+            raise ValueError("as scripted")
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("mode", "code"), [("POP", RequestCode.POP_MESSAGE), ("PULL", RequestCode.PULL_MESSAGE)])
+async def test_a_hook_that_fails_ends_no_queue(
+    name_server: str,
+    producer: Producer,
+    topic: str,
+    unique: str,
+    mode: str,
+    code: RequestCode,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gantrymq.client.popping.popped_queues.RETRY_DELAY_S", 0.01)
+    monkeypatch.setattr("gantrymq.client.consuming.queue_puller.RETRY_DELAY_S", 0.01)
+    await set_mode(name_server, topic, unique, mode)
+    inbox, hook = Inbox(), FailingHook(code, 10)
+    consumer = PushConsumer(
+        name_server,
+        unique,
+        inbox,
+        client_rebalance=False,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        hooks=[hook],
+    )
+    consumer.subscribe(topic)
+    async with consumer:
+        await until(lambda: hook.times == 0)
+        await send_all(producer, topic, [b"1", b"2"])
+        await until(lambda: inbox.bodies == [b"1", b"2"])
+    assert "as scripted" in caplog.text

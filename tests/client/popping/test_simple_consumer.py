@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
+from waiting import until
 
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
@@ -134,6 +136,14 @@ async def test_several_topics_take_turns(name_server: str, producer: Producer, t
 async def test_in_a_namespace(name_server: str, unique: str) -> None:
     async with Producer(name_server, "producers", namespace="ns") as producer:
         await producer.send(Message(unique, b"inside"))
+
+        async def known() -> bool:
+            with contextlib.suppress(NoRouteInfo):
+                return bool(await producer.client.routes.refresh(f"ns%{unique}"))
+            return False
+
+        # The broker makes the topic for the first message, and tells the NameServer a moment later.
+        await until(known)
     consumer = SimpleConsumer(name_server, unique, namespace="ns")
     consumer.subscribe(unique)
     async with consumer:

@@ -11,13 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from gantrymq.background.repeating import Repeating
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE, QueuePuller, Sink
-from gantrymq.client.periodic import repeat
 from gantrymq.errors import ClientError, ConnectFailed, GantryError
 from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_FIRST_OFFSET,
@@ -84,10 +85,12 @@ class AssignedQueues:
         self._locks = locks
         self._finish = finish
         self._queues: dict[MessageQueue, tuple[ProcessQueue, QueuePuller]] = {}
-        self._moves: set[asyncio.Task[None]] = set()
+        self._moves = Tasks(f"a queue of group {group} that goes on elsewhere")
         #: One change at a time: a queue that is sought isn't given up or taken meanwhile.
         self._changing = asyncio.Lock()
-        self._committer = asyncio.create_task(repeat(COMMIT_INTERVAL_S, self._commit_each)) if commits else None
+        self._committer = Repeating(f"the commit of group {group}", self._commit_each, COMMIT_INTERVAL_S)
+        if commits:
+            self._committer.start()
 
     @property
     def queues(self) -> set[MessageQueue]:
@@ -142,10 +145,8 @@ class AssignedQueues:
 
     async def close(self, finish: Awaitable[None] | None = None) -> None:
         """Ends the pulls, awaits `finish`, in which what was pulled is dealt with, commits, gives the locks back."""
-        ending = [*self._moves, *([self._committer] if self._committer else [])]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self._moves.stop()
+        await self._committer.stop()
         await asyncio.gather(*(puller.stop() for _, puller in self._queues.values()))
         if finish is not None:
             await finish
@@ -200,9 +201,7 @@ class AssignedQueues:
         return process_queue
 
     def _moved(self, process_queue: ProcessQueue, offset: int) -> None:
-        task = asyncio.create_task(self._go_on_at(process_queue, offset))
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
+        self._moves.start(self._go_on_at(process_queue, offset))
 
     async def _go_on_at(self, process_queue: ProcessQueue, offset: int) -> None:
         """The broker has nothing at the offset that was pulled, or an operator set another one."""

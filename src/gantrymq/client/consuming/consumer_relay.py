@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import NamedTuple
 
+from gantrymq.background.repeating import Repeating
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.consume_statistics import SAMPLE_INTERVAL_S, TopicCounters
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, Source, handler_pool
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.namespace import without_namespace
-from gantrymq.client.periodic import repeat
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
@@ -67,7 +68,8 @@ class ConsumerRelay:
         self._orderly = orderly
         self._started_ms = now_ms()
         self._consumer: Consumer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sampler = Repeating(f"the statistics of group {group}", self._sample, SAMPLE_INTERVAL_S)
+        self._resets = Tasks(f"a reset of the offsets of group {group}")
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -79,14 +81,12 @@ class ConsumerRelay:
 
     def attach(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._tasks.add(asyncio.create_task(repeat(SAMPLE_INTERVAL_S, self._sample)))
+        self._sampler.start()
 
     async def close(self) -> None:
         self._consumer = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._sampler.stop()
+        await self._resets.stop()
 
     def reset_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Goes on at other offsets: those of this consumer's queues in the body. Answers nothing."""
@@ -100,9 +100,7 @@ class ConsumerRelay:
         }
         log.info("offsets of group %s in topic %s are reset: %s", header.group, header.topic, mine)
         for queue, offset in mine.items():
-            task = asyncio.create_task(self._reset(consumer.queues, queue, offset))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._resets.start(self._reset(consumer.queues, queue, offset))
         return None
 
     def status(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -175,7 +173,7 @@ class ConsumerRelay:
         except GantryError as e:
             log.warning("can't reset the offset of %s to %d: %s", queue, offset, e)
 
-    async def _sample(self) -> None:
+    def _sample(self) -> None:
         if self._consumer is not None:
             self._consumer.queues.statistics.sample()
 

@@ -5,11 +5,12 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (pullMessage), PullAPIWra
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.process_queue import ProcessQueue
@@ -71,31 +72,28 @@ class QueuePuller:
         self._lite = lite
         self._tags = set(subscription.tags_set) if subscription.expression_type == EXPRESSION_TAG else set()
         self._broker_id = MASTER_ID
-        self._task = asyncio.create_task(self._run())
+        # Whatever a pull raises, there is another.
+        self._job = Repeating(f"pulling {process_queue.queue}", self._next, after_error_s=RETRY_DELAY_S)
+        self._job.start(0.0)
 
     async def stop(self) -> None:
         """Gives up the pull under way."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._job.stop()
 
-    async def _run(self) -> None:
+    async def _next(self) -> float:
+        """One pull; how long to wait until the next, s."""
         process_queue = self._process_queue
-        while True:
-            if process_queue.is_full:
-                room = asyncio.Event()
-                process_queue.on_room = room.set
-                await room.wait()
-            try:
-                await self._pull()
-            except ClientClosed:
-                return
-            except GantryError as e:
-                await asyncio.sleep(await self._recover(e))
-            except Exception:
-                log.exception("pulling %s failed", process_queue.queue)
-                await asyncio.sleep(RETRY_DELAY_S)
+        if process_queue.is_full:
+            process_queue.on_room = self._job.wake
+            return inf
+        try:
+            return await self._pull()
+        except ClientClosed:
+            return inf
+        except GantryError as e:
+            return await self._recover(e)
 
-    async def _pull(self) -> None:
+    async def _pull(self) -> float:
         process_queue = self._process_queue
         address, header = self._request()
         process_queue.last_pull = started = time.time()
@@ -122,13 +120,13 @@ class QueuePuller:
                     result.next_begin_offset,
                 )
                 if result.next_begin_offset == process_queue.next_offset:
-                    await asyncio.sleep(RETRY_DELAY_S)
-                else:
-                    # Not in this process queue, whose messages are in the order of their offsets.
-                    self._moved(process_queue, result.next_begin_offset)
-                    await asyncio.Event().wait()
+                    return RETRY_DELAY_S
+                # Not in this process queue, whose messages are in the order of their offsets.
+                self._moved(process_queue, result.next_begin_offset)
+                return inf
             case _:
                 process_queue.next_offset = result.next_begin_offset
+        return 0.0
 
     def _request(self) -> tuple[str, PullMessageRequestHeader]:
         process_queue, subscription, routes = self._process_queue, self._subscription, self._client.routes

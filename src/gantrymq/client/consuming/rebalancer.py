@@ -5,12 +5,12 @@ Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopi
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
@@ -50,42 +50,38 @@ class Rebalancer:
         self._topics = topics
         self._share = share
         self._changed: set[str] = set()
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._job = Repeating(
+            f"the rebalance of group {group}", self._rebalance, INTERVAL_S, after_error_s=RETRY_INTERVAL_S
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._job.start(0.0)
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._job.stop()
 
     def wake(self) -> None:
         """Rebalances now: the group's consumers have changed."""
-        self._wake.set()
+        self._job.wake()
 
     def changed(self, topic: str) -> None:
         """The subscription of `topic` is new, another one or gone: tells the brokers, and reads its queues anew."""
         self._changed.add(topic)
-        self._wake.set()
+        self._job.wake()
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            balanced = True
-            if self._changed:
-                await self._client.heartbeat()
-            while self._changed:
-                balanced &= await self._tried(self._changed.pop(), self._share.give_up)
-            for topic in list(self._topics):
-                balanced &= await self._tried(topic, self._share.rebalance)
-            try:
-                async with asyncio.timeout(INTERVAL_S if balanced else RETRY_INTERVAL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+    async def _rebalance(self) -> float | None:
+        """How long to wait until the next time, s; None: as ever."""
+        balanced = True
+        if self._changed:
+            await self._client.heartbeat()
+        for topic in list(self._changed):
+            self._changed.discard(topic)
+            if not await self._tried(topic, self._share.give_up):
+                self._changed.add(topic)
+                balanced = False
+        for topic in list(self._topics):
+            balanced &= await self._tried(topic, self._share.rebalance)
+        return None if balanced else RETRY_INTERVAL_S
 
     async def _tried(self, topic: str, work: Callable[[str], Awaitable[None]]) -> bool:
         """Whether `work` on the topic succeeded; failures are logged."""

@@ -11,8 +11,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any, cast
 
+from gantrymq.background.repeating import Repeating
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, TopicCounters
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
@@ -61,16 +65,19 @@ class PopProcessQueue:
         self.last_consume = 0.0
         self.last_pop = 0.0
         self.waiting = 0
-        self.room = asyncio.Event()
+        #: Called when one message less waits.
+        self.on_room: Callable[[], None] | None = None
 
     def taken(self) -> None:
         """One message less waits."""
         self.waiting -= 1
-        self.room.set()
+        if self.on_room is not None:
+            on_room, self.on_room = self.on_room, None
+            on_room()
 
 
 class PoppedQueues:
-    """The popped queues of a push consumer, each with a task of its own."""
+    """The popped queues of a push consumer, each popped by a job of its own."""
 
     def __init__(
         self,
@@ -94,8 +101,8 @@ class PoppedQueues:
         self._max_reconsume_times = max_reconsume_times
         self._prepare = prepare
         self._statistics = statistics
-        self._queues: dict[MessageQueue, tuple[PopProcessQueue, asyncio.Task[None]]] = {}
-        self._answers: set[asyncio.Task[None]] = set()
+        self._queues: dict[MessageQueue, tuple[PopProcessQueue, Repeating]] = {}
+        self._answers = Tasks(f"an answer of group {group} about a popped message")
 
     @property
     def queues(self) -> set[MessageQueue]:
@@ -114,38 +121,39 @@ class PoppedQueues:
         await self._stop(held - queues)
         for queue in queues - held:
             process_queue = PopProcessQueue(queue, self._statistics.of(topic))
-            self._queues[queue] = process_queue, asyncio.create_task(self._run(process_queue))
+            # Whatever a pop raises, there is another.
+            job = Repeating(f"popping {queue}", partial(self._next, process_queue), after_error_s=RETRY_DELAY_S)
+            self._queues[queue] = process_queue, job
+            job.start(0.0)
 
     async def close(self, timeout_s: float) -> None:
         """Waits for handlers at most `timeout_s`; what isn't acknowledged then comes again."""
-        tasks = [task for _, task in self._queues.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(job.stop() for _, job in self._queues.values()))
         await self.pool.close(timeout_s)
-        if self._answers:
-            await asyncio.wait(self._answers)
+        await self._answers.wait()
         self._queues.clear()
 
     async def _stop(self, queues: set[MessageQueue]) -> None:
+        jobs = []
         for queue in queues:
-            process_queue, task = self._queues.pop(queue)
+            process_queue, job = self._queues.pop(queue)
             process_queue.dropped = True
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            jobs.append(job)
+        await asyncio.gather(*(job.stop() for job in jobs))
 
-    async def _run(self, process_queue: PopProcessQueue) -> None:
-        while True:
-            while process_queue.waiting > self._options.max_messages:
-                process_queue.room.clear()
-                await process_queue.room.wait()
-            try:
-                await self._pop(process_queue)
-            except ClientClosed:
-                return
-            except GantryError as e:
-                log.warning("can't pop %s: %s", process_queue.queue, e)
-                await asyncio.sleep(RETRY_DELAY_S)
+    async def _next(self, process_queue: PopProcessQueue) -> float:
+        """One pop; how long to wait until the next, s."""
+        if process_queue.waiting > self._options.max_messages:
+            process_queue.on_room = self._queues[process_queue.queue][1].wake
+            return inf
+        try:
+            await self._pop(process_queue)
+        except ClientClosed:
+            return inf
+        except GantryError as e:
+            log.warning("can't pop %s: %s", process_queue.queue, e)
+            return RETRY_DELAY_S
+        return 0.0
 
     async def _pop(self, process_queue: PopProcessQueue) -> None:
         topic, broker_name, queue_id = process_queue.queue
@@ -205,9 +213,7 @@ class PoppedQueues:
                 self._answer(self._api.change_invisible_time(message, topic, delay_s * 1000), message)
 
     def _answer(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
-        task = asyncio.create_task(self._answered(request, message))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        self._answers.start(self._answered(request, message))
 
     async def _answered(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
         try:

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Sequence
 
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.popping.pop_api import PopApi
@@ -66,7 +67,7 @@ class SimpleConsumer(GroupConsumer):
         self._consume_from_where = consume_from_where
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
-        self._greeting: asyncio.Task[None] | None = None
+        self._greetings = Tasks(f"telling brokers what group {group} is subscribed to")
         self._turn = random.randrange(1 << 30)
 
     async def start(self) -> None:
@@ -87,8 +88,7 @@ class SimpleConsumer(GroupConsumer):
         """Leaves the group. What was received and not acknowledged comes again after its invisible time."""
         client, self._client = self._client, None
         if client is not None:
-            if self._greeting is not None:
-                await asyncio.gather(self._greeting, return_exceptions=True)
+            await self._greetings.wait()
             await client.close()
 
     async def receive(
@@ -194,7 +194,7 @@ class SimpleConsumer(GroupConsumer):
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._client is not None and self._data is not None:
             self._data.subscription_data_set = list(self._subscriptions.values())
-            self._greeting = asyncio.create_task(self._client.heartbeat())
+            self._greetings.start(self._client.heartbeat())
 
     def _started(self) -> ClientInstance:
         if self._client is None:

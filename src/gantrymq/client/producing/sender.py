@@ -10,9 +10,9 @@ import logging
 import time
 from dataclasses import dataclass
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.periodic import repeat
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.client.producing.publish_info import TopicPublishInfo
@@ -66,16 +66,16 @@ class Sender:
         self._try_timeout_ms = settings.try_timeout_ms
         self._default_topic_queue_nums = settings.default_topic_queue_nums
         self._faults = LatencyFaults() if settings.send_latency_fault_enable else None
-        self._detector: asyncio.Task[None] | None = None
+        self._detector: Repeating | None = None
         if settings.send_latency_fault_enable and settings.start_detector_enable:
-            self._detector = asyncio.create_task(repeat(DETECT_INTERVAL_MS / 1000, self._detect))
+            self._detector = Repeating("the search for brokers that are back", self._detect, DETECT_INTERVAL_MS / 1000)
+            self._detector.start()
         self._publish_infos: dict[str, tuple[TopicRouteData, TopicPublishInfo]] = {}
 
     async def close(self) -> None:
         """Ends the detector; the client is its owner's to close."""
         if self._detector is not None:
-            self._detector.cancel()
-            await asyncio.gather(self._detector, return_exceptions=True)
+            await self._detector.stop()
 
     async def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         """Stores `outgoing` in `queue`, or in the queues' turn with further tries. Raises as `Producer.send`."""

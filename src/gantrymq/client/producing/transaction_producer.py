@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.producing.outgoing import DELAYS
@@ -78,7 +79,7 @@ class TransactionProducer(Producer):
     ) -> None:
         super().__init__(name_servers, group, **options)
         self._listener = listener
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks = self._new_checks()
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
 
     async def send_in_transaction(
@@ -106,10 +107,12 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Ends the checks under way, then as `Producer.close`."""
-        for task in self._checks:
-            task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await self._checks.stop()
+        self._checks = self._new_checks()
         await super().close()
+
+    def _new_checks(self) -> Tasks:
+        return Tasks(f"a check of a transaction of group {self.group}")
 
     def _half_message(self, message: Message) -> Message:
         properties = {name: value for name, value in message.properties.items() if name not in DELAYS}
@@ -147,9 +150,7 @@ class TransactionProducer(Producer):
         if len(self._checks) >= MAX_CHECKS:
             log.warning("a check of transaction %s was dropped: %d others wait", half.msg_id, MAX_CHECKS)
             return
-        task = asyncio.get_running_loop().create_task(self._check(connection.address, header, half))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        self._checks.start(self._check(connection.address, header, half))
 
     async def _check(self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt) -> None:
         half.topic = without_namespace(half.topic, self.namespace)
