@@ -20,8 +20,13 @@ HOST = encode_host("127.0.0.1", 10911)
 _BEFORE_BODY = 88
 
 
-def open_store(root: Path, jobs: Jobs, **options: object) -> Appender:
-    """The store in `root`, with nobody who waits for messages."""
+def nobody_waits() -> LongPolling:
+    """To be made in a running loop."""
+    return LongPolling(lambda pull, expired: None, Jobs())
+
+
+def open_store(root: Path, polling: LongPolling, **options: object) -> Appender:
+    """The store in `root`."""
     config = StoreConfig(
         root,
         mapped_file_size_commit_log=4 * 1024 * 1024,
@@ -30,7 +35,7 @@ def open_store(root: Path, jobs: Jobs, **options: object) -> Appender:
     )
     store = MessageStore(config, HOST)
     store.open()
-    return Appender(store, HOST, LongPolling(lambda pull, expired: None, jobs))
+    return Appender(store, HOST, polling)
 
 
 @contextmanager

@@ -25,7 +25,9 @@ from gantrymq.protocol.headers.pop import (
     PollingInfoRequestHeader,
 )
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.receipt_handle import pop_retry_topic
+from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.message_store import MessageStore
 
@@ -459,8 +461,11 @@ REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 async def test_nonsense_in_the_revive_log_stops_nothing(
     peer: PopPeer, broker: Broker, body: dict[str, object], properties: dict[str, str]
 ) -> None:
+    host = encode_host("127.0.0.1", 1)
     for queue_id in range(8):
-        await peer.send(REVIVE_LOG, json.dumps(body).encode(), queue_id=queue_id, properties=properties)
+        queue = broker.store.queue(REVIVE_LOG, queue_id)
+        encoded = encode_properties(properties)
+        broker.store.append(queue, 0, 0, 0, host, 0, json.dumps(body).encode(), encoded, 0)
     await until(lambda: broker.pops.revive_lags() == [0] * 8)
     for i in range(2):
         await peer.send(TOPIC, b"%d" % i)

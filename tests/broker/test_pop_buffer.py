@@ -1,4 +1,4 @@
-"""The checkpoints in memory and those read from the revive log, as plain tables."""
+"""The checkpoints in memory, as plain tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
-from gantrymq.broker.pop.revive import ReviveQueue
 from gantrymq.broker.saving import Saving
 from gantrymq.errors import StoreFull
-from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
+from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
 QUEUE = ("t", "g", 0)
 
@@ -145,46 +144,6 @@ def test_the_offset_never_passes_what_is_neither_acknowledged_nor_stored(steps: 
         assert committed <= end
         assert committed <= min(out - in_log, default=end)
         assert (pops.next_offset(QUEUE) or committed) == end
-
-
-def test_a_checkpoint_is_due_once_the_log_is_past_its_acknowledgements() -> None:
-    queue = ReviveQueue(10, 0)
-    queue.take_checkpoint(checkpoint(0, 2, invisible_time=5000), 10)
-    queue.take_checkpoint(checkpoint(5, 1, invisible_time=5000), 11)
-    queue.read_to(12, 5000, 5000)
-    assert (queue.due(7900), queue.committed) == (None, 9)
-    queue.take_ack(Ack(start_offset=0, group="g", topic="t", queue_id=0, pop_time=0, offset=1, broker_name="b"))
-    queue.take_ack(Ack(start_offset=99, group="g", topic="t", queue_id=0, pop_time=0, offset=99, broker_name="b"))
-    queue.read_to(14, 7001, 7100)
-    first = queue.due(7100)
-    assert first is not None
-    assert (first.offset, first.acked) == (10, 0b10)
-    queue.done(first)
-    assert queue.committed == 10
-    second = queue.due(7100)
-    assert second is not None
-    queue.done(second)
-    assert (queue.due(10**9), queue.committed) == (None, 13)
-
-
-def test_a_log_that_brings_nothing_is_past_every_time_before() -> None:
-    queue = ReviveQueue(0, 0)
-    queue.take_checkpoint(checkpoint(0, invisible_time=1000), 0)
-    queue.read_to(1, 0, 500)
-    assert queue.due(3001) is None
-    assert queue.due(3500) is not None
-
-
-def test_a_batch_and_a_bit_map_acknowledge() -> None:
-    queue = ReviveQueue(0, 0)
-    one = checkpoint(0, 4, invisible_time=0)
-    one.bit_map = 0b1000
-    queue.take_checkpoint(one, 0)
-    queue.take_ack(Ack(start_offset=0, group="g", topic="t", queue_id=0, pop_time=0, offsets=[0, 2], broker_name="b"))
-    queue.read_to(2, 60_000, 60_000)
-    due = queue.due(60_000)
-    assert due is not None
-    assert due.acked == 0b1101
 
 
 def test_many_leave_in_slices() -> None:

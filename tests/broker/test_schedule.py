@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bare_store import HOST, bodies, damage, full_disk, open_store, records
+from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
 from broker_support import config
 from waiting import until
 
@@ -48,7 +48,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     jobs = Jobs()
-    appender = open_store(tmp_path, jobs, **getattr(request, "param", {}))
+    appender = open_store(tmp_path, nobody_waits(), **getattr(request, "param", {}))
     saving = Saving(config(tmp_path), jobs)
     schedule = Schedule(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs, saving=saving)
     yield World(appender, schedule, jobs)

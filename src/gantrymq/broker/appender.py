@@ -29,7 +29,7 @@ def born_host(connection: Connection) -> bytes:
 def is_passing(error: BaseException) -> bool:
     """Whether the store takes nothing for now, so that the same may succeed later; else the fault is the message's."""
     if isinstance(error, RequestRefused):
-        return error.code != ResponseCode.MESSAGE_ILLEGAL
+        return error.code == ResponseCode.SERVICE_NOT_AVAILABLE
     return isinstance(error, StoreError | OSError)
 
 

@@ -1,0 +1,376 @@
+"""What the revive log says, as a plain table; and how it is worked off: in small steps, past damage and full disks."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.pop.revive import REVIVE_GROUP, PopRevive
+from gantrymq.broker.pop.revive_log import ReviveLog
+from gantrymq.broker.pop.revive_queue import LIMIT, ReviveQueue
+from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.saving import Saving
+from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.clock import now_ms
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
+
+RETRY = "%RETRY%g_t"
+
+
+def checkpoint(start: int, count: int = 1, *, pop_time: int = 0, invisible_time: int = 60_000) -> Checkpoint:
+    return Checkpoint(
+        start_offset=start,
+        pop_time=pop_time,
+        invisible_time=invisible_time,
+        count=count,
+        queue_id=0,
+        topic="t",
+        group="g",
+        diffs=list(range(count)),
+        broker_name="b",
+    )
+
+
+def ack(start: int, offset: int, *, pop_time: int = 0) -> Ack:
+    return Ack(start_offset=start, group="g", topic="t", queue_id=0, pop_time=pop_time, offset=offset, broker_name="b")
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_due_once_the_log_is_past_its_acknowledgements() -> None:
+    queue = ReviveQueue(10, 0)
+    queue.take_checkpoint(checkpoint(0, 2, invisible_time=5000), 10, 4000)
+    queue.take_checkpoint(checkpoint(5, 1, invisible_time=5000), 11, 4000)
+    queue.read_to(12, 5000, 5000)
+    assert (queue.due(7900), queue.committed) == (None, 9)
+    queue.take_ack(ack(0, 1))
+    queue.take_ack(ack(99, 99))
+    queue.read_to(14, 7001, 7100)
+    first = queue.due(7100)
+    assert first is not None
+    assert (first.offset, first.acked, first.next_unacked()) == (10, 0b10, (0, 0))
+    queue.done(first)
+    assert queue.committed == 10
+    second = queue.due(7100)
+    assert second is not None
+    queue.done(second)
+    assert (queue.due(10**9), queue.committed) == (None, 13)
+
+
+def test_a_log_that_brings_nothing_is_past_every_time_before() -> None:
+    queue = ReviveQueue(0, 0)
+    queue.take_checkpoint(checkpoint(0, invisible_time=1000), 0, 0)
+    queue.read_to(1, 0, 500)
+    assert queue.due(3001) is None
+    assert queue.due(3500) is not None
+
+
+def test_a_batch_and_a_bit_map_acknowledge() -> None:
+    queue = ReviveQueue(0, 0)
+    one = checkpoint(0, 4, invisible_time=0)
+    one.bit_map = 0b1000
+    queue.take_checkpoint(one, 0, 0)
+    queue.take_ack(Ack(start_offset=0, group="g", topic="t", queue_id=0, pop_time=0, offsets=[0, 2], broker_name="b"))
+    queue.read_to(2, 60_000, 60_000)
+    due = queue.due(60_000)
+    assert due is not None
+    assert due.acked == 0b1101
+
+
+def test_a_checkpoint_that_claims_to_be_of_the_future_keeps_none_behind_it_waiting() -> None:
+    queue = ReviveQueue(0, 0)
+    queue.take_checkpoint(checkpoint(0, pop_time=1 << 60), 0, 5000)
+    queue.take_checkpoint(checkpoint(1, invisible_time=6000), 1, 5000)
+    queue.read_to(2, 6000, 8001)
+    queue.read_to(3, 8001, 8001)
+    for offset in (0, 1):
+        due = queue.due(8001)
+        assert due is not None
+        assert due.offset == offset
+        queue.done(due)
+
+
+#: When the next thing happens, what, and to which of the pops.
+STEPS = st.lists(st.tuples(st.integers(0, 1500), st.booleans(), st.integers(0, 5)), max_size=60)
+
+
+@given(STEPS, st.integers(1, 4))
+def test_what_comes_back_is_the_same_however_many_fit_into_memory(
+    steps: list[tuple[int, bool, int]], limit: int
+) -> None:
+    """The log is in order of time: a checkpoint a second before its time, its acknowledgements at that time."""
+    at = 0
+    log: list[tuple[int, Checkpoint | Ack]] = []
+    for number, (later, is_acked, place) in enumerate(steps):
+        at += later
+        one = checkpoint(number * 10, 6, pop_time=at)
+        log.append((one.revive_time - 1000, one))
+        if is_acked:
+            log.append((one.revive_time, ack(number * 10, number * 10 + place, pop_time=at)))
+    log.sort(key=lambda entry: entry[0])
+
+    def read(limit: int) -> list[tuple[PopKey, int]]:
+        queue, now, back = ReviveQueue(0, 0, limit), at + 10**6, []
+        while True:
+            if (due := queue.due(now)) is not None:
+                back.append((due.checkpoint.key, due.acked))
+                queue.done(due)
+            elif queue.read_offset < len(log):
+                deliver_ms, said = log[queue.read_offset]
+                if isinstance(said, Ack):
+                    queue.take_ack(said)
+                elif queue.wants_checkpoints:
+                    queue.take_checkpoint(said, queue.read_offset, deliver_ms)
+                queue.read_to(queue.read_offset + 1, deliver_ms, now)
+            elif len(queue):
+                now += 3000
+            else:
+                assert queue.committed == len(log) - 1
+                return back
+            assert len(queue) <= limit
+
+    assert read(limit) == read(10**6)
+
+
+# -- over a store ---------------------------------------------------------------------------------------------------
+
+
+class World:
+    """The revive log of a broker whose timer has delivered everything."""
+
+    def __init__(self, root: Path, polling: LongPolling, **options: object) -> None:
+        self.appender = open_store(root / "store", polling, **options)
+        self.store = self.appender.store
+        config = BrokerConfig(broker_name="b", store=self.store.config)
+        saving = Saving(config, Jobs())
+        self.topics = BrokerTopics(config, root / "topics.json", lambda names: None, saving=saving)
+        self.topics.put(TopicConfig("t", 1, 1))
+        self.groups = SubscriptionGroupTable(root / "groups.json", auto_create=True, saving=saving)
+        self.groups.get("g")
+        self.offsets = ConsumerOffsets(root / "offsets.json", saving=saving)
+        schedule = Schedule(root / "delays.json", [1000], self.appender, Jobs(), saving=saving)
+        retry = RetryTopics(self.appender, self.topics, self.groups, schedule)
+        self.log = ReviveLog(self.appender, "c", 2, lambda queue, properties, code: (queue, properties, code))
+        self.revive = PopRevive(self.log, self.appender, self.topics, self.groups, self.offsets, retry, config)
+
+    def send(self, body: bytes, properties: bytes = b"") -> int:
+        """A message of the topic; its physical offset."""
+        queue = self.store.queue("t", 0)
+        return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, 0).physical_offset
+
+    def put(self, body: bytes, tag: str, queue_id: int = 0) -> int:
+        """Nonsense in the revive log."""
+        queue = self.store.queue(self.log.topic, queue_id)
+        properties = encode_properties({"TAGS": tag})
+        return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, 0).physical_offset
+
+    def wait(self) -> None:
+        """The log has brought nothing for long enough."""
+        for queue in self.revive._queues:
+            queue._read_ms -= 3000
+
+    def work(self) -> None:
+        """All that is to do."""
+        for _ in range(2):
+            while self.revive.turn():
+                pass
+            self.wait()
+        while self.revive.turn():
+            pass
+
+    def committed(self, queue_id: int = 0) -> int | None:
+        return self.offsets.query(REVIVE_GROUP, self.log.topic, queue_id)
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., World]]:
+    worlds: list[World] = []
+    polling = nobody_waits()
+
+    def make_world(**options: object) -> World:
+        worlds.append(World(tmp_path, polling, **options))
+        return worlds[-1]
+
+    yield make_world
+    for world in worlds:
+        world.store.close()
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+OLD = now_ms() - 3600_000
+
+
+def old(start: int, count: int = 1) -> Checkpoint:
+    return checkpoint(start, count, pop_time=OLD)
+
+
+def test_bad_records_are_skipped_counted_and_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    places = [world.send(b"%d" % n) for n in range(6)]
+    world.revive.start()
+    for n in range(3):
+        world.log.put_checkpoint(old(n), 0)
+    bad = [world.put(b"damaged", "ck"), world.put(b"nonsense", "ck"), world.put(b"{}", "ack")]
+    many = b'{"so":0,"c":"g","t":"t","q":0,"pt":1,"aol":[%b]}' % b",".join([b"0"] * 33)
+    bad.append(world.put(many, "bAck"))
+    world.put(b"of no kind", "other")
+    world.log.put_checkpoint(old(3, 3), 0)
+    damage(world.store, bad[0])
+    damage(world.store, places[1])
+    # Its size, in the midst of a row of good ones.
+    damage(world.store, places[4], 3)
+    world.work()
+    assert bodies(world.store, RETRY) == [b"0", b"2", b"3", b"5"]
+    assert world.revive.skipped == len(bad) + 2
+    assert world.committed() == 8
+    for number, place in enumerate(bad, 3):
+        assert f"message {number} of {world.log.topic}-0, at {place} in the commit log, is skipped" in caplog.text
+    for number in (1, 4):
+        assert f"message {number} of t-0, at {places[number]} in the commit log, is skipped" in caplog.text
+
+
+def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
+    for n in range(5):
+        world.send(b"%d" % n)
+    world.revive.start()
+    world.log.put_checkpoint(old(0, 3), 0)
+    world.log.put_checkpoint(old(3, 2), 1)
+    while world.revive.turn():
+        pass
+    world.wait()
+    with full_disk(world.store):
+        for _ in range(3):
+            with pytest.raises(RequestRefused):
+                world.revive.turn()
+    assert (bodies(world.store, RETRY), world.committed()) == ([], None)
+    # It is full again in the midst of a checkpoint.
+    world.revive._step(0)
+    with full_disk(world.store), pytest.raises(RequestRefused):
+        world.revive.turn()
+    assert bodies(world.store, RETRY) == [b"0"]
+    world.work()
+    assert sorted(bodies(world.store, RETRY)) == [b"%d" % n for n in range(5)]
+    assert (world.committed(0), world.committed(1)) == (0, 0)
+
+
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize("attempts", [0, 16])
+def test_what_was_accepted_comes_back_however_long_its_properties_are(
+    make: Callable[..., World], crc: bool, attempts: int
+) -> None:
+    world = make(enabled_append_prop_crc=crc)
+    most = world.appender.max_properties_length
+    tails = [0, 60, 120, 200]
+    for tail in tails:
+        properties = encode_properties({"UNIQ_KEY": "k", "pad": "x" * (most - tail - 20)})
+        properties += b"a\x01%b\x02" % (b"y" * (most - tail - len(properties) - 3))
+        queue = world.store.queue("t", 0)
+        world.appender.append(queue, 0, 0, 0, HOST, attempts, b"long", properties, 0)
+    # What isn't UTF-8 gets three times as long.
+    world.send(b"no text", b"pad\x01" + b"\xff" * (MAX_PROPERTIES_LENGTH - 30) + b"\x02")
+    world.revive.start()
+    world.log.put_checkpoint(old(0, 5), 0)
+    world.work()
+    came = records(world.store, "%DLQ%g") if attempts else []
+    came += records(world.store, RETRY)
+    assert [record.body for record in came] == [b"long"] * 4 + [b"no text"]
+    for record, tail in zip(came[:4], tails, strict=True):
+        assert b"pad\x01" + b"x" * (most - tail - 20) in record.properties
+    assert world.revive.skipped == 0
+
+
+def test_a_topic_that_is_gone_is_named_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.send(b"0")
+    world.topics.remove("t")
+    world.revive.start()
+    for n in range(100):
+        world.log.put_checkpoint(old(n), 0)
+    world.work()
+    assert caplog.text.count("don't come back") == 1
+    assert world.committed() == 99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["mixed", "acknowledgements last"])
+def test_a_backlog_takes_small_steps_and_little_memory(world: World, is_mixed: bool) -> None:
+    """200,000 records of the same second, after a standstill; one pop in a thousand comes back."""
+    half = 100_000
+    queue = world.store.queue(world.log.topic, 0)
+    for n in range(100):
+        world.send(b"%d" % n)
+    key = b'"so":%d,"c":"g","t":"t","q":0,"pt":%d,"bn":"b"'
+
+    def put(body: bytes, tag: str, deliver_ms: int) -> None:
+        properties = encode_properties({"TAGS": tag, "TIMER_DELIVER_MS": str(deliver_ms)})
+        world.store.append(queue, 0, 0, 0, HOST, 0, body, properties, 0)
+
+    def put_checkpoint(n: int) -> None:
+        put(b'{%b,"it":60000,"n":1,"d":[0]}' % (key % (n // 1000, OLD + n % 1000)), "ck", OLD + 59_000 + n % 1000)
+
+    def put_ack(n: int) -> None:
+        if n % 1000:
+            put(b'{%b,"ao":%d}' % (key % (n // 1000, OLD + n % 1000), n // 1000), "ack", OLD + 60_000 + n % 1000)
+
+    for n in range(half):
+        put_checkpoint(n)
+        if is_mixed:
+            put_ack(n)
+    for n in range(half if not is_mixed else 0):
+        put_ack(n)
+    put(b"{}", "of a later time", OLD + 70_000)
+    world.revive.start()
+    longest, waiting, more = 0.0, 0, True
+    # What other tests have left isn't to be collected at our expense.
+    gc.collect()
+    gc.freeze()
+    try:
+        while more:
+            began = time.thread_time()
+            more = world.revive.turn()
+            longest = max(longest, time.thread_time() - began)
+            waiting = max(waiting, len(world.revive._queues[0]))
+    finally:
+        gc.unfreeze()
+    assert sorted(map(int, bodies(world.store, RETRY))) == list(range(100))
+    assert world.committed() == queue.max_offset - 1
+    assert waiting == LIMIT
+    assert longest < 0.05
+
+
+def test_all_that_may_wait_takes_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        queue = ReviveQueue(0, 0)
+        number = 0
+        while queue.wants_checkpoints:
+            body = encode_json(checkpoint(10_000 + 32 * number, 32, pop_time=OLD + number))
+            queue.take_checkpoint(decode_json(body, Checkpoint), number, OLD)
+            number += 1
+            queue.read_to(number, OLD, OLD)
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (number, len(queue)) == (LIMIT, LIMIT)
+    assert size < 10 * 1024 * 1024
