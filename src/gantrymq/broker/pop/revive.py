@@ -1,8 +1,9 @@
 """Brings back popped messages that nobody acknowledged in time (`PopReviveService`).
 
 Each queue of the revive log is read in order, see `revive_queue`. When a checkpoint's time has come, the messages that
-are left of it are stored again in the group's pop retry topic, with one more attempt to their name. After as many as the
-group has (`retryMaxTimes`) they go to its dead-letter topic: Java leaves that to its clients, some of which drop them.
+are left of it are stored again in the group's pop retry topic, with one more attempt to their name. After as many of
+them as the group has (`retryMaxTimes`) they go to its dead-letter topic: Java leaves that to its clients, some of which
+drop them.
 
 The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record that is done with.
 """
