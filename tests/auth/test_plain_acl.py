@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gantrymq.auth.guard import Caller
+from gantrymq.auth.need import Guarded
 from gantrymq.auth.plain_access import PlainAccess
 from gantrymq.auth.plain_acl import Perm, parse_plain_acl
 from gantrymq.auth.plain_acl_file import PlainAclFiles
@@ -47,11 +49,12 @@ accounts:
     admin: true
 """
 HOST = "127.0.0.1"
+BROKER = Guarded("c", lambda physical_offset: None)
 
 
 @pytest.fixture
 def access() -> PlainAccess:
-    return PlainAccess(parse_plain_acl(TEXT, "plain_acl.yml"))
+    return PlainAccess(parse_plain_acl(TEXT, "plain_acl.yml"), BROKER)
 
 
 def request(
@@ -69,7 +72,7 @@ def request(
 
 def refusal(access: PlainAccess, command: RemotingCommand, host: str = HOST) -> str | None:
     try:
-        access.check(host, command)
+        access.check(Caller(host), command)
     except RequestRefused as e:
         return f"{ResponseCode(e.code).name}: {e}"
     return None
@@ -140,7 +143,12 @@ def test_signatures(access: PlainAccess) -> None:
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupC", "b": "%RETRY%groupC"}, b"", None),
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupA", "b": "%RETRY%groupA"}, b"", "No permission for group:groupA"),
         (RequestCode.SEND_MESSAGE_V2, {"b": "RMQ_SYS_TRACE_TOPIC"}, b"", None),
-        (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "groupA"}, b"", "No permission for group:groupA"),
+        (
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            {"group": "groupA", "offset": "0", "delayLevel": "0"},
+            b"",
+            "No permission for group:groupA",
+        ),
         (RequestCode.PULL_MESSAGE, {"topic": "topicC", "consumerGroup": "groupC"}, b"", None),
         (RequestCode.PULL_MESSAGE, {"topic": "topicC", "consumerGroup": "another"}, b"", None),
         (RequestCode.PULL_MESSAGE, {"topic": "topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
@@ -150,7 +158,8 @@ def test_signatures(access: PlainAccess) -> None:
         # Who sends to a retry topic must be of that group, not of the one that it names.
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupC", "b": "%RETRY%groupA"}, b"", "group:groupA"),
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupA", "b": "%RETRY%groupC"}, b"", None),
-        (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "DefaultCluster_REPLY_TOPIC"}, b"", None),
+        (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "c_REPLY_TOPIC"}, b"", None),
+        (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "x_REPLY_TOPIC"}, b"", "topic:x_REPLY_TOPIC"),
         (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "other"}, b"", "topic:other"),
         (RequestCode.ACK_MESSAGE, {"topic": "%RETRY%groupC_topicC", "consumerGroup": "groupC"}, b"", None),
         (RequestCode.ACK_MESSAGE, {"topic": "%RETRY%groupC_topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
@@ -164,12 +173,15 @@ def test_signatures(access: PlainAccess) -> None:
         (RequestCode.UNREGISTER_CLIENT, {"clientID": "c", "consumerGroup": "groupA"}, b"", "group:groupA"),
         (RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "groupA"}, b"", "group:groupA"),
         (RequestCode.UPDATE_CONSUMER_OFFSET, {"consumerGroup": "groupC", "topic": "topicA"}, b"", "topic:topicA"),
-        (RequestCode.GET_MAX_OFFSET, {"topic": "topicA"}, b"", None),
+        (RequestCode.GET_MAX_OFFSET, {"topic": "topicC"}, b"", None),
+        (RequestCode.GET_MAX_OFFSET, {"topic": "topicA"}, b"", "topic:topicA"),
+        (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "groupC"}, b"", "No permission for all topics"),
+        (RequestCode.GET_BROKER_RUNTIME_INFO, {}, b"", "Need admin permission"),
         (
             RequestCode.UPDATE_BROKER_CONFIG,
             {},
             b"",
-            "Need admin permission for request code=25, but accessKey=RocketMQ is not",
+            "Need admin permission for Update of Cluster:c, but accessKey=RocketMQ is not",
         ),
         (RequestCode.AUTH_CREATE_USER, {}, b"", "Need admin permission"),
     ],
@@ -242,3 +254,14 @@ def test_files_of_the_directory_acl_count_too(tmp_path: Path) -> None:
     assert set(acl.accounts) == {"RocketMQ", "rocketmq2"}
     assert acl.accounts["rocketmq2"].signer.sign({}, b"", 479) == Signer("01234567").sign({}, b"", 479)
     assert len(acl.trusted) == 2
+
+
+def test_who_may_send(access: PlainAccess) -> None:
+    caller = Caller(HOST)
+    assert not access.may_send(caller, "topicB")
+    access.check(caller, request(RequestCode.SEND_MESSAGE_V2, {"b": "topicB"}))
+    assert access.may_send(caller, "topicB")
+    assert not access.may_send(caller, "topicC")
+    assert access.may_send(Caller("10.10.103.7"), "topicC")
+    assert access.may_send(Caller("192.168.1.4", "rocketmq2"), "topicC")
+    assert not access.is_super(Caller("192.168.1.4", "rocketmq2"))

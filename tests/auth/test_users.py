@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gantrymq.auth.config import AuthConfig
+from gantrymq.auth.guard import Caller
+from gantrymq.auth.need import Guarded
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import UserType
@@ -16,11 +18,33 @@ from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import ConfigError, RequestRefused, StoreError
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.record import Record, decode_record, encode_host, encode_record
 
 HOST = "127.0.0.1"
+#: What stands in the log of the broker that is asked.
+RECORDS = [
+    ("RMQ_SYS_TRANS_HALF_TOPIC", {"REAL_TOPIC": "T"}),
+    ("U", {"REAL_TOPIC": "x"}),
+    ("%RETRY%g_U", {}),
+]
+
+
+def record_at(physical_offset: int) -> Record | None:
+    if physical_offset >= len(RECORDS):
+        return None
+    topic, properties = RECORDS[physical_offset]
+    host = encode_host("127.0.0.1", 1)
+    return decode_record(
+        encode_record(0, 0, 0, 0, 0, 0, host, 0, host, 0, 0, b"x", topic.encode(), encode_properties(properties))
+    )
+
+
+BROKER = Guarded("c", record_at)
 BOTH = AuthConfig(authentication_enabled=True, authorization_enabled=True)
 INIT_USER = '{"username":"root","password":"rootpass"}'
 
@@ -48,7 +72,7 @@ def request(
 
 def refusal(access: UserAccess, command: RemotingCommand, host: str = HOST) -> str | None:
     try:
-        access.check(host, command)
+        access.check(Caller(host), command)
     except RequestRefused as e:
         return str(e)
     return None
@@ -154,7 +178,7 @@ def test_white_lists_and_both_ways_at_once_are_checked() -> None:
 
 
 def test_authentication(table: UserTable) -> None:
-    access = UserAccess(AuthConfig(authentication_enabled=True, authentication_whitelist="105, 34"), "c", table)
+    access = UserAccess(AuthConfig(authentication_enabled=True, authentication_whitelist="105, 34"), BROKER, table)
     assert refusal(access, request(RequestCode.GET_MAX_OFFSET)) is None
     assert refusal(access, RemotingCommand.request(RequestCode.HEART_BEAT)) is None
     assert refusal(access, RemotingCommand.request(RequestCode.GET_MAX_OFFSET)) == "username cannot be null."
@@ -169,7 +193,7 @@ def test_authentication(table: UserTable) -> None:
 
 
 def test_authorization_follows_changes_at_once(table: UserTable) -> None:
-    access = UserAccess(BOTH, "c", table)
+    access = UserAccess(BOTH, BROKER, table)
     send = request(RequestCode.SEND_MESSAGE_V2, {"a": "p", "b": "orders"})
     assert (
         refusal(access, send)
@@ -187,7 +211,7 @@ def test_authorization_follows_changes_at_once(table: UserTable) -> None:
 
 
 def test_without_authentication_a_name_is_enough(table: UserTable) -> None:
-    access = UserAccess(AuthConfig(authorization_enabled=True, authorization_whitelist="11"), "c", table)
+    access = UserAccess(AuthConfig(authorization_enabled=True, authorization_whitelist="11"), BROKER, table)
     allow(table, "Topic:orders", "Pub")
     send = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, fields={"b": "orders"})
     assert refusal(access, send) == "Authorization failed: no user is named."
@@ -208,6 +232,10 @@ def queues(group: str, topic: str) -> bytes:
     return encode_json({"consumerGroup": group, "clientId": "c", "mqSet": [queue]})
 
 
+END = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": "0", "commitOrRollback": "8", "msgId": "K"}
+SENT_BACK = {"group": "g", "delayLevel": "0", "originTopic": "x"}
+
+
 @pytest.mark.parametrize(
     ("code", "fields", "body", "needed"),
     [
@@ -216,9 +244,20 @@ def queues(group: str, topic: str) -> bytes:
         (RequestCode.SEND_BATCH_MESSAGE, {"a": "p", "b": "T"}, b"", ["Topic:T Pub"]),
         (RequestCode.SEND_MESSAGE_V2, {"b": "%RETRY%g"}, b"", ["Group:g Sub"]),
         (RequestCode.RECALL_MESSAGE, {"topic": "T"}, b"", ["Topic:T Pub"]),
-        (RequestCode.END_TRANSACTION, {"topic": "T"}, b"", ["Topic:T Pub"]),
-        (RequestCode.END_TRANSACTION, {}, b"", []),
-        (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "g"}, b"", ["Group:g Sub"]),
+        (RequestCode.END_TRANSACTION, END | {"topic": "x"}, b"", ["Topic:T Pub"]),
+        (RequestCode.END_TRANSACTION, END, b"", ["Topic:T Pub"]),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, SENT_BACK | {"offset": "1"}, b"", ["Topic:U Sub", "Group:g Sub"]),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, SENT_BACK | {"offset": "2"}, b"", ["Topic:U Sub", "Group:g Sub"]),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, SENT_BACK | {"offset": "3"}, b"", ["Group:g Sub"]),
+        (
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            SENT_BACK | {"offset": "0"},
+            b"",
+            ["Topic:RMQ_SYS_TRANS_HALF_TOPIC Sub", "Group:g Sub"],
+        ),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "0"}, b"", ["Topic:T Sub or Get"]),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "1", "topic": "x"}, b"", ["Topic:U Sub or Get"]),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "2"}, b"", ["Group:g_U Sub or Get"]),
         (RequestCode.PULL_MESSAGE, {"topic": "T", "consumerGroup": "g"}, b"", ["Topic:T Sub", "Group:g Sub"]),
         (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, b"", ["Group:g Sub"]),
         (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%h", "consumerGroup": "g"}, b"", ["Group:h Sub", "Group:g Sub"]),
@@ -227,13 +266,12 @@ def queues(group: str, topic: str) -> bytes:
         (
             RequestCode.BATCH_ACK_MESSAGE,
             {},
-            encode_json({"brokerName": "b", "acks": [{"c": "g", "t": "T"}]}),
+            encode_json(BatchAckBody("b", [BatchAck("g", "T", "0", 0, 0, 0, 0, 0)])),
             ["Topic:T Sub", "Group:g Sub"],
         ),
         (RequestCode.QUERY_MESSAGE, {"topic": "T"}, b"", ["Topic:T Sub or Get"]),
         (RequestCode.HEART_BEAT, {}, heartbeat("g", "T"), ["Topic:T Sub", "Group:g Sub"]),
         (RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "g"}, b"", ["Group:g Sub"]),
-        (RequestCode.UNREGISTER_CLIENT, {"producerGroup": "p"}, b"", []),
         (RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}, b"", ["Group:g Sub or Get"]),
         (
             RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -278,17 +316,23 @@ def queues(group: str, topic: str) -> bytes:
         ),
         (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}, b"", ["Topic:T Delete"]),
         (RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}, b"", ["Group:g Delete"]),
-        (RequestCode.CLONE_GROUP_OFFSET, {"destGroup": "g", "topic": "T"}, b"", ["Topic:T Update", "Group:g Update"]),
+        (
+            RequestCode.CLONE_GROUP_OFFSET,
+            {"srcGroup": "h", "destGroup": "g", "topic": "T"},
+            b"",
+            ["Topic:T Update", "Group:g Update", "Group:h Get"],
+        ),
         (RequestCode.AUTH_CREATE_USER, {"username": "x"}, b"", ["Cluster:c Update"]),
         (RequestCode.AUTH_LIST_ACL, {}, b"", ["Cluster:c Get"]),
         (RequestCode.UPDATE_BROKER_CONFIG, {}, b"", ["Cluster:c Update"]),
-        (RequestCode.GET_BROKER_RUNTIME_INFO, {}, b"", []),
+        (RequestCode.UPDATE_BROKER_CONFIG, {"clusterName": "another"}, b"", ["Cluster:c Update"]),
+        (RequestCode.GET_BROKER_RUNTIME_INFO, {}, b"", ["Cluster:c Get"]),
     ],
 )
 def test_what_requests_need(
     table: UserTable, code: int, fields: dict[str, str], body: bytes, needed: list[str]
 ) -> None:
-    access = UserAccess(BOTH, "c", table)
+    access = UserAccess(BOTH, BROKER, table)
     command = request(code, fields, body)
     met: list[str] = []
     while (refused := refusal(access, command)) is not None:
@@ -298,3 +342,56 @@ def test_what_requests_need(
         met.append(f"{resource} {actions}")
         allow(table, resource, actions.split(" or ")[-1])
     assert sorted(met) == sorted(needed)
+
+
+def test_what_names_nothing_takes_some_right(table: UserTable) -> None:
+    access = UserAccess(BOTH, BROKER, table)
+    leave = request(RequestCode.UNREGISTER_CLIENT, {"clientID": "x", "producerGroup": "p"})
+    nowhere = request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "7"})
+    for command in (leave, nowhere):
+        assert "to access * from 127.0.0.1, no matched policies. It needs Any" in str(refusal(access, command))
+    allow(table, "Topic:T", "Pub", ips="10.0.0.0/8")
+    allow(table, "Topic:U", "Pub", decision="Deny")
+    assert "It needs Any" in str(refusal(access, leave))
+    allow(table, "Topic:V", "Pub")
+    assert refusal(access, leave) is None
+    # Its handler finds no record there.
+    assert refusal(access, nowhere) is None
+
+
+def test_a_code_without_a_rule_is_for_super_users(table: UserTable) -> None:
+    access = UserAccess(BOTH, BROKER, table)
+    allow(table, "*", "All")
+    assert "request code 12345 has no rule" in str(refusal(access, request(12345)))
+    assert refusal(access, request(12345, user="root", password="rootpass")) is None
+
+
+def test_who_may_send(table: UserTable) -> None:
+    """Asked of a connection, about the user who signed last on it."""
+    access = UserAccess(BOTH, BROKER, table)
+    caller = Caller(HOST)
+    assert not access.may_send(caller, "orders")
+    allow(table, "Topic:orders", "Pub")
+    access.check(caller, request(RequestCode.SEND_MESSAGE_V2, {"b": "orders"}))
+    assert access.may_send(caller, "orders")
+    assert not access.may_send(caller, "others")
+    assert not access.is_super(caller)
+    with pytest.raises(RequestRefused):
+        access.check(caller, request(RequestCode.SEND_MESSAGE_V2, {"b": "orders"}, user="root", password="guessed"))
+    assert not access.is_super(caller)
+    table.update_user(UserInfo("alice", user_status="disable"))
+    assert not access.may_send(caller, "orders")
+    access.check(caller, request(RequestCode.SEND_MESSAGE_V2, {"b": "x"}, user="root", password="rootpass"))
+    assert access.may_send(caller, "others")
+    assert access.is_super(caller)
+
+
+def test_without_authorization_every_user_may_send(table: UserTable) -> None:
+    access = UserAccess(AuthConfig(authentication_enabled=True, authentication_whitelist="34"), BROKER, table)
+    caller = Caller(HOST)
+    access.check(caller, RemotingCommand.request(RequestCode.HEART_BEAT, fields={"AccessKey": "root"}))
+    assert not access.may_send(caller, "orders")
+    access.check(caller, request(RequestCode.GET_MAX_OFFSET))
+    access.check(caller, RemotingCommand.request(RequestCode.HEART_BEAT, fields={"AccessKey": "root"}))
+    assert access.may_send(caller, "orders")
+    assert not access.is_super(caller)

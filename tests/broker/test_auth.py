@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from broker_support import Peer, config
+from transaction_support import Producer
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
@@ -227,27 +230,224 @@ async def test_what_came_back_is_acknowledged_with_the_rights_to_pop_it(
         assert (await alice.connection.invoke(request)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_an_asked_producer_may_end_its_transaction(
+class Right(NamedTuple):
+    """A user who may do something, and how it is called."""
+
+    user: str
+    resource: str
+    actions: str
+
+
+async def add_users(address: str, *rights: Right) -> None:
+    async with AdminClient(hooks=[ROOT]) as admin:
+        for right in rights:
+            if await admin.user(address, right.user) is None:
+                await admin.create_user([address], UserInfo(right.user, "secret12"))
+            acl = acl_of(f"User:{right.user}", [right.resource], right.actions.split(","), [], "Allow")
+            await admin.create_acl([address], acl)
+
+
+def place_of(sent: RemotingCommand) -> str:
+    assert sent.code == ResponseCode.SUCCESS, sent.remark
+    return str(decode_offset_message_id(sent.ext_fields["msgId"])[1])
+
+
+@pytest.mark.parametrize("claimed", [{}, {"topic": ""}, {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, {"topic": "mine"}])
+async def test_who_may_send_to_the_topic_ends_its_transactions(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]], claimed: dict[str, str]
+) -> None:
+    """Whatever the end says of it: Apache's older clients leave the topic out, and those asked name the question's."""
+    broker = await start(USERS)
+    await add_users(
+        f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub")
+    )
+    alice = await connect(broker, AclHook("alice", "secret12"))
+    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    half = await alice.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"}, sys_flag=4)
+    end = claimed | {
+        "producerGroup": "producers",
+        "tranStateTableOffset": half.ext_fields["queueOffset"],
+        "commitLogOffset": place_of(half),
+        "commitOrRollback": "8",
+        "fromTransactionCheck": "true",
+        "msgId": "KEY",
+    }
+    denied = await mallory.ask(RequestCode.END_TRANSACTION, fields=dict(end))
+    assert denied.code == ResponseCode.NO_PERMISSION
+    assert "Topic:orders" in str(denied.remark)
+    assert broker.store.queue("orders", 0).max_offset == 0
+    assert (await alice.ask(RequestCode.END_TRANSACTION, fields=dict(end))).code == ResponseCode.SUCCESS
+    assert broker.store.queue("orders", 0).max_offset == 1
+
+
+@pytest.mark.parametrize("claimed", [{}, {"topic": ""}, {"topic": "mine"}])
+async def test_a_message_is_shown_to_who_may_read_its_topic(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]], claimed: dict[str, str]
+) -> None:
+    broker = await start(USERS)
+    await add_users(
+        f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub,Get"), Right("mallory", "Topic:mine", "All")
+    )
+    alice = await connect(broker, AclHook("alice", "secret12"))
+    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    at_once = await alice.send("orders", b"secret")
+    later = await alice.send("orders", b"secret", properties={"DELAY": "2"})
+    in_an_hour = await alice.send("orders", b"secret", properties={"TIMER_DELAY_SEC": "3600"})
+    half = await alice.send("orders", b"secret", properties={"TRAN_MSG": "true", "PGROUP": "p"})
+    for sent in (at_once, later, in_an_hour, half):
+        view = claimed | {"offset": place_of(sent)}
+        denied = await mallory.ask(RequestCode.VIEW_MESSAGE_BY_ID, fields=dict(view))
+        assert (denied.code, denied.body) == (ResponseCode.NO_PERMISSION, b"")
+        shown = await alice.ask(RequestCode.VIEW_MESSAGE_BY_ID, fields=dict(view))
+        assert b"secret" in shown.body, shown.remark
+
+
+async def test_a_message_is_given_back_by_who_may_read_it(
     start: StartBroker, connect: Callable[..., Awaitable[Peer]]
 ) -> None:
-    """Apache's client then sends the question's topic, that of half messages, back."""
+    broker = await start(USERS)
+    await add_users(
+        f"127.0.0.1:{broker.port}",
+        Right("alice", "Topic:orders", "Pub,Sub"),
+        Right("alice", "Group:readers", "Sub"),
+        Right("mallory", "Topic:mine", "All"),
+        Right("mallory", "Group:mine", "All"),
+    )
+    alice = await connect(broker, AclHook("alice", "secret12"))
+    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    place = place_of(await alice.send("orders", b"secret"))
+    half = place_of(await alice.send("orders", b"half", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
+    back = {"group": "mine", "delayLevel": "1", "originTopic": "mine"}
+    for offset in (place, half):
+        denied = await mallory.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": offset})
+        assert denied.code == ResponseCode.NO_PERMISSION
+    # It waits for its transaction: nobody can have got it.
+    back = {"group": "readers", "delayLevel": "1"}
+    denied = await alice.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": half})
+    assert "Topic:RMQ_SYS_TRANS_HALF_TOPIC" in str(denied.remark)
+    denied = await mallory.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": place})
+    assert "Group:readers" in str(denied.remark)
+    assert broker.store.queue("SCHEDULE_TOPIC_XXXX", 0).max_offset == 0
+    given = await alice.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": place})
+    assert given.code == ResponseCode.SUCCESS
+    assert broker.store.queue("SCHEDULE_TOPIC_XXXX", 0).max_offset == 1
+
+
+async def test_the_cluster_is_the_brokers(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
+    broker = await start(USERS)
+    await add_users(f"127.0.0.1:{broker.port}", Right("mallory", "Cluster:mine", "All"))
+    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.AUTH_LIST_USER):
+        denied = await mallory.ask(code, body=b"brokerPermission=4", fields={"clusterName": "mine"})
+        assert "Cluster:DefaultCluster" in str(denied.remark)
+    assert broker.config.broker_permission == 6
+
+
+QUICK = {"transaction_time_out": 50, "transaction_check_interval": 20, "transaction_op_batch_interval": 10}
+
+
+async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    """A half message is secret as yet, and the question has it in it; anybody can say that he is of the group."""
+    broker = Broker(config(tmp_path / "store", auth=USERS, **QUICK))
+    await broker.start()
+    stack.push_async_callback(broker.stop)
+    await add_users(
+        f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub")
+    )
+    producers = {}
+    for user in ("mallory", "alice"):
+        producer = producers[user] = Producer(hooks=[AclHook(user, "secret12")])
+        await producer.connect(broker.port)
+        stack.push_async_callback(producer.client.close)
+    for _ in range(3):
+        await producers["alice"].prepare("orders", b"secret")
+        assert (await producers["alice"].question())[1].body == b"secret"
+    assert producers["mallory"].questions.empty()
+    # Those of his own topic he gets, of the same group.
+    half = await producers["mallory"].prepare("mine", b"his own")
+    assert (await producers["mallory"].question())[1].body == b"his own"
+    assert half.queue_offset > 0
+    assert {group: len(members) for group, members in broker.members.producers.items()} == {"producers": 2}
+
+
+async def test_who_may_nothing_is_no_producer(tmp_path: Path, start: StartBroker) -> None:
+    broker = await start(USERS)
+    async with AdminClient(hooks=[ROOT]) as admin:
+        await admin.create_user([f"127.0.0.1:{broker.port}"], UserInfo("nobody", "secret12"))
+    producer = Producer(hooks=[AclHook("nobody", "secret12")])
+    with pytest.raises(AssertionError):
+        await producer.connect(broker.port)
+    await producer.client.close()
+    assert not broker.members.producers
+
+
+async def test_passwords_are_shown_to_super_users(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
+    await add_users(address, Right("auditor", "Cluster:*", "All"))
+    async with AdminClient(hooks=[ROOT]) as root, AdminClient(hooks=[AclHook("auditor", "secret12")]) as auditor:
+        assert await auditor.user(address, "root") == UserInfo("root", None, "Super", "enable")
+        assert [user.password for user in await auditor.users(address)] == [None] * 3
+        assert await root.user(address, "auditor") == UserInfo("auditor", "secret12", "Normal", "enable")
+        assert [user.password for user in await root.users(address)] == ["secret12", "innerpass", "rootpass"]
+
+
+async def test_users_are_copied_by_super_users(start: StartBroker, tmp_path: Path, stack: AsyncExitStack) -> None:
+    """As mqadmin's copyUser does: with what one broker shows of a user, it is made or changed on the other."""
+    source = f"127.0.0.1:{(await start(USERS)).port}"
+    other = Broker(config(tmp_path / "other", auth=USERS))
+    await other.start()
+    stack.push_async_callback(other.stop)
+    target = f"127.0.0.1:{other.port}"
+    await add_users(source, Right("auditor", "Cluster:*", "All"))
+    await add_users(target, Right("auditor", "Cluster:*", "All"))
+
+    async def copy(admin: AdminClient) -> None:
+        for user in await admin.users(source):
+            there = await admin.user(target, user.username or "")
+            await (admin.create_user if there is None else admin.update_user)([target], user)
+
+    async with AdminClient(hooks=[ROOT]) as root, AdminClient(hooks=[AclHook("auditor", "secret12")]) as auditor:
+        await root.create_user([source], UserInfo("alice", "alices12"))
+        with pytest.raises(BrokerError, match="password can not be blank"):
+            await copy(auditor)
+        await copy(root)
+        assert [user.username for user in await root.users(target)] == ["alice", "auditor", "inner", "root"]
+    async with AdminClient(hooks=[AclHook("alice", "alices12")]) as alice:
+        # She is known there by her password, and may do nothing yet.
+        with pytest.raises(BrokerError, match="User:alice has no permission"):
+            await alice.users(target)
+
+
+async def test_a_password_is_not_shown_to_who_only_says_that_it_is_super(start: StartBroker) -> None:
+    listed = f"{RequestCode.AUTH_LIST_USER},{RequestCode.AUTH_CREATE_USER}"
+    broker = await start(replace(USERS, authentication_whitelist=listed, authorization_whitelist=listed))
+    remoting = RemotingClient()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    shown = await peer.ask(RequestCode.AUTH_LIST_USER, fields={"AccessKey": "root"})
+    assert b"root" in shown.body
+    assert b"rootpass" not in shown.body
+    refused = await peer.ask(
+        RequestCode.AUTH_CREATE_USER, fields={"username": "eve"}, body=b'{"password":"x","userType":"Super"}'
+    )
+    assert refused.remark == "The super user can only be created by super user"
+    await remoting.close()
+
+
+async def test_an_account_of_plain_acl_is_no_super_user_by_its_name(start: StartBroker, tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(PLAIN_ACL.replace("operator", "rootuser"))
+    super_user = '{"username":"rootuser","password":"rootpass"}'
+    broker = await start(AuthConfig(acl_enable=True, plain_acl_file=file, init_authentication_user=super_user))
+    async with AdminClient(hooks=[AclHook("rootuser", "secret-of-0")]) as admin:
+        [user] = await admin.users(f"127.0.0.1:{broker.port}")
+        assert user == UserInfo("rootuser", None, "Super", "enable")
+
+
+async def test_without_access_control_no_password_is_shown(start: StartBroker) -> None:
+    broker = await start(AuthConfig(init_authentication_user='{"username":"root","password":"rootpass"}'))
     async with AdminClient(hooks=[ROOT]) as admin:
-        await admin.create_user([address], UserInfo("alice", "secret12"))
-        await admin.create_acl([address], acl_of("User:alice", ["Topic:orders"], ["Pub"], [], "Allow"))
-        alice = await connect(broker, AclHook("alice", "secret12"))
-        half = await alice.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"}, sys_flag=4)
-        place = {
-            "producerGroup": "producers",
-            "tranStateTableOffset": half.ext_fields["queueOffset"],
-            "commitLogOffset": str(decode_offset_message_id(half.ext_fields["msgId"])[1]),
-            "commitOrRollback": "8",
-            "fromTransactionCheck": "true",
-            "msgId": "KEY",
-        }
-        end = RequestCode.END_TRANSACTION
-        denied = await alice.ask(end, fields=place | {"topic": "secret"})
-        assert denied.code == ResponseCode.NO_PERMISSION
-        assert (await alice.ask(end, fields=place | {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"})).code == 0
-        assert broker.store.queue("orders", 0).max_offset == 1
+        [user] = await admin.users(f"127.0.0.1:{broker.port}")
+        assert user == UserInfo("root", None, "Super", "enable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from broker_support import Peer
 
@@ -17,7 +17,7 @@ from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection import Connection, RpcHook
 
 TIMEOUT_S = 10.0
 Verdict = Callable[[MessageExt], int]
@@ -26,8 +26,8 @@ Verdict = Callable[[MessageExt], int]
 class Producer(Peer):
     """A member of the group `producers`; keeps the questions it gets, answers with `verdict` if there is one."""
 
-    def __init__(self, verdict: Verdict | None = None) -> None:
-        self.client = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: self._question})
+    def __init__(self, verdict: Verdict | None = None, hooks: Sequence[RpcHook] = ()) -> None:
+        self.client = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: self._question}, hooks=hooks)
         self.questions: asyncio.Queue[tuple[CheckTransactionStateRequestHeader, MessageExt]] = asyncio.Queue()
         self._verdict = verdict
 

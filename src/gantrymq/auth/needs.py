@@ -1,324 +1,134 @@
-"""Which request needs which action on what, under access control of 5.x.
+"""The rules: what each request needs under access control, a line for every code that a broker answers.
 
-Source: auth/authorization/builder/DefaultAuthorizationContextBuilder and, for requests that it doesn't list, the
-annotations of their headers (remoting/protocol/header/*). What neither lists needs a known user alone; those that Java
-forgets, though they change the broker or read messages, are in `_ADDED`.
+Most are Java's: auth/authorization/builder/DefaultAuthorizationContextBuilder and the annotations of request headers
+(remoting/protocol/header/*). Those marked with + are not: there Java asks for nothing, for less, or for rights on what
+the request says instead of what it does. Accounts of plain_acl.yml are checked by the same rules, see `plain_access`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
-
-import msgspec
-
-from gantrymq.auth.policy import Action, Resource, ResourceType
-from gantrymq.protocol.bodies.heartbeat import HeartbeatData
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.receipt_handle import normal_topic
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRANSACTION_HALF_TOPIC
-
-Fields = Mapping[str, str]
-
-
-class Need(NamedTuple):
-    """One of `actions` must be allowed on `resource`."""
-
-    resource: Resource
-    actions: tuple[Action, ...]
-
-
-_Find = Callable[[Fields, bytes, str], Iterable[Need]]
-
-_PUB, _SUB = (Action.PUB,), (Action.SUB,)
-_CREATE, _UPDATE, _DELETE, _GET = (Action.CREATE,), (Action.UPDATE,), (Action.DELETE,), (Action.GET,)
-_SUB_GET, _SUB_UPDATE = (Action.SUB, Action.GET), (Action.SUB, Action.UPDATE)
-_PUB_SUB_GET = (Action.PUB, Action.SUB, Action.GET)
-
-
-def needs(code: int, fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    """What a request to a broker of `cluster` needs. Raises BodyError for a body that can't be read."""
-    find = _FINDERS.get(code)
-    return () if find is None else find(fields, body, cluster)
-
-
-# -- resources --------------------------------------------------------------------------------------------------
-
-
-def _topic(name: str, actions: tuple[Action, ...]) -> Need:
-    return Need(Resource(ResourceType.TOPIC, name), actions)
-
-
-def _group(name: str, actions: tuple[Action, ...]) -> Need:
-    return Need(Resource(ResourceType.GROUP, name.removeprefix(RETRY_TOPIC_PREFIX)), actions)
-
-
-def _topic_or_group(topic: str, actions: tuple[Action, ...]) -> Need:
-    """A retry topic stands for its group."""
-    return _group(topic, actions) if topic.startswith(RETRY_TOPIC_PREFIX) else _topic(topic, actions)
-
-
-# -- how they are found -----------------------------------------------------------------------------------------
-
-
-def _sending(topic_field: str) -> _Find:
-    """Of the topic, or the group whose retry topic it is. Java asks for the group that the sender says it is of."""
-
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        topic = fields.get(topic_field, "")
-        return (_group(topic, _SUB) if topic.startswith(RETRY_TOPIC_PREFIX) else _topic(topic, _PUB),)
-
-    return find
-
-
-def _replying(topic_field: str) -> _Find:
-    """Nothing for the topic of replies, as in Java; any other is one that is sent to."""
-    sending = _sending(topic_field)
-
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        return () if fields.get(topic_field) == f"{cluster}_REPLY_TOPIC" else sending(fields, body, cluster)
-
-    return find
-
-
-def _ending(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    """Of the topic. Who was asked about a transaction names that of half messages, as the question did."""
-    topic = fields.get("topic", "")
-    return () if topic in ("", TRANSACTION_HALF_TOPIC) else (_topic(topic, _PUB),)
-
-
-def _popped(topic: str, group: str) -> Iterable[Need]:
-    """What came back is in a retry topic of the group; Java takes the topic's name for a part of the group's."""
-    yield _group(group, _SUB)
-    yield _topic_or_group(normal_topic(topic, group), _SUB)
-
-
-def _acknowledging(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    return _popped(fields.get("topic", ""), fields.get("consumerGroup", ""))
-
-
-def _consuming(actions: tuple[Action, ...]) -> _Find:
-    """Of the topic and the group. Java looks at no retry topic, so that one group may read another's."""
-
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        yield _topic_or_group(fields.get("topic", ""), actions)
-        yield _group(fields.get("consumerGroup", ""), actions)
-
-    return find
-
-
-def _named(
-    actions: tuple[Action, ...], *, topics: tuple[str, ...] = (), groups: tuple[str, ...] = (), separator: str = ""
-) -> _Find:
-    """The topics and groups in these fields, several in one where it has separators; a missing field needs nothing."""
-
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        for field, named in ((groups, _group), (topics, _topic_or_group)):
-            for name in field:
-                value = fields.get(name, "")
-                for part in value.split(separator) if separator else (value,):
-                    if part:
-                        yield named(part, actions)
-
-    return find
-
-
-def _of_cluster(actions: tuple[Action, ...]) -> _Find:
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        return (Need(Resource(ResourceType.CLUSTER, fields.get("clusterName") or cluster), actions),)
-
-    return find
-
-
-def _route(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    topic = fields.get("topic", "")
-    actions = _SUB_GET if topic.startswith(RETRY_TOPIC_PREFIX) else _PUB_SUB_GET
-    return (_topic_or_group(topic, actions),)
-
-
-def _heartbeat(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    for consumer in decode_json(body, HeartbeatData).consumer_data_set:
-        yield _group(consumer.group_name, _SUB)
-        for subscription in consumer.subscription_data_set:
-            if not subscription.topic.startswith(RETRY_TOPIC_PREFIX):
-                yield _topic(subscription.topic, _SUB)
-
-
-class _Queue(msgspec.Struct):
-    topic: str
-
-
-class _LockBatchBody(msgspec.Struct, rename="camel"):
-    consumer_group: str
-    mq_set: list[_Queue] = []
-
-
-def _lock(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    locked = decode_json(body, _LockBatchBody)
-    yield _group(locked.consumer_group, _SUB)
-    for topic in {queue.topic for queue in locked.mq_set}:
-        if not topic.startswith(RETRY_TOPIC_PREFIX):
-            yield _topic(topic, _SUB)
-
-
-class _Ack(msgspec.Struct):
-    consumer_group: str | None = msgspec.field(name="c", default=None)
-    topic: str | None = msgspec.field(name="t", default=None)
-
-
-class _BatchAckBody(msgspec.Struct):
-    acks: list[_Ack] = []
-
-
-def _batch_ack(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    for ack in decode_json(body, _BatchAckBody).acks:
-        yield from _popped(ack.topic or "", ack.consumer_group or "")
-
-
-class _ModeBody(msgspec.Struct, rename="camel"):
-    topic: str = ""
-    consumer_group: str = ""
-
-
-def _mode(actions: tuple[Action, ...]) -> _Find:
-    def find(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-        wanted = decode_json(body, _ModeBody)
-        yield _group(wanted.consumer_group, actions)
-        yield _topic_or_group(wanted.topic, actions)
-
-    return find
-
-
-class _TopicName(msgspec.Struct, rename="camel"):
-    topic_name: str = ""
-
-
-class _TopicListBody(msgspec.Struct, rename="camel"):
-    topic_config_list: list[_TopicName] = []
-
-
-def _topic_list(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    return [_topic(topic.topic_name, _CREATE) for topic in decode_json(body, _TopicListBody).topic_config_list]
-
-
-class _GroupName(msgspec.Struct, rename="camel"):
-    group_name: str = ""
-
-
-class _GroupListBody(msgspec.Struct, rename="camel"):
-    group_config_list: list[_GroupName] = []
-
-
-def _group_config(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    return (_group(decode_json(body, _GroupName).group_name, _CREATE),)
-
-
-def _group_config_list(fields: Fields, body: bytes, cluster: str) -> Iterable[Need]:
-    return [_group(group.group_name, _CREATE) for group in decode_json(body, _GroupListBody).group_config_list]
-
-
-# -- by code ----------------------------------------------------------------------------------------------------
-
-_GROUP_AND_TOPIC_SUB = _named(_SUB, groups=("consumerGroup",), topics=("topic",))
-_GROUP_AND_TOPIC_GET = _named(_GET, groups=("consumerGroup",), topics=("topic",))
-_GROUP_AND_TOPIC_OF = {actions: _named(actions, groups=("group",), topics=("topic",)) for actions in (_GET, _UPDATE)}
-_TOPIC_GET = _named(_GET, topics=("topic",))
-_CLUSTER_GET, _CLUSTER_UPDATE = _of_cluster(_GET), _of_cluster(_UPDATE)
-
-_LISTED: dict[int, _Find] = {
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: _route,
-    RequestCode.SEND_MESSAGE: _sending("topic"),
-    RequestCode.SEND_MESSAGE_V2: _sending("b"),
-    RequestCode.SEND_BATCH_MESSAGE: _sending("b"),
-    RequestCode.RECALL_MESSAGE: _named(_PUB, topics=("topic",)),
-    RequestCode.END_TRANSACTION: _ending,
-    RequestCode.CONSUMER_SEND_MSG_BACK: _named(_SUB, groups=("group",)),
-    RequestCode.PULL_MESSAGE: _consuming(_SUB),
-    RequestCode.QUERY_MESSAGE: _named(_SUB_GET, topics=("topic",)),
-    RequestCode.HEART_BEAT: _heartbeat,
-    RequestCode.UNREGISTER_CLIENT: _named(_SUB, groups=("consumerGroup",)),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _named(_SUB_GET, groups=("consumerGroup",)),
-    RequestCode.QUERY_CONSUMER_OFFSET: _consuming(_SUB_GET),
-    RequestCode.UPDATE_CONSUMER_OFFSET: _consuming(_SUB_UPDATE),
-    RequestCode.LOCK_BATCH_MQ: _lock,
-    RequestCode.UNLOCK_BATCH_MQ: _lock,
+from collections.abc import Iterator
+
+from gantrymq.auth import rules
+from gantrymq.auth.need import ANYTHING, Guarded, Need
+from gantrymq.auth.policy import Action, ResourceType
+from gantrymq.auth.rules import named, of_broker
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+
+_SUB, _GET, _UPDATE, _DELETE = (Action.SUB,), (Action.GET,), (Action.UPDATE,), (Action.DELETE,)
+_SUB_GET, _SUB_UPDATE, _GET_LIST = (Action.SUB, Action.GET), (Action.SUB, Action.UPDATE), (Action.GET, Action.LIST)
+
+RULES: dict[int, rules.Rule] = {
+    # Producers.
+    RequestCode.SEND_MESSAGE: rules.sending("topic"),
+    RequestCode.SEND_MESSAGE_V2: rules.sending("b"),
+    RequestCode.SEND_BATCH_MESSAGE: rules.sending("b"),
+    RequestCode.SEND_REPLY_MESSAGE: rules.replying("topic"),  # +
+    RequestCode.SEND_REPLY_MESSAGE_V2: rules.replying("b"),  # +
+    RequestCode.RECALL_MESSAGE: rules.sending("topic"),
+    RequestCode.END_TRANSACTION: rules.ending_transaction,  # +
+    # Consumers.
+    RequestCode.HEART_BEAT: rules.heartbeat,
+    RequestCode.UNREGISTER_CLIENT: rules.leaving,
+    RequestCode.CHECK_CLIENT_CONFIG: rules.checking_client,  # +
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: named(_SUB_GET, group="consumerGroup"),
+    RequestCode.LOCK_BATCH_MQ: rules.locking,
+    RequestCode.UNLOCK_BATCH_MQ: rules.locking,
+    RequestCode.PULL_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
+    RequestCode.LITE_PULL_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),  # +
+    RequestCode.QUERY_CONSUMER_OFFSET: named(_SUB_GET, topic="topic", group="consumerGroup"),
+    RequestCode.UPDATE_CONSUMER_OFFSET: named(_SUB_UPDATE, topic="topic", group="consumerGroup"),
+    RequestCode.CONSUMER_SEND_MSG_BACK: rules.giving_back,  # +
+    # Consumers that pop.
+    RequestCode.QUERY_ASSIGNMENT: rules.assigning,  # +
+    RequestCode.POP_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
+    RequestCode.PEEK_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
+    RequestCode.NOTIFICATION: named(_SUB, topic="topic", group="consumerGroup"),
+    RequestCode.POLLING_INFO: named(_GET, topic="topic", group="consumerGroup"),
+    RequestCode.ACK_MESSAGE: rules.acknowledging,
+    RequestCode.BATCH_ACK_MESSAGE: rules.acknowledging_batch,  # +
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: rules.acknowledging,
+    # Messages and queues.
+    RequestCode.QUERY_MESSAGE: named(_SUB_GET, topic="topic"),
+    RequestCode.VIEW_MESSAGE_BY_ID: rules.viewing,  # +
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: rules.consuming_directly,  # +
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: rules.resuming_check,  # +
+    RequestCode.QUERY_CONSUME_QUEUE: rules.looking_at_units,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: named(_GET, topic="topic"),
+    RequestCode.GET_MAX_OFFSET: named(_GET, topic="topic"),
+    RequestCode.GET_MIN_OFFSET: named(_GET, topic="topic"),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: named(_GET, topic="topic"),
+    # Topics.
+    RequestCode.UPDATE_AND_CREATE_TOPIC: named((Action.CREATE,), topic="topic"),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: rules.creating_topics,  # +
+    RequestCode.DELETE_TOPIC_IN_BROKER: named(_DELETE, topic="topic"),
+    RequestCode.GET_TOPIC_CONFIG: named(_GET, topic="topic"),
+    RequestCode.GET_TOPIC_STATS_INFO: named(_GET, topic="topic"),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: named(_GET, topic="topic"),
+    RequestCode.GET_ALL_TOPIC_CONFIG: rules.everything(_GET_LIST, ResourceType.TOPIC),  # +
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: of_broker(_GET),  # +
+    # Groups.
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: rules.creating_group,  # +
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: rules.creating_groups,  # +
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: named(_DELETE, group="groupName"),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: named(_GET, group="group"),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: rules.everything(_GET_LIST, ResourceType.GROUP),  # +
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: named(_GET, group="consumerGroup"),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: named(_GET, group="consumerGroup"),
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: named(_GET, group="group"),
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: named(_GET, topic="topic", group="group"),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: named(_GET, topic="topic", group="group"),
+    RequestCode.GET_CONSUME_STATS: rules.looking_at_progress,
+    RequestCode.QUERY_CORRECTION_OFFSET: rules.correcting,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: named(_GET, topic="topic", group="group"),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: named(_UPDATE, topic="topic", group="group"),
+    RequestCode.CLONE_GROUP_OFFSET: rules.cloning,  # +
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: named(_UPDATE, topic="topic", group="group"),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: rules.setting_mode,  # +
+    # The broker as a whole.
+    RequestCode.GET_BROKER_CONFIG: of_broker(_GET),  # +
+    RequestCode.GET_BROKER_RUNTIME_INFO: of_broker(_GET),  # +
+    RequestCode.VIEW_BROKER_STATS_DATA: of_broker(_GET),
+    RequestCode.GET_BROKER_CONSUME_STATS: of_broker(_GET),
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: of_broker(_GET),
+    RequestCode.GET_ALL_PRODUCER_INFO: of_broker(_GET),
+    RequestCode.GET_ALL_CONSUMER_OFFSET: of_broker(_GET),  # +
+    RequestCode.GET_ALL_DELAY_OFFSET: of_broker(_GET),  # +
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: of_broker(_GET),  # +
+    RequestCode.GET_TIMER_CHECK_POINT: of_broker(_GET),  # +
+    RequestCode.GET_TIMER_METRICS: of_broker(_GET),  # +
+    RequestCode.UPDATE_BROKER_CONFIG: of_broker(_UPDATE),  # +
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: of_broker(_UPDATE),  # +
+    RequestCode.CLEAN_UNUSED_TOPIC: of_broker(_UPDATE),  # +
+    RequestCode.DELETE_EXPIRED_COMMITLOG: of_broker(_UPDATE),  # +
+    # Users, and what they may do.
+    RequestCode.AUTH_GET_USER: of_broker(_GET),
+    RequestCode.AUTH_LIST_USER: of_broker(_GET),
+    RequestCode.AUTH_GET_ACL: of_broker(_GET),
+    RequestCode.AUTH_LIST_ACL: of_broker(_GET),
+    RequestCode.AUTH_CREATE_USER: of_broker(_UPDATE),
+    RequestCode.AUTH_UPDATE_USER: of_broker(_UPDATE),
+    RequestCode.AUTH_DELETE_USER: of_broker(_UPDATE),
+    RequestCode.AUTH_CREATE_ACL: of_broker(_UPDATE),
+    RequestCode.AUTH_UPDATE_ACL: of_broker(_UPDATE),
+    RequestCode.AUTH_DELETE_ACL: of_broker(_UPDATE),
 }
 
-_ANNOTATED: dict[int, _Find] = {
-    RequestCode.POP_MESSAGE: _GROUP_AND_TOPIC_SUB,
-    RequestCode.PEEK_MESSAGE: _GROUP_AND_TOPIC_SUB,
-    RequestCode.ACK_MESSAGE: _acknowledging,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _acknowledging,
-    RequestCode.NOTIFICATION: _GROUP_AND_TOPIC_SUB,
-    RequestCode.CONSUME_MESSAGE_DIRECTLY: _GROUP_AND_TOPIC_SUB,
-    RequestCode.POLLING_INFO: _GROUP_AND_TOPIC_GET,
-    RequestCode.QUERY_CONSUME_QUEUE: _GROUP_AND_TOPIC_GET,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST: _GROUP_AND_TOPIC_GET,
-    RequestCode.GET_CONSUMER_RUNNING_INFO: _GROUP_AND_TOPIC_GET,
-    RequestCode.GET_CONSUME_STATS: _named(
-        _GET, groups=("consumerGroup",), topics=("topic", "topicList"), separator=";"
-    ),
-    RequestCode.QUERY_CORRECTION_OFFSET: _named(
-        _GET, groups=("filterGroups", "compareGroup"), topics=("topic",), separator=","
-    ),
-    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _GROUP_AND_TOPIC_OF[_GET],
-    RequestCode.QUERY_TOPICS_BY_CONSUMER: _GROUP_AND_TOPIC_OF[_GET],
-    RequestCode.QUERY_CONSUME_TIME_SPAN: _GROUP_AND_TOPIC_OF[_GET],
-    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP_AND_TOPIC_OF[_GET],
-    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _GROUP_AND_TOPIC_OF[_GET],
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _GROUP_AND_TOPIC_OF[_UPDATE],
-    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: _GROUP_AND_TOPIC_OF[_UPDATE],
-    RequestCode.CLONE_GROUP_OFFSET: _named(_UPDATE, groups=("destGroup",), topics=("topic",)),
-    RequestCode.RESUME_CHECK_HALF_MESSAGE: _named(_UPDATE, topics=("topic",)),
-    RequestCode.UPDATE_AND_CREATE_TOPIC: _named(_CREATE, topics=("topic",)),
-    RequestCode.DELETE_TOPIC_IN_BROKER: _named(_DELETE, topics=("topic",)),
-    RequestCode.DELETE_SUBSCRIPTIONGROUP: _named(_DELETE, groups=("groupName",)),
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC_GET,
-    RequestCode.GET_MAX_OFFSET: _TOPIC_GET,
-    RequestCode.GET_MIN_OFFSET: _TOPIC_GET,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: _TOPIC_GET,
-    RequestCode.VIEW_MESSAGE_BY_ID: _TOPIC_GET,
-    RequestCode.GET_TOPIC_STATS_INFO: _TOPIC_GET,
-    RequestCode.GET_TOPIC_CONFIG: _TOPIC_GET,
-    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC_GET,
-    RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _TOPIC_GET,
-    RequestCode.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_GET,
-    RequestCode.GET_ALL_PRODUCER_INFO: _CLUSTER_GET,
-    RequestCode.VIEW_BROKER_STATS_DATA: _CLUSTER_GET,
-    RequestCode.GET_BROKER_CONSUME_STATS: _CLUSTER_GET,
-    RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _CLUSTER_GET,
-    RequestCode.GET_BROKER_MEMBER_GROUP: _CLUSTER_GET,
-    RequestCode.EXCHANGE_BROKER_HA_INFO: _CLUSTER_UPDATE,
-    RequestCode.RESET_MASTER_FLUSH_OFFSET: _CLUSTER_UPDATE,
-    RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: _CLUSTER_UPDATE,
-    RequestCode.NOTIFY_BROKER_ROLE_CHANGED: _CLUSTER_UPDATE,
-    RequestCode.AUTH_GET_USER: _CLUSTER_GET,
-    RequestCode.AUTH_LIST_USER: _CLUSTER_GET,
-    RequestCode.AUTH_GET_ACL: _CLUSTER_GET,
-    RequestCode.AUTH_LIST_ACL: _CLUSTER_GET,
-    RequestCode.AUTH_CREATE_USER: _CLUSTER_UPDATE,
-    RequestCode.AUTH_UPDATE_USER: _CLUSTER_UPDATE,
-    RequestCode.AUTH_DELETE_USER: _CLUSTER_UPDATE,
-    RequestCode.AUTH_CREATE_ACL: _CLUSTER_UPDATE,
-    RequestCode.AUTH_UPDATE_ACL: _CLUSTER_UPDATE,
-    RequestCode.AUTH_DELETE_ACL: _CLUSTER_UPDATE,
-}
 
-_ADDED: dict[int, _Find] = {
-    RequestCode.LITE_PULL_MESSAGE: _consuming(_SUB),
-    RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
-    RequestCode.SEND_REPLY_MESSAGE: _replying("topic"),
-    RequestCode.SEND_REPLY_MESSAGE_V2: _replying("b"),
-    RequestCode.QUERY_ASSIGNMENT: _mode(_SUB_GET),
-    RequestCode.SET_MESSAGE_REQUEST_MODE: _mode(_UPDATE),
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _topic_list,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _group_config,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _group_config_list,
-    RequestCode.UPDATE_BROKER_CONFIG: _CLUSTER_UPDATE,
-    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: _CLUSTER_UPDATE,
-    RequestCode.CLEAN_UNUSED_TOPIC: _CLUSTER_UPDATE,
-    RequestCode.DELETE_EXPIRED_COMMITLOG: _CLUSTER_UPDATE,
-}
+def needs(request: RemotingCommand, broker: Guarded) -> Iterator[Need]:
+    """What a request needs, never nothing.
 
-_FINDERS = _LISTED | _ANNOTATED | _ADDED
+    Raises RequestRefused for a code that has no rule, HeaderError or BodyError for a request that can't be read.
+    """
+    rule = RULES.get(request.code)
+    if rule is None:
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION, f"request code {request.code} has no rule: who may do everything may do that"
+        )
+    need = None
+    for need in rule(request, broker):
+        yield need
+    if need is None:
+        yield ANYTHING

@@ -1,28 +1,47 @@
-"""Checks requests by plain_acl.yml (`PlainPermissionManager.validate`, `PlainPermissionChecker`)."""
+"""Checks requests by plain_acl.yml (`PlainPermissionManager.validate`, `PlainPermissionChecker`).
+
+The rules are those of users (`needs`), put into the words of these files: who creates, changes or deletes something,
+or looks at the broker as a whole, must be admin; who looks at a topic needs PUB or SUB of it, who looks at a group SUB.
+RocketMQ 5.2, the last with these files, asks most requests for a signature alone.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+
+from gantrymq.auth.guard import Caller
+from gantrymq.auth.need import ANYTHING, Guarded, Need, send_need
+from gantrymq.auth.needs import needs
 from gantrymq.auth.plain_acl import Account, Perm, PlainAcl, shown
-from gantrymq.auth.plain_needs import ADMIN_CODES, plain_needs
+from gantrymq.auth.policy import Action, Pattern, ResourceType
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
+
+#: What is remembered of decisions; a client repeats itself.
+_CACHE_LIMIT = 10_000
 
 
 class PlainAccess:
     """`acl` may be replaced at any time."""
 
-    def __init__(self, acl: PlainAcl) -> None:
+    def __init__(self, acl: PlainAcl, broker: Guarded) -> None:
         self.acl = acl
+        self._broker = broker
+        #: Why an account may not, None where it may, by the accounts of `_decided_by`.
+        self._decided: dict[tuple[str, Need], str | None] = {}
+        self._decided_by = acl
 
-    def check(self, host: str, request: RemotingCommand) -> None:
-        """Raises RequestRefused: no account, a wrong signature, or a permission that is missing."""
+    def check(self, caller: Caller, request: RemotingCommand) -> None:
+        """Raises RequestRefused: no account, a wrong signature, or a permission that is missing.
+
+        Raises HeaderError or BodyError for a request whose needs can't be read.
+        """
         acl = self.acl
-        for is_trusted in acl.trusted:
-            if is_trusted(host):
-                return
+        if _is_trusted(acl, caller.host):
+            return
         fields = request.ext_fields
         access_key = fields.get(ACCESS_KEY)
         if access_key is None:
@@ -30,33 +49,89 @@ class PlainAccess:
         account = acl.accounts.get(access_key)
         if account is None:
             raise _refused(f"No acl config for {access_key}")
-        if account.is_trusted(host):
-            return
-        if not account.signer.is_signed(fields, request.body, request.version):
-            raise _refused(f"Check signature failed for accessKey={access_key}")
-        if not account.is_admin:
-            _check_permissions(account, request)
+        if not account.is_trusted(caller.host):
+            if not account.signer.is_signed(fields, request.body, request.version):
+                raise _refused(f"Check signature failed for accessKey={access_key}")
+            if not account.is_admin:
+                for need in needs(request, self._broker):
+                    problem = self._problem(account, need)
+                    if problem is not None:
+                        raise _refused(problem)
+        caller.name = access_key
+
+    def may_send(self, caller: Caller, topic: str) -> bool:
+        """Whether a send to the topic would be let through."""
+        acl = self.acl
+        if _is_trusted(acl, caller.host):
+            return True
+        account = acl.accounts.get(caller.name or "")
+        if account is None:
+            return False
+        return account.is_trusted(caller.host) or account.is_admin or self._problem(account, send_need(topic)) is None
+
+    def is_super(self, caller: Caller) -> bool:
+        """These accounts are no users of 5.x, whatever their names."""
+        return False
+
+    def _problem(self, account: Account, need: Need) -> str | None:
+        if self._decided_by is not self.acl or len(self._decided) >= _CACHE_LIMIT:
+            self._decided.clear()
+            self._decided_by = self.acl
+        key = (account.access_key, need)
+        try:
+            return self._decided[key]
+        except KeyError:
+            problem = self._decided[key] = _problem(account, need)
+            return problem
 
 
-def _check_permissions(account: Account, request: RemotingCommand) -> None:
-    if request.code in ADMIN_CODES:
-        raise _refused(
-            f"Need admin permission for request code={request.code}, but accessKey={account.access_key} is not"
-        )
-    # A heartbeat may name a resource many times.
-    needs = dict(plain_needs(request.code, request.ext_fields, request.body))
-    if needs.get(TRACE_TOPIC) == Perm.PUB:
-        # Every account may write its traces.
-        return
-    for resource, needed in needs.items():
-        owned = account.perms.get(resource)
-        what = "No permission"
-        if owned is None:
-            is_group = resource.startswith(RETRY_TOPIC_PREFIX)
-            owned = account.default_group_perm if is_group else account.default_topic_perm
-            what = "No default permission"
-        if not owned & needed:
-            raise _refused(f"{what} for {shown(resource)}: accessKey={account.access_key} needs {needed}, has {owned}")
+def _is_trusted(acl: PlainAcl, host: str) -> bool:
+    return any(is_trusted(host) for is_trusted in acl.trusted)
+
+
+def _problem(account: Account, need: Need) -> str | None:
+    """Why the account may not, None where it may."""
+    if need is ANYTHING:
+        return None if _may_anything(account) else f"No permission for anything: accessKey={account.access_key}"
+    resource = need.resource
+    needed = _perm(resource.type, need.actions)
+    if needed is None:
+        actions = "|".join(action.value for action in need.actions)
+        return f"Need admin permission for {actions} of {resource}, but accessKey={account.access_key} is not"
+    is_group = resource.type is ResourceType.GROUP
+    default = account.default_group_perm if is_group else account.default_topic_perm
+    if resource.pattern is Pattern.ANY:
+        # Nothing is named, so that it is about all that there are.
+        if default & needed and all(
+            perm & needed for name, perm in account.perms.items() if name.startswith(RETRY_TOPIC_PREFIX) is is_group
+        ):
+            return None
+        what = f"all {'groups' if is_group else 'topics'}"
+        return f"No permission for {what}: accessKey={account.access_key} needs {needed}"
+    name = retry_topic(resource.name) if is_group else resource.name
+    owned = account.perms.get(name)
+    # Every account may write its traces.
+    if (default if owned is None else owned) & needed or (name == TRACE_TOPIC and needed is Perm.PUB):
+        return None
+    what, owned = ("No default permission", default) if owned is None else ("No permission", owned)
+    return f"{what} for {shown(name)}: accessKey={account.access_key} needs {needed}, has {owned}"
+
+
+def _may_anything(account: Account) -> bool:
+    may = Perm.PUB | Perm.SUB
+    perms = (account.default_topic_perm, account.default_group_perm, *account.perms.values())
+    return any(perm & may for perm in perms)
+
+
+@cache
+def _perm(kind: ResourceType, actions: tuple[Action, ...]) -> Perm | None:
+    """One of these an account must have; None: it must be admin."""
+    perms = [perm for action, perm in ((Action.PUB, Perm.PUB), (Action.SUB, Perm.SUB)) if action in actions]
+    if kind is ResourceType.TOPIC and not perms and Action.GET in actions:
+        return Perm.PUB | Perm.SUB
+    if kind is ResourceType.GROUP and not perms and Action.GET in actions:
+        return Perm.SUB
+    return perms[0] if perms and kind is not ResourceType.CLUSTER else None
 
 
 def _refused(remark: str) -> RequestRefused:

@@ -7,13 +7,15 @@ AclAuthorizationHandler.
 from __future__ import annotations
 
 from gantrymq.auth.config import AuthConfig, request_codes
-from gantrymq.auth.needs import Need, needs
+from gantrymq.auth.guard import Caller
+from gantrymq.auth.need import Guarded, Need, send_need
+from gantrymq.auth.needs import needs
 from gantrymq.auth.policy import Decision
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import User, UserStatus, UserType, subject_of
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 
 #: What is remembered of decisions; a client repeats itself.
@@ -23,8 +25,8 @@ _CACHE_LIMIT = 10_000
 class UserAccess:
     """Who the user is (`authenticationEnabled`), and what it may do (`authorizationEnabled`)."""
 
-    def __init__(self, config: AuthConfig, cluster: str, table: UserTable) -> None:
-        self._cluster = cluster
+    def __init__(self, config: AuthConfig, broker: Guarded, table: UserTable) -> None:
+        self._broker = broker
         self._table = table
         self._authenticates = config.authentication_enabled
         self._authorizes = config.authorization_enabled
@@ -34,14 +36,38 @@ class UserAccess:
         self._decided: dict[tuple[str, Need, str], str | None] = {}
         self._generation = table.generation
 
-    def check(self, host: str, request: RemotingCommand) -> None:
-        """Raises RequestRefused: no known user, a wrong signature, or no policy that allows it."""
-        if self._authenticates and request.code not in self._unauthenticated:
-            self._authenticate(request)
-        if self._authorizes and request.code not in self._unauthorized:
-            self._authorize(host, request)
+    def check(self, caller: Caller, request: RemotingCommand) -> None:
+        """Raises RequestRefused: no known user, a wrong signature, or no policy that allows it.
 
-    def _authenticate(self, request: RemotingCommand) -> None:
+        Raises HeaderError or BodyError for a request whose needs can't be read.
+        """
+        if not self._authenticates:
+            caller.name = request.ext_fields.get(ACCESS_KEY)
+        elif request.code not in self._unauthenticated:
+            caller.name = self._authenticated(request)
+        if self._authorizes and request.code not in self._unauthorized:
+            self._authorize(caller.host, request)
+
+    def may_send(self, caller: Caller, topic: str) -> bool:
+        """Whether SEND_MESSAGE_V2 to the topic would be let through."""
+        code = RequestCode.SEND_MESSAGE_V2
+        user = self._table.users.get(caller.name or "")
+        is_known = user is not None and user.user_status is UserStatus.ENABLE
+        if self._authenticates and code not in self._unauthenticated and not is_known:
+            return False
+        if not self._authorizes or code in self._unauthorized:
+            return True
+        if user is None or not is_known:
+            return False
+        return user.user_type is UserType.SUPER or self._problem(user.username, send_need(topic), caller.host) is None
+
+    def is_super(self, caller: Caller) -> bool:
+        """Proved by a signature, or believed where none is asked for."""
+        user = self._table.users.get(caller.name or "")
+        return user is not None and user.user_type is UserType.SUPER and user.user_status is UserStatus.ENABLE
+
+    def _authenticated(self, request: RemotingCommand) -> str:
+        """The user's name."""
         fields = request.ext_fields
         username = fields.get(ACCESS_KEY)
         if not username:
@@ -52,33 +78,37 @@ class UserAccess:
         _check_enabled(user)
         if not user.signer.is_signed(fields, request.body, request.version):
             raise _refused(f"check signature failed. User:{username}")
+        return username
 
     def _authorize(self, host: str, request: RemotingCommand) -> None:
-        fields = request.ext_fields
-        wanted = needs(request.code, fields, request.body, self._cluster)
-        username = fields.get(ACCESS_KEY, "")
+        username = request.ext_fields.get(ACCESS_KEY, "")
         user = self._table.users.get(username)
-        if user is not None:
-            _check_enabled(user)
-            if user.user_type is UserType.SUPER:
-                return
-        if self._generation != self._table.generation:
-            self._decided.clear()
-            self._generation = self._table.generation
-        for need in wanted:
-            if user is None:
-                raise _refused(f"User:{username} not found." if username else "Authorization failed: no user is named.")
-            key = (username, need, host)
-            try:
-                problem = self._decided[key]
-            except KeyError:
-                if len(self._decided) >= _CACHE_LIMIT:
-                    self._decided.clear()
-                problem = self._decided[key] = self._problem(username, need, host)
+        if user is None:
+            raise _refused(f"User:{username} not found." if username else "Authorization failed: no user is named.")
+        _check_enabled(user)
+        if user.user_type is UserType.SUPER:
+            return
+        for need in needs(request, self._broker):
+            problem = self._problem(username, need, host)
             if problem is not None:
                 raise _refused(problem)
 
     def _problem(self, username: str, need: Need, host: str) -> str | None:
+        """Why the user may not, None where it may."""
+        if self._generation != self._table.generation:
+            self._decided.clear()
+            self._generation = self._table.generation
+        key = (username, need, host)
+        try:
+            return self._decided[key]
+        except KeyError:
+            pass
+        if len(self._decided) >= _CACHE_LIMIT:
+            self._decided.clear()
+        problem = self._decided[key] = self._decide(username, need, host)
+        return problem
+
+    def _decide(self, username: str, need: Need, host: str) -> str | None:
         acl = self._table.acls.get(username)
         entry = None if acl is None else acl.decisive(need.resource, need.actions, host)
         if entry is not None and entry.decision is Decision.ALLOW:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.access_control import WATCH_INTERVAL_S, AccessControl
+from gantrymq.broker.access_control import AccessControl
 from gantrymq.broker.admin.auth import AuthAdmin
 from gantrymq.broker.admin.broker_config import BrokerConfigAdmin
 from gantrymq.broker.admin.client_relay import ClientRelay
@@ -139,7 +139,7 @@ class Broker:
         members = self.members
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", saving=saving)
         self.deliveries = deliveries = Deliveries()
-        self.access = AccessControl(config)
+        self.access = AccessControl(config, store, jobs)
         filters = MessageFilters(config, members, self.consumer_filters)
 
         # Messages on their way in and out.
@@ -155,7 +155,9 @@ class Broker:
         self._sending = Sending(
             config, appender, topics, self._schedule, self._timer, retry, flush_waits, long_requests=long_requests
         )
-        self._transactions = Transactions(config, appender, topics, members, offsets, self._sending.redirect, jobs)
+        self._transactions = Transactions(
+            config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, jobs
+        )
         self.pops = PopService(
             config,
             directory / "consumerOrderInfo.json",
@@ -231,7 +233,7 @@ class Broker:
             Connections(members),
             MessageAdmin(store),
             BrokerConfigAdmin(config, self._config_changed),
-            AuthAdmin(self.access.users),
+            AuthAdmin(self.access),
             relay,
             Draining(self._server),
             self._registration,
@@ -240,7 +242,6 @@ class Broker:
             self._parts.append(metrics)
         self._handlers.update(handler_table(self._parts))
         self._expiring = jobs.repeating("expire silent clients", self._expire_clients, _CLIENT_SCAN_S)
-        self._watching = jobs.repeating("look for changed accounts", self.access.reload, WATCH_INTERVAL_S)
         #: What `stop` has to undo.
         self._running = AsyncExitStack()
 
@@ -265,9 +266,8 @@ class Broker:
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
-            for job in (self._expiring, self._watching):
-                stack.callback(job.cancel)
-                job.start()
+            stack.callback(self._expiring.cancel)
+            self._expiring.start()
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from gantrymq.auth.user_table import UserTable
-from gantrymq.auth.users import UserType
+from gantrymq.auth.users import User, UserType
+from gantrymq.broker.access_control import AccessControl
 from gantrymq.broker.part import Part
 from gantrymq.errors import RequestRefused
-from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -26,10 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class AuthAdmin(Part):
-    """Requests about `users`. Whether the caller may make them was checked before."""
+    """Requests about `access.users`. Whether the caller may make them was checked before."""
 
-    def __init__(self, users: UserTable) -> None:
-        self._users = users
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
+        self._users = access.users
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -48,7 +48,7 @@ class AuthAdmin(Part):
     def create_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A new user; only a super user makes super users."""
         info = _user_info(request)
-        self._check_super(request, info.user_type, "create")
+        self._check_super(connection, info.user_type, "create")
         self._users.create_user(info)
         log.info("%s created user %s", connection.address, info.username)
         return RemotingCommand.response()
@@ -56,8 +56,8 @@ class AuthAdmin(Part):
     def update_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Another password, type or status."""
         info = _user_info(request)
-        self._check_super(request, info.user_type, "update")
-        self._check_super(request, self._type_of(info.username), "update")
+        self._check_super(connection, info.user_type, "update")
+        self._check_super(connection, self._type_of(info.username), "update")
         self._users.update_user(info)
         log.info("%s changed user %s", connection.address, info.username)
         return RemotingCommand.response()
@@ -65,19 +65,19 @@ class AuthAdmin(Part):
     def delete_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A user that isn't there is deleted already."""
         username = _username(request)
-        self._check_super(request, self._type_of(username), "delete")
+        self._check_super(connection, self._type_of(username), "delete")
         self._users.delete_user(username)
         log.info("%s deleted user %s", connection.address, username)
         return RemotingCommand.response()
 
     def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One user; no body for one that isn't there."""
+        """One user; no body for one that isn't there. A super user is shown the password, for copies of users."""
         user = self._users.users.get(_username(request))
-        return RemotingCommand.response(body=b"" if user is None else encode_json(user.info()))
+        return RemotingCommand.response(body=b"" if user is None else encode_json(self._shown(connection, user)))
 
     def list_users(self, connection: Connection, request: RemotingCommand) -> Reply:
         wanted = request.read_header(ListUsersRequestHeader).filter or ""
-        users = [user.info() for name, user in sorted(self._users.users.items()) if wanted in name]
+        users = [self._shown(connection, user) for name, user in sorted(self._users.users.items()) if wanted in name]
         return RemotingCommand.response(body=encode_json(users) if users else b"")
 
     def put_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -108,11 +108,15 @@ class AuthAdmin(Part):
         user = self._users.users.get(username or "")
         return None if user is None else user.user_type.value
 
-    def _check_super(self, request: RemotingCommand, user_type: str | None, what: str) -> None:
-        """Refuses another than a super user to touch one. Who names itself no user came without authentication."""
-        caller = request.ext_fields.get(ACCESS_KEY)
-        is_super = (user_type or "").lower() == UserType.SUPER.value.lower()
-        if is_super and caller and self._type_of(caller) != UserType.SUPER.value:
+    def _shown(self, connection: Connection, user: User) -> UserInfo:
+        info = user.info()
+        if not self._access.may_see_passwords(connection):
+            info.password = None
+        return info
+
+    def _check_super(self, connection: Connection, user_type: str | None, what: str) -> None:
+        """Refuses another than a super user to touch one; without access control everybody may do everything."""
+        if (user_type or "").lower() == UserType.SUPER.value.lower() and not self._access.is_super(connection):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"The super user can only be {what}d by super user")
 
 

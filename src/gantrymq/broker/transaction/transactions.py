@@ -42,6 +42,9 @@ log = peer_log(__name__)
 #: Where a message goes that isn't to be consumed at once: (queue, properties, tags code), of both kinds.
 Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 
+#: Whether who is at the other end may send to a topic.
+MaySend = Callable[[Connection, str], bool]
+
 #: `Broker2Client.checkProducerTransactionState`: a producer that has no room for a question is asked in the next round.
 _QUESTION_TIMEOUT_MS = 10
 #: Of a group's members so many are looked at for one that may be asked; in the next round others.
@@ -59,6 +62,7 @@ class Transactions(Part):
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         redirect: Redirect,
+        may_send: MaySend,
         jobs: Jobs,
     ) -> None:
         self._config = config
@@ -67,6 +71,7 @@ class Transactions(Part):
         self._members = members
         self._offsets = offsets
         self._redirect = redirect
+        self._may_send = may_send
         self._ops = OpMessages(config, appender)
         self._check = TransactionCheck(config, appender, topics, offsets, self._ops)
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
@@ -229,7 +234,7 @@ class Transactions(Part):
                     group = question.group
                     if group not in members:
                         members[group] = list(self._members.producers.get(group, ()))
-                    producer = self._producer(members[group])
+                    producer = self._producer(members[group], question.topic)
                     if producer is None:
                         absent.add(group)
                     else:
@@ -247,12 +252,15 @@ class Transactions(Part):
         except RemotingError as e:
             log.warning("producer %s isn't asked about a transaction: %s", producer.address, e)
 
-    def _producer(self, members: list[Connection]) -> Connection | None:
-        """The group's members in turn (`ProducerManager.getAvailableChannel`)."""
+    def _producer(self, members: list[Connection], topic: str) -> Connection | None:
+        """The group's members in turn (`ProducerManager.getAvailableChannel`), those who may send to the topic.
+
+        Anybody may say that he is of the group; the question has the message in it.
+        """
         for _ in range(min(len(members), _MOST_LOOKED_AT)):
             self._turn += 1
             member = members[self._turn % len(members)]
-            if not member.is_closed:
+            if not member.is_closed and self._may_send(member, topic):
                 return member
         return None
 
