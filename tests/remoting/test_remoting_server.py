@@ -9,6 +9,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from struct import pack
 
@@ -30,6 +31,7 @@ from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting import server as server_module
 from gantrymq.remoting.connection import BATCH_LIMIT, WRITE_HIGH_WATER, Connection, Reply
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.server import RemotingServer
@@ -498,6 +500,43 @@ async def test_idle_connections_are_closed() -> None:
             await busy.commands(1)
             await asyncio.wait([gone], timeout=0.01)
         assert len(server.connections) == 1
+
+
+async def test_an_idle_connection_is_closed_within_about_a_second() -> None:
+    async with serving(max_idle_s=120) as server, peer_of(server) as idle:
+        connection = await only_connection(server)
+        began = time.monotonic()
+        connection.last_read = began - 119
+        await idle.closed_by_other()
+        # 2 s at most when the machine has nothing else to do; it was 30 and more.
+        assert 1 <= time.monotonic() - began < 10
+
+
+async def test_very_many_idle_connections_are_closed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CLOSED_PER_TURN", 5)
+    closed_in_turn: list[int] = []
+    closed = 0
+
+    def on_close(connection: Connection) -> None:
+        nonlocal closed
+        if not closed:
+            asyncio.get_running_loop().call_soon(turn_ended)
+        closed += 1
+
+    def turn_ended() -> None:
+        nonlocal closed
+        closed_in_turn.append(closed)
+        closed = 0
+
+    async with serving(max_idle_s=120, on_close=on_close) as server, AsyncExitStack() as stack:
+        for _ in range(23):
+            await stack.enter_async_context(peer_of(server))
+        await until(lambda: len(server.connections) == 23)
+        for connection in server.connections:
+            connection.last_read -= 121
+        await until(lambda: not server.connections)
+    assert sum(closed_in_turn) == 23
+    assert max(closed_in_turn) == 5
 
 
 async def test_idle_slow_readers_are_closed_too() -> None:

@@ -9,9 +9,11 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
@@ -20,7 +22,7 @@ from waiting import until
 from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting import tls
+from gantrymq.remoting import arrivals, server_tls
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context, server_context
 
@@ -34,12 +36,12 @@ class Pair(NamedTuple):
     key: Path
 
 
-def make_certificate(directory: Path, name: str, *, passphrase: str | None = None) -> Pair:
+def make_certificate(directory: Path, name: str, *, passphrase: str | None = None, names: str = "IP:127.0.0.1") -> Pair:
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
     encryption = ["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]
     subprocess.run(
         ["openssl", "req", "-x509", *NEW_KEY, *encryption, "-days", "2", "-subj", f"/CN={name}",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", pair.key, "-out", pair.cert],
+         "-addext", f"subjectAltName={names}", "-keyout", pair.key, "-out", pair.cert],
         check=True,
         capture_output=True,
         timeout=60,
@@ -97,12 +99,6 @@ async def test_modes(
         await until(lambda: not server.connections)
 
 
-async def test_permissive_without_a_certificate_is_plain(made: dict[str, Pair]) -> None:
-    async with serving(tls=TlsConfig()) as server:
-        assert await answered(server, None)
-        assert not await answered(server, trusting(made["first"]))
-
-
 def test_both_kinds_on_asyncio_s_own_loop(config: TlsConfig, made: dict[str, Pair]) -> None:
     async def both() -> None:
         async with serving(tls=config) as server:
@@ -144,6 +140,76 @@ async def test_many_connections_leave_nothing_open(config: TlsConfig, made: dict
         await until(lambda: open_files() <= before)
 
 
+# -- a certificate that the server makes itself ---------------------------------------------------------------------
+
+BOTH_MAKERS = pytest.mark.parametrize("maker", ["cryptography", "openssl"])
+
+
+def use(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if maker == "openssl":
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+    else:
+        monkeypatch.setenv("PATH", "")
+
+
+@BOTH_MAKERS
+async def test_a_server_without_a_certificate_makes_one(
+    maker: str, made: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    use(maker, monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unchecked = client_context(TlsConfig(tls_enable=True))
+    async with serving(tls=TlsConfig()) as server:
+        assert await answered(server, None)
+        assert not caplog.records
+        # All who come at once get the same.
+        assert await asyncio.gather(*(answered(server, unchecked) for _ in range(5))) == [True] * 5
+        assert len([record for record in caplog.records if "proves nothing" in record.getMessage()]) == 1
+        assert unchecked is not None
+        first = await certificate_of(server, unchecked)
+        assert first == await certificate_of(server, unchecked)
+        # Who checks isn't deceived.
+        assert not await answered(server, trusting(made["first"]))
+        assert await answered(server, None)
+    async with serving(tls=TlsConfig()) as another:
+        assert await certificate_of(another, unchecked) != first
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_server_that_can_make_no_certificate_is_plain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gantrymq.remoting")
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setenv("PATH", "")
+    async with serving(tls=TlsConfig()) as server:
+        for _ in range(2):
+            assert not await answered(server, client_context(TlsConfig(tls_enable=True)))
+            assert await answered(server, None)
+    (line,) = [record.getMessage() for record in caplog.records if "there is no certificate" in record.getMessage()]
+    assert "gantrymq[tls]" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tls_test_mode_enable": False},
+        {"tls_server_mode": TlsMode.DISABLED},
+        {"tls_server_need_client_auth": ClientAuth.REQUIRE},
+    ],
+)
+async def test_when_no_certificate_is_made(change: dict[str, Any]) -> None:
+    async with serving(tls=replace(TlsConfig(), **change)) as server:
+        assert not await answered(server, client_context(TlsConfig(tls_enable=True)))
+        assert await answered(server, None)
+
+
+async def test_a_given_certificate_counts_in_test_mode(config: TlsConfig, made: dict[str, Pair]) -> None:
+    assert config.tls_test_mode_enable
+    async with serving(tls=config) as server:
+        assert await certificate_of(server, trusting(made["first"])) == der(made["first"])
+
+
 # -- those who are slow to begin ------------------------------------------------------------------------------------
 
 
@@ -162,7 +228,7 @@ async def test_a_silent_connection_is_closed_by_stop(config: TlsConfig) -> None:
 
 
 async def test_a_handshake_that_stops_is_given_up(config: TlsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(arrivals, "HANDSHAKE_TIMEOUT_S", 0.05)
     async with serving(tls=config) as server, peer_of(server) as peer:
         await peer.send(b"\x16\x03\x01")
         await peer.closed_by_other()
@@ -209,6 +275,37 @@ async def test_what_a_client_s_configuration_checks(config: TlsConfig, made: dic
         assert not await answered(server, client_context(trusted))
 
 
+@pytest.mark.parametrize(
+    ("names", "host", "is_right"),
+    [
+        ("IP:127.0.0.1", "127.0.0.1", True),
+        ("IP:127.0.0.2", "127.0.0.1", False),
+        ("DNS:localhost", "localhost", True),
+        ("IP:127.0.0.1", "localhost", False),
+        ("DNS:localhost", "127.0.0.1", False),
+        ("DNS:broker.example.org", "127.0.0.1", False),
+    ],
+)
+async def test_a_client_checks_the_name_too(names: str, host: str, is_right: bool, tmp_path: Path) -> None:
+    pair = make_certificate(tmp_path, "named", names=names)
+    config = TlsConfig(tls_server_cert_path=pair.cert, tls_server_key_path=pair.key)
+    checking = TlsConfig(tls_enable=True, tls_client_auth_server=True, tls_client_trust_cert_path=pair.cert)
+
+    async def called(config: TlsConfig) -> bool:
+        async with calling(ssl_context=client_context(config)) as client:
+            try:
+                await client.call(f"{host}:{server.port}", RemotingCommand.request(ECHO))
+            except ConnectFailed as e:
+                return "certificate is not valid for" not in str(e)
+            return True
+
+    async with serving(tls=config) as server:
+        assert await called(checking) is is_right
+        # As Java does.
+        assert await called(replace(checking, tls_client_check_server_name=False))
+        assert await called(TlsConfig(tls_enable=True))
+
+
 async def test_a_client_shows_its_certificate(config: TlsConfig, made: dict[str, Pair]) -> None:
     config = replace(
         config, tls_server_need_client_auth=ClientAuth.REQUIRE, tls_server_trust_cert_path=made["client"].cert
@@ -239,8 +336,8 @@ async def test_a_replaced_certificate_is_used_while_connections_go_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(tls, "WATCH_INTERVAL_S", 0.01)
-    caplog.set_level(logging.INFO, "gantrymq.remoting.tls")
+    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
+    caplog.set_level(logging.INFO, "gantrymq.remoting.server_tls")
     assert config.tls_server_cert_path is not None
     assert config.tls_server_key_path is not None
     context = trusting(made["first"], made["second"])
@@ -268,7 +365,7 @@ async def test_a_replaced_certificate_is_used_while_connections_go_on(
 async def test_who_may_connect_changes_with_the_file(
     config: TlsConfig, made: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
     trust = tmp_path / "trust.pem"
     shutil.copy(made["client"].cert, trust)
     config = replace(config, tls_server_need_client_auth=ClientAuth.REQUIRE, tls_server_trust_cert_path=trust)
@@ -295,7 +392,7 @@ def test_java_s_keys() -> None:
     config = from_properties(TlsConfig, text, source="test")
     assert config.tls_server_mode is TlsMode.ENFORCING
     assert config.tls_server_need_client_auth is ClientAuth.REQUIRE
-    assert to_properties(config) == text
+    assert to_properties(config) == text | {"tls.test.mode.enable": "true", "tls.client.checkServerName": "true"}
     with pytest.raises(ConfigError, match=r"tls\.server\.mode=sometimes: must be one of disabled, permissive, enforc"):
         from_properties(TlsConfig, {"tls.server.mode": "sometimes"}, source="test")
 

@@ -1,7 +1,8 @@
 """RocketMQ's RPC over TCP, on asyncio: requests, responses, one-way calls, in both directions of a connection.
 
 `connection` is one socket (either side), its own requests wait in `pending_requests`; `server` listens, `client` keeps
-one connection per address, `tls` has the modes and certificates of both. What all connections of a server share is
+one connection per address, `tls` has the modes and certificates of both. A new connection goes from `listener` through
+`arrivals` (plain or TLS, `server_tls`) to its `Connection`. What all connections of a server share is
 bounded: what they hold of frames that have begun (`unfinished_frames`), requests that tasks answer (`open_answers`),
 and the time of one turn of the loop, which `loop_watch` measures.
 What the requests mean is not here: handlers are registered by request code.

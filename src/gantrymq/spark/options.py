@@ -39,6 +39,7 @@ _SECURITY = (
     "securityToken",
     "tls.enable",
     "tls.client.authServer",
+    "tls.client.checkServerName",
     "tls.client.trustCertPath",
     "tls.client.certPath",
     "tls.client.keyPath",
@@ -106,9 +107,9 @@ class ReadOptions:
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
     accessKey, secretKey, securityToken     of the cluster's access control
-    tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.trustCertPath,
-                            tls.client.certPath and tls.client.keyPath as for Apache's clients; the files must be there
-                            on driver and executors
+    tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.checkServerName,
+                            tls.client.trustCertPath, tls.client.certPath and tls.client.keyPath as for Apache's
+                            clients, which don't check names; the files must be there on driver and executors
     """
 
     name_servers: list[str]
@@ -315,6 +316,7 @@ class Values:
         tls = TlsConfig(
             tls_enable=self.flag("tls.enable", False),
             tls_client_auth_server=self.flag("tls.client.authServer", False),
+            tls_client_check_server_name=self.flag("tls.client.checkServerName", True),
             tls_client_trust_cert_path=path("tls.client.trustCertPath"),
             tls_client_cert_path=path("tls.client.certPath"),
             tls_client_key_path=path("tls.client.keyPath"),

@@ -1,0 +1,115 @@
+"""Arrivals: sockets that were accepted, until it is known what they speak and a Connection has them.
+
+A server with TLS looks at the first byte of each before anything reads it: 0x16 begins a TLS handshake, and no frame.
+Source: remoting/netty/NettyRemotingServer (TlsModeHandler).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from time import monotonic
+
+from gantrymq.background.tasks import Tasks
+from gantrymq.logs import peer_log
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server_tls import ServerTls
+
+log = peer_log(__name__)
+
+#: A handshake that takes longer is given up; netty's default.
+HANDSHAKE_TIMEOUT_S = 10.0
+
+#: The content type of a handshake, first byte of a TLS connection (RFC 8446, 5.1).
+_HANDSHAKE = b"\x16"
+
+
+class Arrivals:
+    """Of one server; `connected` makes the Connection that follows. `tls` is None when the server speaks plain only."""
+
+    def __init__(self, tls: ServerTls | None, connected: Callable[[], Connection]) -> None:
+        self._tls = tls
+        self._connected = connected
+        self._loop = asyncio.get_running_loop()
+        #: Those of which no byte has come, and since when, the oldest first.
+        self._silent: dict[socket.socket, float] = {}
+        self._beginning = Tasks("new connections")
+
+    def __len__(self) -> int:
+        return len(self._silent) + len(self._beginning)
+
+    def add(self, sock: socket.socket) -> None:
+        """Takes a connected socket, which doesn't block."""
+        if self._tls is None:
+            self._beginning.start(self._begin(sock, is_tls=False))
+            return
+        self._loop.add_reader(sock, self._first_byte, sock)
+        self._silent[sock] = monotonic()
+
+    def close_silent(self, since: float, most: int) -> None:
+        """Closes at most so many of those that have been silent since before then."""
+        for sock, arrived in list(self._silent.items())[:most]:
+            if arrived >= since:
+                break
+            self._drop(sock)
+
+    async def stop(self) -> None:
+        """Closes all that have not begun."""
+        for sock in list(self._silent):
+            self._drop(sock)
+        await self._beginning.stop()
+
+    def _first_byte(self, sock: socket.socket) -> None:
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        is_tls = first == _HANDSHAKE
+        assert self._tls is not None
+        if not first or (not is_tls and self._tls.is_enforced):
+            if first:
+                log.warning("closing the connection with %s: it is not TLS, which this server demands", _peer(sock))
+            self._drop(sock)
+            return
+        self._forget(sock)
+        self._beginning.start(self._begin(sock, is_tls=is_tls))
+
+    async def _begin(self, sock: socket.socket, *, is_tls: bool) -> None:
+        context = None
+        if is_tls:
+            assert self._tls is not None
+            try:
+                context = await self._tls.context()
+            except asyncio.CancelledError:
+                sock.close()
+                raise
+            if context is None:
+                sock.close()
+                return
+        peer = _peer(sock)
+        timeout = HANDSHAKE_TIMEOUT_S if context is not None else None
+        try:
+            await self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
+        except OSError as e:
+            # Errors of ssl and TimeoutError are OSErrors. The loop has closed the socket.
+            log.info("the connection with %s didn't come about: %s", peer, e)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._forget(sock)
+        sock.close()
+
+    def _forget(self, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock)
+        del self._silent[sock]
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "?"
+    return format_address(host, port)

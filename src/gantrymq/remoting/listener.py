@@ -1,0 +1,214 @@
+"""Listener: the sockets that a server listens on, and how many connections it takes.
+
+Connections share a process's descriptors with its files, and a broker that can't open a file of its log can't take
+messages. So some are kept for files, and connections that would need them are refused: taken and closed, at once, so
+that a client learns of it. A new socket has the lowest number that is free; so its number tells, without a count, how
+many descriptors the process has at least.
+
+Accepting is done here and not by the event loop: asyncio's own accepts nothing for a second when descriptors have run
+out, and lets those who connect wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
+from gantrymq.remoting.address import format_address
+
+log = peer_log(__name__)
+
+#: serverSocketBacklog.
+BACKLOG = 1024
+#: Java's "fast" server listens so much below (`BrokerController.initializeRemotingServer`, `MixAll.brokerVIPChannel`).
+_FAST_PORT_BEFORE = 2
+#: Of two ports that are to be free, the first is taken at random so often.
+_PORT_ATTEMPTS = 20
+#: So many connections are taken in one turn of the loop.
+_ACCEPTS_PER_TURN = 100
+#: An eighth of the descriptors, within these bounds, is left to files and to connections that the process makes itself.
+_LEAST_RESERVE = 32
+_LARGEST_RESERVE = 1024
+#: So many connections are taken in any case.
+_LEAST_CONNECTIONS = 16
+#: Refused connections are logged once in so many seconds.
+_LOG_INTERVAL_S = 1.0
+#: The system has no room for another socket: the next attempt, s.
+_PAUSE_S = 0.5
+
+
+def descriptor_limit() -> int:
+    """How many descriptors the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit >= 0 else 1 << 30
+
+
+def reserved_descriptors(limit: int) -> int:
+    """How many of them connections leave alone, besides what a server says that its files need."""
+    return min(max(limit // 8, _LEAST_RESERVE), _LARGEST_RESERVE)
+
+
+class Listener:
+    """Takes connections at `host` and `port` and hands their sockets, which don't block, to `accepted`.
+
+    The port is taken when this is made; 0 takes a free one, `port` is the real one. With `fast_listen` there is a
+    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). `files` is how many descriptors
+    are kept for files, `count` tells how many connections there are. Raises GantryError when a port is taken.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        accepted: Callable[[socket.socket], None],
+        count: Callable[[], int],
+        *,
+        fast_listen: bool = False,
+        files: int = 0,
+        jobs: Jobs | None = None,
+    ) -> None:
+        self._host = host
+        self._fast_listen = fast_listen
+        self._accepted = accepted
+        self._count = count
+        self._files = files
+        self._job = (jobs or Jobs()).repeating("accept connections again", self._listen)
+        self._sockets = _bound_sockets(host, port, fast_listen=fast_listen)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._is_listening = False
+        self._first_reserved = self._most = 0
+        #: A descriptor to refuse connections with when there is no other.
+        self._spare = -1
+        self._refused = 0
+        self._logged_at = -_LOG_INTERVAL_S
+
+    def start(self) -> None:
+        """Begins to take connections. Raises GantryError when another socket listens on a port after all."""
+        if not self._sockets:
+            # It was stopped before, and begins again.
+            self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen)
+        limit = descriptor_limit()
+        self._first_reserved = limit - reserved_descriptors(limit)
+        self._most = max(self._first_reserved - self._files, _LEAST_CONNECTIONS)
+        for sock in self._sockets:
+            try:
+                sock.listen(BACKLOG)
+            except OSError as e:
+                raise _taken(self._host, sock.getsockname()[1], e) from e
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._job.start()
+        self._listen()
+
+    def stop(self) -> None:
+        """Closes the sockets; once more does no harm."""
+        self._job.cancel()
+        self._ignore()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets = []
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _listen(self) -> None:
+        self._is_listening = True
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.add_reader(sock, self._accept, sock)
+
+    def _ignore(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            loop = asyncio.get_running_loop()
+            for sock in self._sockets:
+                loop.remove_reader(sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as e:
+                if self._refuse_without_descriptor(listening):
+                    continue
+                log.error("can't accept connections, trying again in %g s: %s", _PAUSE_S, e)
+                self._ignore()
+                self._job.wake(_PAUSE_S)
+                return
+            if sock.fileno() >= self._first_reserved or self._count() >= self._most:
+                sock.close()
+                self._was_refused()
+            else:
+                sock.setblocking(False)
+                self._accepted(sock)
+
+    def _refuse_without_descriptor(self, listening: socket.socket) -> bool:
+        """Files have taken even those that were kept; false if the one that was spared doesn't help either."""
+        os.close(self._spare)
+        try:
+            with suppress(BlockingIOError):
+                listening.accept()[0].close()
+                self._was_refused()
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return False
+        return True
+
+    def _was_refused(self) -> None:
+        self._refused += 1
+        now = monotonic()
+        if now - self._logged_at >= _LOG_INTERVAL_S:
+            log.warning(
+                "%d connections were refused: there are %d, and the other descriptors (of %d, ulimit -n) are for files",
+                self._refused,
+                self._count(),
+                descriptor_limit(),
+            )
+            self._logged_at = now
+            self._refused = 0
+
+
+def _bound_sockets(host: str, port: int, *, fast_listen: bool) -> list[socket.socket]:
+    """Sockets that have the port, and with `fast_listen` port - 2, and don't listen yet. Raises GantryError."""
+    if not fast_listen:
+        return [_bound_socket(host, port)]
+    for _ in range(_PORT_ATTEMPTS if not port else 1):
+        first = _bound_socket(host, port)
+        try:
+            return [first, _bound_socket(host, first.getsockname()[1] - _FAST_PORT_BEFORE)]
+        except GantryError as e:
+            first.close()
+            error = e
+    raise error
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.bind(address)
+        except BaseException:
+            sock.close()
+            raise
+    except (OSError, OverflowError) as e:
+        raise _taken(host, port, e) from e
+    return sock
+
+
+def _taken(host: str, port: int, error: Exception) -> GantryError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return GantryError(f"can't listen on {format_address(host, port)}: {reason or error}; is another server using it?")

@@ -1,0 +1,167 @@
+"""Listening sockets: two ports, and descriptors that run out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import pytest
+from remoting_support import ECHO, Peer, address, calling, frame, peer_of, serving
+from waiting import until
+
+from gantrymq.errors import GantryError
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.listener import reserved_descriptors
+from gantrymq.remoting.server import RemotingServer
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[int]:
+    """This process may open some more than it has; the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/dev/fd"))) + 1 + more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    taken: list[int] = []
+    try:
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
+async def is_served(peer: Peer) -> bool:
+    try:
+        await peer.send(frame(ECHO, b"x"))
+        return (await peer.commands(1))[0].body == b"x"
+    except (EOFError, ConnectionError):
+        return False
+
+
+async def test_connections_are_refused_before_files_starve(caplog: pytest.LogCaptureFixture) -> None:
+    with descriptors(200) as limit:
+        async with serving() as server, AsyncExitStack() as stack:
+            served: list[Peer] = []
+            refused = 0
+            while refused < 20:
+                peer = await stack.enter_async_context(peer_of(server))
+                if await is_served(peer):
+                    served.append(peer)
+                else:
+                    refused += 1
+                    peer.close()
+            # Both ends are this process's.
+            reserve = reserved_descriptors(limit)
+            assert len(served) >= (200 - reserve) // 2 - 5
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(reserve - 3)]
+            for fd in files:
+                os.close(fd)
+            # Those that are there are served, and whoever comes when there is room again.
+            assert await is_served(served[0])
+            served.pop().close()
+            await until(lambda: len(server.connections) == len(served))
+            assert await is_served(await stack.enter_async_context(peer_of(server)))
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    # Once a second.
+    assert lines[0].startswith(
+        f"1 connections were refused: there are {len(served) + 1}, and the other descriptors (of"
+    )
+    assert len(lines) <= 5
+
+
+async def test_descriptors_that_a_server_keeps_for_files() -> None:
+    with descriptors(1000) as limit:
+        files = limit - reserved_descriptors(limit) - 20
+        async with serving(files=files) as server, AsyncExitStack() as stack:
+            for number in range(25):
+                assert await is_served(await stack.enter_async_context(peer_of(server))) is (number < 20)
+
+
+def test_nobody_waits_when_there_is_no_descriptor_left() -> None:
+    async def run() -> None:
+        async with serving() as server, peer_of(server) as served:
+            assert await is_served(served)
+            sockets = [socket.socket() for _ in range(3)]
+            with no_descriptor_left():
+                for sock in sockets:
+                    sock.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+                    await Peer(sock).closed_by_other()
+                    assert await is_served(served)
+            for sock in sockets:
+                sock.close()
+            async with peer_of(server) as late:
+                assert await is_served(late)
+
+    for factory in (asyncio.SelectorEventLoop, None):
+        with descriptors(100), asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run())
+
+
+async def test_accepting_goes_on_after_the_system_had_no_room(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as server:
+        # As with ENFILE: not even the spared descriptor helps.
+        monkeypatch.setattr(server._listener, "_refuse_without_descriptor", lambda listening: False)
+        waiting = socket.socket()
+        waiting.setblocking(False)
+        with descriptors(50), no_descriptor_left():
+            await asyncio.get_running_loop().sock_connect(waiting, ("127.0.0.1", server.port))
+            await until(lambda: "can't accept connections, trying again" in caplog.text)
+        peer = Peer(waiting)
+        assert await is_served(peer)
+        peer.close()
+
+
+async def test_two_ports() -> None:
+    async with serving(fast_listen=True) as server, calling() as client:
+        for port in (server.port, server.port - 2):
+            answer = await client.call(f"127.0.0.1:{port}", RemotingCommand.request(ECHO, body=b"x"))
+            assert answer.body == b"x"
+        assert len(server.connections) == 2
+        await server.stop()
+        await server.start()
+        await client.call(f"127.0.0.1:{server.port - 2}", RemotingCommand.request(ECHO))
+
+
+async def test_the_second_port_is_taken() -> None:
+    async with serving() as server:
+        # The one above, if it is free.
+        with pytest.raises(GantryError, match=f"127.0.0.1:{server.port}.*is another server using it"):
+            RemotingServer({}, host="127.0.0.1", port=server.port + 2, fast_listen=True)
+        async with serving(port=server.port + 2) as above:
+            assert above.port == server.port + 2
+
+
+def test_a_port_that_is_none() -> None:
+    with pytest.raises(GantryError, match="can't listen"):
+        RemotingServer({}, host="127.0.0.1", port=1, fast_listen=True)
+
+
+async def test_a_burst_of_connections(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with serving() as server, AsyncExitStack() as stack:
+        peers = await asyncio.gather(*(stack.enter_async_context(peer_of(server)) for _ in range(300)))
+        assert all(await asyncio.gather(*map(is_served, peers)))
+        async with calling() as client:
+            await client.call(address(server), RemotingCommand.request(ECHO))
+        assert len(server.connections) >= 300
+    assert not caplog.records
