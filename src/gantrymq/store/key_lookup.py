@@ -14,10 +14,10 @@ from gantrymq.store.message_index import TAGS_PREFIX, MessageIndex, keys_of
 #: A search under way. Each `next` does some milliseconds of it; at the end StopIteration has the physical offsets.
 Search = Generator[None, None, list[int]]
 
-#: A query first brings in the newest messages, for so long at most.
-_QUERY_BUILD_S = 0.05
 #: One step of a search, s.
 _STEP_S = 0.005
+#: A search first brings in the newest messages, in so many steps at most.
+_BUILD_STEPS = 10
 
 _size_and_place = unpacker("size", "physical_offset")
 
@@ -82,7 +82,7 @@ class KeyLookup:
         limit = min(max_num, self._config.max_msgs_num_batch)
         if limit < 1 or not self._config.message_index_enable:
             return []
-        for _ in range(round(_QUERY_BUILD_S / _STEP_S)):
+        for _ in range(_BUILD_STEPS):
             if self._index.build(_STEP_S):
                 break
             yield

@@ -1,0 +1,232 @@
+"""Searches by key in steps, whatever happens between two of them, and an index whose building fails on the way."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count, cycle
+from typing import Any
+
+import pytest
+from store_support import finish, flushed, open_store, put
+from waiting import wait_until
+
+from gantrymq.errors import StoreError
+from gantrymq.store import cleaner, index_file, key_lookup, mapped_file, message_index
+from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.message_index import MessageIndex
+from gantrymq.store.message_store import MessageStore
+
+FOREVER = 1 << 62
+#: "Aa" and "BB" have the same hash, and so have all keys made of them.
+COLLIDING = ["".join(("Aa", "BB")[n >> bit & 1] for bit in range(10)) for n in range(1024)]
+
+
+def properties(*keys: str) -> bytes:
+    return b"KEYS\x01" + " ".join(keys).encode() + b"\x02"
+
+
+def put_keys(store: MessageStore, keys: list[str], per_message: int = 256) -> None:
+    for at in range(0, len(keys), per_message):
+        put(store, store.queue("T", 0), b"%d" % at, properties=properties(*keys[at : at + per_message]))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """A store in which 150,000 entries have the hash of each other."""
+    store = open_store(
+        tmp_path_factory.mktemp("crowded"),
+        mapped_file_size_commit_log=64 << 20,
+        max_hash_slot_num=100,
+        max_index_num=100_000,
+        max_msgs_num_batch=1 << 30,
+    )
+    put(store, store.queue("T", 0), b"the oldest", properties=properties(COLLIDING[0]))
+    keys = cycle(COLLIDING[1:])
+    put_keys(store, [next(keys) for _ in range(150_000)])
+    assert store.keys.build_index(600)
+    yield store
+    store.close()
+
+
+def test_no_step_takes_long(crowded):
+    """150,000 entries are walked over to the one that is wanted: in steps of some milliseconds each."""
+    longest = []
+    for _ in range(3):
+        steps, began = [], time.thread_time()
+        search = crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)
+        while True:
+            step_began = time.thread_time()
+            try:
+                next(search)
+            except StopIteration as e:
+                found = e.value
+                break
+            finally:
+                steps.append(time.thread_time() - step_began)
+        longest.append(max(steps))
+        assert [crowded.read_record(at).body for at in found] == [b"the oldest"]
+        assert len(steps) >= (time.thread_time() - began) / 0.05
+        assert len(steps) > 3
+    assert min(longest) < 0.025
+
+
+def test_a_body_is_not_read(crowded, monkeypatch):
+    """Only one record has the key; the bodies of the others may be 4 MB each."""
+    monkeypatch.setattr("gantrymq.protocol.record.decode_record", None)
+    assert len(finish(crowded.keys.find_by_key("T", COLLIDING[5], 0, FOREVER, 10))) == 10
+
+
+def test_a_search_that_is_given_up(crowded):
+    search = crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)
+    next(search)
+    search.close()
+    assert [file for file in crowded._index._files[:-1] if file._file.mapping] == []
+
+
+def test_too_many_entries(crowded, monkeypatch, caplog):
+    monkeypatch.setattr(message_index, "_MAX_STEPS", 1000)
+    assert finish(crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)) == []
+    assert "gave up looking for" in caplog.text
+
+
+# -- between two steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepwise(monkeypatch):
+    """Each entry is a step of its own."""
+    monkeypatch.setattr(message_index, "_STEPS", 1)
+    monkeypatch.setattr(key_lookup, "_STEP_S", 0)
+
+
+@pytest.mark.usefixtures("stepwise")
+@pytest.mark.parametrize("seed", range(10))
+def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
+    """Messages come, files of log and index fill up and go, others search: what is there all the time is found."""
+    rng = random.Random(seed)
+    used = 10.0
+    monkeypatch.setattr(cleaner, "used_percent", lambda path: used)
+    store = open_store(tmp_path, max_msgs_num_batch=1 << 30, flush_interval_commit_log_ms=1)
+    queue = store.queue("T", 0)
+    expected: list[int] = []
+
+    def message() -> None:
+        key = rng.choice(COLLIDING[:3])
+        result = put(store, queue, bytes(rng.randrange(3000)), properties=properties(key))
+        if key == COLLIDING[0]:
+            expected.append(result.physical_offset)
+
+    for _ in range(300):
+        message()
+    flushed(store)
+    assert store.keys.build_index(60)
+    at_begin = list(expected)
+    searches = [store.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 1 << 30) for _ in range(3)]
+    found: list[list[int]] = []
+    while searches:
+        search = rng.choice(searches)
+        try:
+            next(search)
+        except StopIteration as e:
+            searches.remove(search)
+            found.append(e.value)
+        if rng.random() < 0.2:
+            message()
+            store.keys.build_index(rng.choice((0, 1)))
+        if rng.random() < 0.05:
+            used = 86.0
+            store.clean(0)
+            used = 10.0
+    for offsets in found:
+        assert offsets == sorted(set(offsets))
+        assert set(offsets) <= set(expected)
+        assert {at for at in at_begin if at >= store.min_physical_offset} <= set(offsets)
+    assert store.min_physical_offset > 0
+    wait_until(lambda: not store._trash)
+    # No file that was deleted came back by being read.
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [f.path.name for f in store._index._files]
+    store.close()
+
+
+@pytest.mark.usefixtures("stepwise")
+def test_the_store_is_closed_meanwhile(tmp_path):
+    store = open_store(tmp_path)
+    put_keys(store, COLLIDING, 64)
+    assert store.keys.build_index(60)
+    search = store.keys.find_by_key("T", COLLIDING[-1], 0, FOREVER, 64)
+    next(search)
+    next(search)
+    files = list(store._index._files)
+    store.close()
+    with suppress(StoreError):
+        finish(search)
+    assert not any(file._file.mapping for file in files)
+
+
+def fails_at(turn: int, original: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """Raises in one of the calls."""
+    calls = count()
+
+    def fail(*args, **options):
+        if next(calls) == turn:
+            raise error
+        return original(*args, **options)
+
+    return fail
+
+
+# -- building --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Error"), StoreError("x"), ValueError()],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (MappedFile, "map"),
+        (MappedFile, "reserve"),
+        (index_file.IndexFile, "put"),
+        (index_file.IndexFile, "write_header"),
+        (MessageIndex, "_roll"),
+        (mapped_file, "_map"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, error):
+    """At the first, the second, the third of its calls, and so on: each key is found once, in the end."""
+    store = open_store(tmp_path, max_index_num=32)
+    for n in range(60):
+        put(store, store.queue("T", 0), b"%d" % n, properties=properties(f"a{n}", f"b{n}", f"c{n}"))
+    original = getattr(owner, name)
+    failed = 0
+    for turn in range(20):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails_at(turn, original, error))
+            patch.setattr(message_index, "_SLICE", 3)
+            try:
+                store.keys.build_index(0)
+            except (OSError, StoreError, ValueError):
+                failed += 1
+    assert failed
+    assert store.keys.build_index(60)
+    assert store.keys.index_behind_bytes == 0
+    entries = [
+        file.entry(number).physical_offset for file in store._index._files for number in range(1, file.index_count)
+    ]
+    assert len(entries) == 180
+    assert entries == sorted(entries)
+    for n in range(60):
+        for key in "abc":
+            (at,) = finish(store.keys.find_by_key("T", f"{key}{n}", 0, FOREVER, 64))
+            assert store.read_record(at).body == b"%d" % n
+    store.close()
+    store = open_store(tmp_path, max_index_num=32)
+    assert store.keys.index_behind_bytes == 0
+    store.close()
