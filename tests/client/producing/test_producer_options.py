@@ -13,9 +13,10 @@ from scripted_producer import ProducerBroker, producer_over
 from waiting import until
 
 from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing import latency_fault
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.producing.queue_selector import select_by_machine_room
+from gantrymq.client.producing.queue_selector import select_by_hash, select_by_machine_room
 from gantrymq.errors import BrokerError, ClientClosed, ClientError, ConnectFailed, IllegalMessage, RequestTimeout
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
@@ -154,7 +155,42 @@ async def test_queues_by_machine_room() -> None:
     assert len(near.sent) == 10
 
 
+async def test_a_selector_must_pick_a_queue() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker) as producer:
+        with pytest.raises(ClientError, match="picked no queue"):
+            await producer.send_with(MESSAGE, lambda queues, message, arg: None)  # type: ignore[arg-type, return-value]
+        with pytest.raises(ClientError, match="IndexError") as failed:
+            await producer.send_with(MESSAGE, lambda queues, message, arg: queues[99])
+        assert isinstance(failed.value.__cause__, IndexError)
+        with pytest.raises(ClientError, match="None has no hash code"):
+            await producer.send_with(MESSAGE, select_by_hash)
+    assert not broker.sent
+
+
+@pytest.mark.parametrize("namespace", ["", "ns"])
+async def test_the_group_that_java_gives_to_those_who_name_none_is_refused(namespace: str) -> None:
+    producer = Producer("127.0.0.1:9876", "DEFAULT_PRODUCER", namespace=namespace)
+    with pytest.raises(IllegalMessage, match="DEFAULT_PRODUCER"):
+        await producer.start()
+    consumer = SimpleConsumer("127.0.0.1:9876", "DEFAULT_CONSUMER", namespace=namespace)
+    with pytest.raises(IllegalMessage, match="DEFAULT_CONSUMER"):
+        await consumer.start()
+
+
 # -- what goes out --------------------------------------------------------------------------------------------------
+
+
+async def test_the_topic_that_new_ones_are_made_of() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, create_topic_key="templates", default_topic_queue_nums=9) as producer:
+        await producer.send(MESSAGE)
+    async with producer_over(broker) as producer:
+        await producer.send(MESSAGE)
+    assert [(sent.header.default_topic, sent.header.default_topic_queue_nums) for sent in broker.sent] == [
+        ("templates", 9),
+        ("TBW102", 4),
+    ]
 
 
 async def test_a_retry_topics_numbers_go_into_the_header() -> None:

@@ -33,6 +33,8 @@ from gantrymq.remoting.connection import RequestHandler, RpcHook
 
 #: A consumer that reads everything finds its offsets again under this name (`ClientConfig.instanceName`).
 DEFAULT_INSTANCE = "DEFAULT"
+#: `MixAll.DEFAULT_CONSUMER_GROUP`: the group of those who name none.
+DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
 
 
 class GroupConsumer(ABC):
@@ -102,6 +104,8 @@ class GroupConsumer(ABC):
         handlers: Mapping[int, RequestHandler],
         instance_name: str | None = None,
     ) -> ClientInstance:
+        if self.group == DEFAULT_CONSUMER_GROUP:
+            raise IllegalMessage(f"the group {DEFAULT_CONSUMER_GROUP} is no program's own: name another")
         return ClientInstance(
             self._name_servers,
             consumer_data=consumer_data,

@@ -34,7 +34,15 @@ from gantrymq.client.producing.send_hook import SendContext, SendHook, run_hooks
 from gantrymq.client.producing.sender import Sender, SendSettings
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_hook import SendTraceHook
-from gantrymq.errors import BrokerError, ClientClosed, ClientError, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.errors import (
+    BrokerError,
+    ClientClosed,
+    ClientError,
+    GantryError,
+    IllegalMessage,
+    RemotingError,
+    RequestTimeout,
+)
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.compression import CompressionType
@@ -42,8 +50,11 @@ from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
-from gantrymq.protocol.topic_name import TRACE_TOPIC, group_problem
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC, group_problem
 from gantrymq.remoting.connection import RequestHandler, RpcHook
+
+#: `MixAll.DEFAULT_PRODUCER_GROUP`: the group of those who name none.
+DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 
 
 class Producer:
@@ -58,6 +69,9 @@ class Producer:
 
     With `linger_ms` messages wait so long for others of their topic (or queue) and go out in one request, of at most
     `batch_size` bytes; senders wait while `buffer_bytes` are under way.
+
+    A broker that makes topics by itself takes permissions of a new one from its topic `create_topic_key`, and gives it
+    that one's queues, at most `default_topic_queue_nums`.
 
     Bodies of `compress_over` bytes and more are compressed. `namespace` is put before topics and the group.
     `enable_trace` has every send told to `trace_topic`; `send_hooks` are called around sends, `hooks` around requests.
@@ -80,6 +94,7 @@ class Producer:
         compress_over: int = COMPRESS_OVER,
         compression: CompressionType = CompressionType.ZLIB,
         max_message_size: int = MAX_MESSAGE_SIZE,
+        create_topic_key: str = AUTO_CREATE_TOPIC,
         default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
         enable_trace: bool = False,
         trace_topic: str = TRACE_TOPIC,
@@ -100,6 +115,7 @@ class Producer:
             try_timeout_ms,
             send_latency_fault_enable,
             start_detector_enable,
+            create_topic_key,
             default_topic_queue_nums,
         )
         self._batching = (linger_ms, batch_size, buffer_bytes) if linger_ms > 0 else None
@@ -120,6 +136,8 @@ class Producer:
 
     async def start(self) -> None:
         """Makes the producer ready; connections are made when they are needed. Raises ClientError for odd options."""
+        if self._user_group == DEFAULT_PRODUCER_GROUP:
+            raise IllegalMessage(f"the group {DEFAULT_PRODUCER_GROUP} is no program's own: name another")
         if self._sender is not None:
             raise ClientError("this producer is already started")
         if self._batching is not None:
@@ -253,9 +271,20 @@ class Producer:
     async def send_with(
         self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
     ) -> SendResult:
-        """Stores `message` in the queue that `selector` picks. There is no second try: it would pick the same."""
+        """Stores `message` in the queue that `selector` picks. There is no second try: it would pick the same.
+
+        Raises as `send`, and ClientError when the selector picks none, or fails.
+        """
         deadline = time.monotonic() + timeout_ms / 1000
-        queue = selector(await self._queues(message.topic, timeout_ms), message, arg)
+        queues = await self._queues(message.topic, timeout_ms)
+        try:
+            queue = selector(queues, message, arg)
+        except GantryError:
+            raise
+        except Exception as e:
+            raise ClientError(f"the selector of a queue for topic {message.topic} failed: {e!r}") from e
+        if queue is None:
+            raise ClientError(f"the selector picked no queue of topic {message.topic}")
         return await self.send(message, max(1, int((deadline - time.monotonic()) * 1000)), queue)
 
     async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:

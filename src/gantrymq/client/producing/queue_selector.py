@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from ctypes import c_int64
+from math import nan
+from struct import pack, unpack
 from typing import Any
 
 from gantrymq.errors import ClientError
@@ -17,11 +20,12 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
     """Messages with equal `arg` go to one queue: the one that Java's SelectMessageQueueByHash picks.
 
-    An int is hashed as a Java Integer, or as a Long where it is too large for one; of anything else its text is.
+    A str is hashed as Java's String, a bool as Boolean, a float as Double, an int as Integer, or as Long where it is
+    too large for one; of anything else its text is. Negative numbers have other hash codes as Longs: where Java's
+    programs have Longs, give `ctypes.c_int64(number)`. Raises ClientError for None, which has no hash code.
     """
-    hash_code = _int_hash_code(arg) if isinstance(arg, int) else string_hash_code(str(arg))
     # Java's % keeps the dividend's sign, and the selector takes the absolute value.
-    return queues[abs(hash_code) % len(queues)]
+    return queues[abs(_hash_code(arg)) % len(queues)]
 
 
 def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
@@ -41,8 +45,24 @@ def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
     return select
 
 
-def _int_hash_code(n: int) -> int:
-    if -0x80000000 <= n < 0x80000000:
-        return n
+def _hash_code(arg: Any) -> int:
+    """`Object.hashCode`."""
+    match arg:
+        case None:
+            raise ClientError("None has no hash code: give what tells messages apart that belong together")
+        case bool():
+            return 1231 if arg else 1237
+        case int():
+            return arg if -0x80000000 <= arg < 0x80000000 else _long_hash_code(arg)
+        case float():
+            # All that are no number are one to `Double.doubleToLongBits`.
+            return _long_hash_code(unpack(">q", pack(">d", arg if arg == arg else nan))[0])
+        case c_int64():
+            return _long_hash_code(arg.value)
+        case _:
+            return string_hash_code(str(arg))
+
+
+def _long_hash_code(n: int) -> int:
     folded = (n ^ (n & 0xFFFFFFFFFFFFFFFF) >> 32) & 0xFFFFFFFF
     return folded - 0x100000000 if folded >= 0x80000000 else folded

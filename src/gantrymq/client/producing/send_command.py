@@ -34,6 +34,7 @@ _CACHE_SIZE = 4096
 def _constant_fields(
     group: str,
     queue: MessageQueue,
+    create_topic_key: str,
     default_topic_queue_nums: int,
     sys_flag: int,
     batch: bool,
@@ -44,7 +45,7 @@ def _constant_fields(
     before = {
         "a": group,
         "b": queue.topic,
-        "c": AUTO_CREATE_TOPIC,
+        "c": create_topic_key,
         "d": str(default_topic_queue_nums),
         "e": str(queue.queue_id),
         "f": str(sys_flag),
@@ -69,15 +70,18 @@ def send_command(
     reply: bool = False,
     reconsume_times: int = 0,
     max_reconsume_times: int | None = None,
+    create_topic_key: str = AUTO_CREATE_TOPIC,
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
 ) -> RemotingCommand:
     """The request that stores `body` in `queue` for producer `group`; `born_timestamp` in ms since the epoch.
+
+    A broker makes the queue's topic, if it doesn't know it, of its topic `create_topic_key`.
 
     `properties` are as `encode_properties` makes them. With `batch` the body is `encode_batch`'s; a `reply` is not
     stored but pushed to who asked. The reconsume times are for messages to a retry topic.
     """
     before, after = _constant_fields(
-        group, queue, default_topic_queue_nums, sys_flag, batch, reconsume_times, max_reconsume_times
+        group, queue, create_topic_key, default_topic_queue_nums, sys_flag, batch, reconsume_times, max_reconsume_times
     )
     born = b"%d" % born_timestamp
     flag_text = b"%d" % flag

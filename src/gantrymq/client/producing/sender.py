@@ -24,7 +24,7 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, SEND_FORBIDDEN_TOPICS, topic_problem
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class SendSettings:
     try_timeout_ms: int | None = None
     send_latency_fault_enable: bool = False
     start_detector_enable: bool = False
+    create_topic_key: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
 
 
@@ -64,6 +65,7 @@ class Sender:
         self._retry_times = settings.retry_times
         self._retry_when_not_stored_safely = settings.retry_when_not_stored_safely
         self._try_timeout_ms = settings.try_timeout_ms
+        self._create_topic_key = settings.create_topic_key
         self._default_topic_queue_nums = settings.default_topic_queue_nums
         self._faults = LatencyFaults() if settings.send_latency_fault_enable else None
         self._detector: Repeating | None = None
@@ -194,6 +196,7 @@ class Sender:
             reply=outgoing.reply,
             reconsume_times=outgoing.reconsume_times,
             max_reconsume_times=outgoing.max_reconsume_times,
+            create_topic_key=self._create_topic_key,
             default_topic_queue_nums=self._default_topic_queue_nums,
         )
 
