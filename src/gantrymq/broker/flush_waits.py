@@ -15,7 +15,8 @@ from gantrymq.broker.part import Part
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.connection import Connection, error_response
+from gantrymq.remoting.answers import error_response
+from gantrymq.remoting.connection import Connection
 from gantrymq.store.message_store import MessageStore
 
 

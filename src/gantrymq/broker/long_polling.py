@@ -18,7 +18,8 @@ from gantrymq.broker.message_filter import MessageFilter
 from gantrymq.broker.part import Part
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
-from gantrymq.remoting.connection import Connection, error_response
+from gantrymq.remoting.answers import error_response
+from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)

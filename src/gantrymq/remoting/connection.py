@@ -32,12 +32,13 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from gantrymq.errors import ConnectionLost, GantryError, ProtocolError, RequestRefused, RequestTimeout
+from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.open_answers import OpenAnswers, Room
 from gantrymq.remoting.pending_requests import PendingRequests
@@ -60,8 +61,6 @@ BATCH_LIMIT = 1024 * 1024
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
 #: How long a closing connection may take to send what it has to, in seconds.
 CLOSE_TIMEOUT_S = 2.0
-#: Longer remarks of errors are cut: they may quote what the peer sent.
-_LONGEST_REMARK = 2000
 #: Up to so many bytes of answers are copied into one buffer: cheaper than to hand the kernel many small ones.
 JOIN_LIMIT = 16 * 1024
 #: Requests of one turn of the loop are written together, in pieces of about so many bytes. With 32 senders at a time
@@ -294,9 +293,9 @@ class Connection(asyncio.Protocol):
             try:
                 for hook in self._hooks:
                     hook.after_response(self.address, request, reply)
-                reply = (_encode_reply(request, reply),)
+                reply = (encode_reply(request, reply),)
             except Exception as e:
-                reply = (_encode_reply(request, error_response(e, request, self.address)),)
+                reply = (encode_reply(request, error_response(e, request, self.address)),)
         if self._batch is not None:
             self._batch += reply
             for piece in reply:
@@ -442,31 +441,3 @@ async def close_all(connections: Collection[Connection], timeout_s: float = CLOS
         for connection in connections:
             connection.abort()
         await asyncio.wait(late)
-
-
-def _encode_reply(request: RemotingCommand, reply: RemotingCommand) -> bytes:
-    if reply.serialize_type != request.serialize_type:
-        _ = reply.ext_fields  # Those of a command that another server sent are still in its encoding.
-        reply.serialize_type = request.serialize_type
-    reply.opaque = request.opaque
-    reply.flag |= RESPONSE_FLAG
-    return reply.encode()
-
-
-def error_response(error: Exception, request: RemotingCommand, address: str) -> RemotingCommand:
-    """The answer for a handler that raised: a RequestRefused's code and remark, else SYSTEM_ERROR and the reason.
-
-    A refusal is an everyday answer; anything else is logged.
-    """
-    if isinstance(error, RequestRefused):
-        return RemotingCommand.response(error.code, _remark(str(error)))
-    if isinstance(error, GantryError):
-        log.warning("request %d of %s failed: %s", request.code, address, error)
-    else:
-        log.error("request %d of %s failed", request.code, address, exc_info=error)
-    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, _remark(f"{type(error).__name__}: {error}"))
-
-
-def _remark(text: str) -> str:
-    """`text` as any header can carry it."""
-    return text[:_LONGEST_REMARK].encode(errors="backslashreplace").decode()

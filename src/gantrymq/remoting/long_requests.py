@@ -19,7 +19,8 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, Reply, error_response
+from gantrymq.remoting.answers import error_response
+from gantrymq.remoting.connection import Connection, Reply
 
 #: A request's work; it returns what a handler would. Raises what a handler may raise.
 Steps = Generator[None, None, Reply]

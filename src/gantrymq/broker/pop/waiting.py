@@ -16,7 +16,8 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.connection import Connection, error_response
+from gantrymq.remoting.answers import error_response
+from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 
 #: Topic, group, queue id; -1 for all queues.
