@@ -30,6 +30,7 @@ from gantrymq.store import mapped_file, message_store
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.offline import is_in_use
 
 
 @pytest.fixture
@@ -455,6 +456,37 @@ def test_one_store_per_directory(tmp_path):
     assert put(store, store.queue("T", 0), b"x").queue_offset == 0
     store.close()
     open_store(tmp_path).close()
+
+
+def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):
+    """The directory is locked, too. Where directories have no locks, the file does what it can."""
+    script = (
+        "import sys; from pathlib import Path; from gantrymq.errors import StoreLocked;"
+        "from gantrymq.store.config import StoreConfig; from gantrymq.store.message_store import MessageStore\n"
+        "try: MessageStore(StoreConfig(Path(sys.argv[1])), bytes(8)).open()\n"
+        "except StoreLocked as e: sys.exit(7)"
+    )
+    store = open_store(tmp_path)
+    assert is_in_use(tmp_path)
+    (tmp_path / "lock").unlink()
+    assert is_in_use(tmp_path)
+    with pytest.raises(StoreLocked, match=str(os.getpid())):
+        open_store(tmp_path)
+    assert subprocess.run([sys.executable, "-c", script, tmp_path], timeout=30).returncode == 7
+    assert put(store, store.queue("T", 0), b"x").queue_offset == 0
+    store.close()
+    assert not is_in_use(tmp_path)
+
+    def none(fd: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    store = open_store(tmp_path)
+    assert "only its file `lock` is" in caplog.text
+    with pytest.raises(StoreLocked):
+        open_store(tmp_path)
+    store.close()
+    assert not is_in_use(tmp_path / "none")
 
 
 def test_lock_keeps_javas_broker_out(tmp_path):

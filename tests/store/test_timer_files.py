@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ from struct import pack, unpack
 
 import pytest
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, SyncFailed
+from gantrymq.store import mapped_file, timer_log
 from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
 from gantrymq.store.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
 from gantrymq.store.timer_store import TimerStore
@@ -261,3 +263,40 @@ def test_checkpoint_of_a_slave_is_not_trusted_beyond_its_master(tmp_path: Path) 
     assert load_timer_checkpoint(path) == TimerCheckpoint()
     path.write_bytes(pack(">7q", 1, 2, 9, 3, 0, 4, 5))
     assert load_timer_checkpoint(path).queue_offset == 3
+
+
+@pytest.mark.parametrize("which", ["_sync", "_sync_entries"])
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """The kernel forgets what it couldn't write: a later success mustn't count, and the next start begins before it."""
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    timer = open_timer(tmp_path)
+    add(timer, NOW + 5000, 7000)
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped_file, which, fails)
+        with pytest.raises(SyncFailed, match="Input/output error; the timer's state isn't saved"):
+            timer.flush(timer.checkpoint(NOW + 1))
+    add(timer, NOW + 6000, 7100)
+    with pytest.raises(SyncFailed, match="Input/output error"):
+        timer.flush(timer.checkpoint(NOW + 1))
+    timer.close()
+    assert load_timer_checkpoint(tmp_path / "config" / "timercheck").queue_offset == 0
+    timer = open_timer(tmp_path)
+    assert timer.queue_offset == 0
+    assert timer.was_added(7000)
+    assert timer.was_added(7100)
+    timer.close()
+
+
+def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = open_timer(tmp_path)
+    add(timer, NOW + 5000, 7000)
+    with monkeypatch.context() as patch:
+        patch.setattr(timer_log, "sync_file", lambda path: os.open(path / "none", os.O_RDONLY))
+        with pytest.raises(StoreError, match="can't bring the timer to the disk"):
+            timer.flush(timer.checkpoint(NOW + 1))
+    timer.flush(timer.checkpoint(NOW + 1))
+    timer.close()
+    assert load_timer_checkpoint(tmp_path / "config" / "timercheck").queue_offset == 1

@@ -15,8 +15,9 @@ from gantrymq.errors import StoreError
 from gantrymq.store.checkpoint import Checkpoint, load_checkpoint
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.store.directory import lock_directory
 from gantrymq.store.index_file import IndexHeader, read_header
-from gantrymq.store.mapped_file import list_files
+from gantrymq.store.mapped_file import list_files, open_directory
 from gantrymq.store.message_index import index_paths
 from gantrymq.store.recovery import LogReader
 
@@ -31,6 +32,8 @@ def is_in_use(root: Path) -> bool:
     """Whether a broker holds the store's lock."""
     try:
         fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _is_directory_locked(root)
     except OSError:
         return False
     try:
@@ -39,6 +42,18 @@ def is_in_use(root: Path) -> bool:
         command = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
         (kind, *_) = _LOCK_OF_FIRST_BYTE.unpack(fcntl.fcntl(fd, command, asked))
         return bool(kind != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+def _is_directory_locked(root: Path) -> bool:
+    """The same of a broker whose file `lock` was deleted. Nobody can ask for a directory's lock, only take it."""
+    try:
+        fd = open_directory(root)
+    except OSError:
+        return False
+    try:
+        return not lock_directory(fd)
     finally:
         os.close(fd)
 

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, SyncFailed
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.store.mapped_file import store_error
+from gantrymq.store.refusal import Refusal
 from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
 from gantrymq.store.timer_log import ENTRY_SIZE, MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
 from gantrymq.store.timer_wheel import WINDOW_SLOTS, Slot, TimerWheel
@@ -46,6 +47,8 @@ class TimerStore:
         self._due: list[int] = []
         #: Records that are in the log though `queue_offset` says that they may not be.
         self._already: set[int] = set()
+        #: Why no checkpoint may be written any more.
+        self._failure: Refusal | None = None
 
     def open(self, log_end: int, now_ms: int) -> None:
         """Recovers what is there; `log_end` is where the commit log ends. Raises StoreError."""
@@ -195,12 +198,18 @@ class TimerStore:
     def flush(self, checkpoint: TimerCheckpoint) -> None:
         """Brings all to the disk; may be called by another thread. Raises StoreError.
 
-        The records that were delivered must be there already, or a power failure could take them.
+        The records that were delivered must be there already, or a power failure could take them. After a SyncFailed
+        nothing is counted as flushed any more: at the next start all since the checkpoint before is sorted in anew.
         """
+        if self._failure is not None:
+            raise self._failure.exception()
         try:
             self._log.flush(self._checkpoint.log_flush_position)
             self._wheel.flush()
             save_timer_checkpoint(self._checkpoint_path, checkpoint)
+        except SyncFailed as e:
+            self._failure = Refusal(f"{e}; the timer's state isn't saved until the broker is started again", SyncFailed)
+            raise self._failure.exception() from e
         except OSError as e:
             raise store_error(e, "can't bring the timer to the disk") from e
         self._checkpoint = checkpoint
