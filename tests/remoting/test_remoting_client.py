@@ -462,3 +462,13 @@ async def test_a_slow_answer_is_no_reason_to_give_a_connection_up(monkeypatch: p
         with pytest.raises(RequestTimeout):
             await client.invoke(address(server), request(code=SILENT), timeout_ms=10)
         assert await client.connection(address(server)) is connection
+
+
+async def test_each_who_waits_for_a_connection_gets_an_error_of_its_own() -> None:
+    async with listening() as sock:
+        nobody = address_of(sock)
+    async with calling() as client:
+        errors = await asyncio.gather(*(client.connection(nobody) for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(error, ConnectFailed) for error in errors)
+    assert len({id(error) for error in errors}) == 3
+    assert len({str(error) for error in errors}) == 1

@@ -82,5 +82,4 @@ async def test_the_timer_ends_with_its_connection() -> None:
         connection.abort()
         with pytest.raises(ConnectionLost):
             await waiting
-        assert connection._pending._timer is not None
-        assert connection._pending._timer.cancelled()
+        assert connection._pending._job._timer is None

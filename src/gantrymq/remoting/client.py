@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 
+from gantrymq.background.shared import result_of
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -54,7 +55,7 @@ class RemotingClient:
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._connected(address, done))
         try:
-            return await asyncio.shield(task)
+            return await result_of(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise ClientClosed("this client was closed while it connected") from None

@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import NamedTuple
 
+from gantrymq.background.repeating import Repeating
 from gantrymq.errors import ConnectionLost, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
 
@@ -26,9 +27,9 @@ class PendingRequests:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pending: dict[int, _Pending] = {}
-        #: When `_timer` looks for requests that have waited too long, in the loop's time.
-        self._timer_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
+        #: When requests that have waited too long are looked for, in the loop's time.
+        self._look_at = math.inf
+        self._job = Repeating("end late requests", self._end_late)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -38,8 +39,10 @@ class PendingRequests:
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         deadline = self._loop.time() + timeout_ms / 1000
         self._pending[opaque] = _Pending(future, deadline, timeout_ms, address)
-        if deadline < self._timer_at:
-            self._look_at(deadline)
+        if deadline < self._look_at:
+            self._look_at = deadline
+            self._job.start()
+            self._job.wake(timeout_ms / 1000)
         return future
 
     def answer(self, response: RemotingCommand) -> bool:
@@ -60,25 +63,21 @@ class PendingRequests:
             if not pending.future.done():
                 pending.future.set_exception(ConnectionLost(message, pending.address))
         self._pending.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._job.cancel()
 
-    def _look_at(self, deadline: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._end_late)
-
-    def _end_late(self) -> None:
+    def _end_late(self) -> float | None:
         now = self._loop.time()
-        self._timer_at = math.inf
+        self._look_at = math.inf
         for opaque, (future, deadline, timeout_ms, address) in list(self._pending.items()):
             if future.done():
                 del self._pending[opaque]
             elif deadline <= now:
                 del self._pending[opaque]
                 future.set_exception(RequestTimeout(f"{address} did not answer in {timeout_ms} ms", address))
-            elif deadline < self._timer_at:
-                self._timer_at = deadline
-        if self._timer_at < math.inf:
-            self._look_at(max(self._timer_at, now + TIMER_GRAIN_S))
+            elif deadline < self._look_at:
+                self._look_at = deadline
+        if self._look_at == math.inf:
+            return None
+        pause_s = max(self._look_at - now, TIMER_GRAIN_S)
+        self._look_at = now + pause_s
+        return pause_s

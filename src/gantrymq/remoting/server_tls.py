@@ -15,7 +15,6 @@ from pathlib import Path
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.logs import peer_log
-from gantrymq.remoting.self_made_certificate import self_made_context
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, server_context
 
 log = peer_log(__name__)
@@ -77,7 +76,7 @@ class ServerTls:
             return
         try:
             # Not in the loop: it takes some milliseconds, and more when a program is started for it.
-            self._context = await asyncio.to_thread(self_made_context)
+            self._context = await asyncio.to_thread(_self_made_context)
         except (GantryError, OSError) as e:
             self._cannot_be_made = True
             log.info("a client wants TLS, and there is no certificate (tls.server.certPath): %s", e)
@@ -108,6 +107,13 @@ class ServerTls:
             return []
         paths = (config.tls_server_cert_path, config.tls_server_key_path, config.tls_server_trust_cert_path)
         return [_file_version(path) for path in paths if path is not None]
+
+
+def _self_made_context() -> ssl.SSLContext:
+    # Most servers never need it.
+    from gantrymq.remoting.self_made_certificate import self_made_context
+
+    return self_made_context()
 
 
 def _file_version(path: Path) -> tuple[int, int, int] | None:
