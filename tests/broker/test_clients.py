@@ -7,8 +7,10 @@ import asyncio
 import msgspec
 from administration import create_group
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.clients import Clients
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -66,6 +68,70 @@ async def test_members_come_and_go_and_all_are_told(peer: Peer, broker: Broker) 
             await asyncio.sleep(0)
     assert not broker.members.producers
     assert broker.topics.get("%RETRY%consumers") is not None
+
+
+async def test_who_does_not_listen_is_not_told_thousands_of_times(
+    peer: Peer, broker: Broker, remoting: RemotingClient
+) -> None:
+    """What changes in the same tenth of a second is told once."""
+    told: list[str] = []
+
+    def notified(connection: Connection, request: RemotingCommand) -> None:
+        told.append(request.read_header(GroupRequestHeader).consumer_group)
+
+    listening = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: notified})
+    first = Peer(await listening.connection(f"127.0.0.1:{broker.port}"))
+    await first.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
+    others = [RemotingClient() for _ in range(30)]
+    peers = [Peer(await other.connection(f"127.0.0.1:{broker.port}")) for other in others]
+    await asyncio.gather(
+        *(other.ask(RequestCode.HEART_BEAT, body=heartbeat(f"other-{n}")) for n, other in enumerate(peers))
+    )
+    await until(lambda: len(told) > 1)
+    count = len(told)
+    await asyncio.gather(*(other.close() for other in others))
+    await until(lambda: len(broker.members.consumers["consumers"].clients) == 1)
+    await until(lambda: len(told) > count)
+    assert len(told) < 20
+    await listening.close()
+
+
+async def test_a_long_heartbeat_is_taken_in_bit_by_bit(peer: Peer, broker: Broker, remoting: RemotingClient) -> None:
+    other = Peer(await remoting.connection(f"localhost:{broker.port}"))
+    groups = [ConsumerData(f"group-{n}", subscription_data_set=[SubscriptionData("orders")]) for n in range(4000)]
+    beat = asyncio.create_task(
+        peer.ask(RequestCode.HEART_BEAT, body=encode_json(HeartbeatData("one", consumer_data_set=groups)))
+    )
+    seen = set()
+    while not beat.done():
+        await other.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupRequestHeader(consumer_group="group-1"))
+        seen.add(len(broker.members.consumers))
+    assert (await beat).code == ResponseCode.SUCCESS
+    assert len(broker.members.consumers) == 4000
+    assert len(seen) > 2, "nobody was served meanwhile"
+
+
+async def test_a_heartbeat_that_is_none(peer: Peer) -> None:
+    response = await peer.ask(RequestCode.HEART_BEAT, body=b" " * (5 << 20))
+    assert (response.code, "at most" in (response.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+async def test_unit_mode_becomes_the_flag_of_a_new_retry_topic(peer: Peer, broker: Broker) -> None:
+    data = HeartbeatData("one", consumer_data_set=[ConsumerData("units", unit_mode=True), ConsumerData("others")])
+    await peer.ask(RequestCode.HEART_BEAT, body=encode_json(data))
+    flags = [broker.topics.get(f"%RETRY%{name}") for name in ("units", "others")]
+    assert [topic and topic.topic_sys_flag for topic in flags] == [2, 0]
+
+
+async def test_silent_clients_are_dropped(broker: Broker, peer: Peer) -> None:
+    [clients] = [part for part in broker._parts if isinstance(part, Clients)]
+    await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
+    clients._expire()
+    assert await members(peer) == ["one"]
+    broker.config.channel_expired_timeout = -1000
+    clients._expire()
+    assert not broker.members.consumers
+    await until(lambda: peer.connection.is_closed)
 
 
 async def test_heartbeat_as_java_writes_it(peer: Peer) -> None:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from gantrymq.errors import BodyError
 from gantrymq.protocol import fastjson as fastjson_module
 from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
-from gantrymq.protocol.fastjson import bare_keys_quoted_in_steps, decode_json, encode_json, quote_bare_keys
+from gantrymq.protocol.fastjson import (
+    MAX_REQUEST_BYTES,
+    bare_keys_quoted_in_steps,
+    decode_json,
+    decode_request_json,
+    encode_json,
+    quote_bare_keys,
+)
 from gantrymq.protocol.steps import finish
 
 #: Strings that look like the keys.
@@ -136,3 +143,16 @@ def test_hostile_bodies_cost_no_more_than_their_size(text: bytes) -> None:
     with pytest.raises(BodyError):
         decode_json(text, TopicRouteData)
     assert time.thread_time() - start < 5  # Quadratic cost would be an hour.
+
+
+def test_a_request_is_not_read_for_long() -> None:
+    """What isn't standard JSON takes ten times as long to read: so it may be a tenth as long."""
+    assert decode_request_json(b"{1:2}", dict[int, int]) == {1: 2}
+    long = b"{1:2" + b" " * 300_000 + b"}"
+    assert decode_json(long, dict[int, int]) == {1: 2}
+    with pytest.raises(BodyError, match="no dict in JSON"):
+        decode_request_json(long, dict[int, int])
+    standard = b'{"1":2' + b" " * 300_000 + b"}"
+    assert decode_request_json(standard, dict[int, int]) == {1: 2}
+    with pytest.raises(BodyError, match="at most"):
+        decode_request_json(b" " * (MAX_REQUEST_BYTES + 1), dict[int, int])

@@ -22,7 +22,7 @@ from gantrymq.protocol.bodies.pop import BatchAckBody, QueryAssignmentRequestBod
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupList
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.fastjson import decode_request_json
 from gantrymq.protocol.headers.group import ConsumeMessageDirectlyResultRequestHeader
 from gantrymq.protocol.headers.query import ViewMessageRequestHeader
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -153,43 +153,43 @@ def _of_subscriptions(group: str, topics: Iterable[str]) -> Iterable[Need]:
 
 def heartbeat(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
     """Producer groups are no resources: who may be asked about a transaction is seen when a question is sent."""
-    for consumer in decode_json(request.body, HeartbeatData).consumer_data_set:
+    for consumer in decode_request_json(request.body, HeartbeatData).consumer_data_set:
         yield from _of_subscriptions(consumer.group_name, (each.topic for each in consumer.subscription_data_set))
 
 
 def checking_client(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    wanted = decode_json(request.body, CheckClientRequestBody)
+    wanted = decode_request_json(request.body, CheckClientRequestBody)
     return _of_subscriptions(
         wanted.group, () if wanted.subscription_data is None else (wanted.subscription_data.topic,)
     )
 
 
 def locking(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    locked = decode_json(request.body, QueueLockRequest)
+    locked = decode_request_json(request.body, QueueLockRequest)
     return _of_subscriptions(locked.consumer_group, (queue.topic for queue in locked.mq_set))
 
 
 def assigning(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    wanted, actions = decode_json(request.body, QueryAssignmentRequestBody), (Action.SUB, Action.GET)
+    wanted, actions = decode_request_json(request.body, QueryAssignmentRequestBody), (Action.SUB, Action.GET)
     return group_need(wanted.consumer_group, actions), topic_need(wanted.topic, actions)
 
 
 def setting_mode(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    wanted, update = decode_json(request.body, RequestMode), (Action.UPDATE,)
+    wanted, update = decode_request_json(request.body, RequestMode), (Action.UPDATE,)
     return group_need(wanted.consumer_group, update), topic_need(wanted.topic, update)
 
 
 def creating_topics(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    wanted = decode_json(request.body, _TopicList).topic_config_list
+    wanted = decode_request_json(request.body, _TopicList).topic_config_list
     return [topic_need(topic.topic_name, (Action.CREATE,)) for topic in wanted]
 
 
 def creating_group(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    return (group_need(decode_json(request.body, SubscriptionGroupConfig).group_name, (Action.CREATE,)),)
+    return (group_need(decode_request_json(request.body, SubscriptionGroupConfig).group_name, (Action.CREATE,)),)
 
 
 def creating_groups(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    wanted = decode_json(request.body, SubscriptionGroupList).group_config_list
+    wanted = decode_request_json(request.body, SubscriptionGroupList).group_config_list
     return [group_need(group.group_name, (Action.CREATE,)) for group in wanted]
 
 
@@ -204,7 +204,7 @@ def acknowledging(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
 
 
 def acknowledging_batch(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    for ack in decode_json(request.body, BatchAckBody).acks if request.body else ():
+    for ack in decode_request_json(request.body, BatchAckBody).acks if request.body else ():
         yield from _consumed(ack.topic, ack.group)
 
 

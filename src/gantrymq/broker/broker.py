@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection
 from contextlib import AsyncExitStack
@@ -61,9 +60,6 @@ from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
-
-#: How often clients that fell silent are looked for (`ClientHousekeepingService`), s.
-_CLIENT_SCAN_S = 10.0
 
 
 class Serving(Part):
@@ -175,7 +171,18 @@ class Broker:
         )
 
         # Clients, the NameServers, administrators.
-        self._clients = Clients(store, topics, groups, members, offsets, filters, self.consumer_filters)
+        self._clients = Clients(
+            store,
+            topics,
+            groups,
+            members,
+            offsets,
+            filters,
+            self.consumer_filters,
+            config=config,
+            jobs=jobs,
+            long_requests=long_requests,
+        )
         self._registration = Registration(config, self.address, topics, jobs)
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
@@ -241,7 +248,6 @@ class Broker:
         if config.metrics_port:
             self._parts.append(metrics)
         self._handlers.update(handler_table(self._parts))
-        self._expiring = jobs.repeating("expire silent clients", self._expire_clients, _CLIENT_SCAN_S)
         #: What `stop` has to undo.
         self._running = AsyncExitStack()
 
@@ -266,8 +272,6 @@ class Broker:
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
-            stack.callback(self._expiring.cancel)
-            self._expiring.start()
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 
@@ -307,11 +311,3 @@ class Broker:
             self._save()
         except StoreError as e:
             log.error("stopped without the last changes: %s", e)
-
-    def _expire_clients(self) -> None:
-        oldest = asyncio.get_running_loop().time() - self.config.channel_expired_timeout / 1000
-        changed, silent = self.members.expire(oldest)
-        for connection in silent:
-            log.info("client %s sent no heartbeat for too long: dropped", connection.address)
-            connection.close()
-        self._clients.notify(changed)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Iterable, Iterator
+from time import perf_counter
 
 from gantrymq import clock
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
@@ -14,11 +17,12 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RemotingError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.connection import CheckClientRequestBody
 from gantrymq.protocol.bodies.heartbeat import ConsumerList, HeartbeatData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.headers.group import GroupRequestHeader, UnregisterClientRequestHeader
 from gantrymq.protocol.headers.offset import (
     OffsetResponseHeader,
@@ -27,9 +31,20 @@ from gantrymq.protocol.headers.offset import (
 )
 from gantrymq.protocol.topic_name import retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
+
+#: Groups, and tens of their subscriptions, that are taken in in one step: 1 ms.
+_STEP = 100
+#: How often silent clients are looked for (`ClientHousekeepingService`), s, and how many are dropped in a turn.
+_SCAN_S = 10.0
+_DROPPED_AT_ONCE = 200
+#: The members of a group that goes on changing are told of it so often, s, and all groups' for so long in a turn, s.
+_TELL_AGAIN_S = 0.1
+_TELL_TURN_S = 0.005
+_TELL_STEP = 20
 
 
 class Clients(Part):
@@ -44,7 +59,13 @@ class Clients(Part):
         offsets: ConsumerOffsets,
         filters: MessageFilters,
         consumer_filters: ConsumerFilters,
+        *,
+        config: BrokerConfig,
+        jobs: Jobs,
+        long_requests: LongRequests,
     ) -> None:
+        self._config = config
+        self._long_requests = long_requests
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -53,6 +74,21 @@ class Clients(Part):
         self._filters = filters
         self._consumer_filters = consumer_filters
         self._loop = asyncio.get_running_loop()
+        #: Groups whose members are to be told that they have changed; who isn't told yet of what had by the last round;
+        #: when the next round may begin.
+        self._changed: dict[str, None] = {}
+        self._untold: Iterator[tuple[str, Connection]] = iter(())
+        self._tell_at = 0.0
+        self._telling = jobs.repeating("tell members of changed groups", self._tell)
+        self._expiring = jobs.repeating("expire silent clients", self._expire, _SCAN_S)
+
+    async def start(self) -> None:
+        self._telling.start()
+        self._expiring.start()
+
+    async def stop(self) -> None:
+        self._telling.cancel()
+        self._expiring.cancel()
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -66,21 +102,35 @@ class Clients(Part):
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A client's groups and subscriptions; makes the retry topics of its consumer groups."""
-        data = decode_json(request.body, HeartbeatData)
-        known = []
+        return self._long_requests.run(connection, request, self._take_in(connection, request))
+
+    def _take_in(self, connection: Connection, request: RemotingCommand) -> Steps:
+        data = decode_request_json(request.body, HeartbeatData)
+        now = self._loop.time()
+        client = self._members.beat(data.client_id, connection, request.language, request.version, now)
+        self._members.join_producers(data.producer_data_set, client)
+        now_ms = clock.now_ms()
+        done = 0
+        changed: set[str] = set()
         for consumer in data.consumer_data_set:
+            done += 1 + len(consumer.subscription_data_set) // 10
+            if done > _STEP:
+                self.notify(changed)
+                changed.clear()
+                done = 0
+                yield
             group = self._groups.get(consumer.group_name)
             if group is None:
                 log.warning("client %s of unknown group %s is ignored", data.client_id, consumer.group_name)
                 continue
-            known.append(consumer)
             if group.retry_queue_nums > 0:
-                self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
-        data.consumer_data_set = known
-        changed = self._members.heartbeat(data, connection, request.language, request.version, self._loop.time())
-        now_ms = clock.now_ms()
-        for consumer in known:
+                self._topics.create_if_absent(
+                    retry_topic(group.group_name), group.retry_queue_nums, unit_mode=consumer.unit_mode
+                )
+            if self._members.join(consumer, client):
+                changed.add(consumer.group_name)
             self._consumer_filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
+        changed |= self._members.leave_stale(client, now - self._config.channel_expired_timeout / 1000)
         self.notify(changed)
         return RemotingCommand.response()
 
@@ -92,7 +142,7 @@ class Clients(Part):
 
     def check_config(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Whether this broker can filter by a subscription."""
-        subscription = decode_json(request.body, CheckClientRequestBody).subscription_data
+        subscription = decode_request_json(request.body, CheckClientRequestBody).subscription_data
         if subscription is not None:
             self._filters.check(subscription)
         return RemotingCommand.response()
@@ -100,24 +150,63 @@ class Clients(Part):
     def connection_closed(self, connection: Connection) -> None:
         self.notify(self._members.drop(connection))
 
-    def notify(self, group_names: set[str]) -> None:
-        """Tells every member of these groups to look again who shares the queues."""
+    def notify(self, group_names: Iterable[str]) -> None:
+        """Tells every member of these groups, soon, to look again who shares the queues."""
+        for name in group_names:
+            if name not in self._members.consumers:
+                self._consumer_filters.unregister(name, clock.now_ms())
+            self._changed[name] = None
+        if self._changed:
+            self._telling.wake(max(self._tell_at - self._loop.time(), 0.0))
+
+    def _tell(self) -> float | None:
+        """Tells members for some milliseconds; returns when the rest is to be told.
+
+        What changes meanwhile gathers: when thousands join or leave, nobody is told thousands of times.
+        """
+        deadline = perf_counter() + _TELL_TURN_S
+        while True:
+            for n, (group_name, member) in enumerate(self._untold, 1):
+                self._tell_member(group_name, member)
+                if not n % _TELL_STEP and perf_counter() >= deadline:
+                    return 0.0
+            if not self._changed:
+                return None
+            pause_s = self._tell_at - self._loop.time()
+            if pause_s > 0:
+                return pause_s
+            self._tell_at = self._loop.time() + _TELL_AGAIN_S
+            group_names, self._changed = self._changed, {}
+            self._untold = self._members_of(group_names)
+
+    def _members_of(self, group_names: Iterable[str]) -> Iterator[tuple[str, Connection]]:
+        """(group, member) of all that want to be told."""
         for name in group_names:
             group = self._members.consumers.get(name)
-            if group is None:
-                self._consumer_filters.unregister(name, clock.now_ms())
-            config = self._groups.get(name)
-            if group is None or config is None or not config.notify_consumer_ids_changed_enable:
-                continue
-            for member in list(group.clients):
-                try:
-                    member.send_oneway(
-                        RemotingCommand.request(
-                            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, GroupRequestHeader(consumer_group=name)
-                        )
-                    )
-                except RemotingError as e:
-                    log.info("member %s of group %s isn't told of the change: %s", member.address, name, e)
+            config = self._groups.find(name)
+            if group is not None and config is not None and config.notify_consumer_ids_changed_enable:
+                for member in list(group.clients):
+                    yield name, member
+
+    def _tell_member(self, group_name: str, member: Connection) -> None:
+        if member.is_full:
+            # It doesn't listen; it looks for itself every 20 s.
+            return
+        header = GroupRequestHeader(consumer_group=group_name)
+        try:
+            member.send_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+        except RemotingError as e:
+            log.info("member %s of group %s isn't told of the change: %s", member.address, group_name, e)
+
+    def _expire(self) -> float | None:
+        """Drops clients that sent no heartbeat for channelExpiredTimeout."""
+        oldest = self._loop.time() - self._config.channel_expired_timeout / 1000
+        changed, silent = self._members.expire(oldest, _DROPPED_AT_ONCE)
+        for connection in silent:
+            log.info("client %s sent no heartbeat for too long: dropped", connection.address)
+            connection.close()
+        self.notify(changed)
+        return 0.0 if len(silent) == _DROPPED_AT_ONCE else None
 
     def consumer_ids(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The client ids of a group's members."""

@@ -5,10 +5,12 @@ Plain tables, told the time in seconds; a `member` is whatever stands for a clie
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 M = TypeVar("M")
 
@@ -39,6 +41,16 @@ class ConsumerGroup(Generic[M]):
         return [client.client_id for client in self.clients.values()]
 
 
+@dataclass(slots=True)
+class _Memberships(Generic[M]):
+    """Of one connection: its entry in each group, and the client ids that are found by it."""
+
+    last_heartbeat: float = 0.0
+    consumers: dict[str, Client[M]] = field(default_factory=dict)
+    producers: dict[str, Client[M]] = field(default_factory=dict)
+    client_ids: set[str] = field(default_factory=set)
+
+
 class GroupMembers(Generic[M]):
     """All groups of a broker. Methods that change a group's members return the names of those groups."""
 
@@ -46,16 +58,31 @@ class GroupMembers(Generic[M]):
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
         self._producer_members: dict[str, M] = {}
+        #: The one whose last heartbeat was the longest ago comes first. So nobody is looked for among all groups.
+        self._memberships: dict[M, _Memberships[M]] = {}
 
     def heartbeat(self, data: HeartbeatData, member: M, language: int, version: int, now: float) -> set[str]:
         """Takes a client's heartbeat in; returns the consumer groups whose members or subscriptions changed."""
-        client = Client(data.client_id, member, language, version, now)
-        for producer in data.producer_data_set:
-            self.producers.setdefault(producer.group_name, {})[member] = client
-            self._producer_members[data.client_id] = member
-        return {consumer.group_name for consumer in data.consumer_data_set if self._join(consumer, client)}
+        client = self.beat(data.client_id, member, language, version, now)
+        self.join_producers(data.producer_data_set, client)
+        return {consumer.group_name for consumer in data.consumer_data_set if self.join(consumer, client)}
 
-    def _join(self, data: ConsumerData, client: Client[M]) -> bool:
+    def beat(self, client_id: str, member: M, language: int, version: int, now: float) -> Client[M]:
+        """A client lives; `join_producers` and `join` take in what its heartbeat says of its groups."""
+        mine = self._memberships[member] = self._memberships.pop(member, _Memberships())
+        mine.last_heartbeat = now
+        return Client(client_id, member, language, version, now)
+
+    def join_producers(self, producers: Iterable[ProducerData], client: Client[M]) -> None:
+        mine = self._memberships_of(client)
+        for producer in producers:
+            self.producers.setdefault(producer.group_name, {})[client.member] = client
+            mine.producers[producer.group_name] = client
+            mine.client_ids.add(client.client_id)
+            self._producer_members[client.client_id] = client.member
+
+    def join(self, data: ConsumerData, client: Client[M]) -> bool:
+        """Whether the group's members or subscriptions changed."""
         group = self.consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
@@ -65,6 +92,7 @@ class GroupMembers(Generic[M]):
         group.consume_from_where = data.consume_from_where
         known = group.clients.get(client.member)
         group.clients[client.member] = client
+        self._memberships_of(client).consumers[data.group_name] = client
         changed = known is None or known.client_id != client.client_id
         topics = set()
         for subscription in data.subscription_data_set:
@@ -105,25 +133,63 @@ class GroupMembers(Generic[M]):
     def leave(self, member: M, consumer_group: str | None, producer_group: str | None) -> set[str]:
         """A client's orderly goodbye to one of its groups."""
         if producer_group is not None:
-            self._drop_producer(producer_group, member)
-        return self._drop_consumer(consumer_group, member) if consumer_group is not None else set()
+            self._leave_producers(producer_group, member)
+        return self._leave_consumers(consumer_group, member) if consumer_group is not None else set()
 
     def drop(self, member: M) -> set[str]:
         """A connection is gone."""
-        for group in list(self.producers):
+        mine = self._memberships.pop(member, None)
+        if mine is None:
+            return set()
+        for group in mine.producers:
             self._drop_producer(group, member)
-        for client_id in [client_id for client_id, known in self._producer_members.items() if known is member]:
-            del self._producer_members[client_id]
-        return set().union(*(self._drop_consumer(group, member) for group in list(self.consumers)))
+        for client_id in mine.client_ids:
+            if self._producer_members.get(client_id) is member:
+                del self._producer_members[client_id]
+        return {group for group in mine.consumers if self._drop_consumer(group, member)}
 
-    def expire(self, oldest: float) -> tuple[set[str], list[M]]:
-        """Drops the clients whose last heartbeat was before `oldest`: (groups that changed, members dropped)."""
-        tables = [group.clients for group in self.consumers.values()] + list(self.producers.values())
-        silent = [client.member for clients in tables for client in clients.values() if client.last_heartbeat < oldest]
+    def leave_stale(self, client: Client[M], oldest: float) -> set[str]:
+        """Takes a connection out of the groups of which its heartbeats have said nothing since `oldest`."""
+        mine = self._memberships_of(client)
+        for group in [group for group, entry in mine.producers.items() if entry.last_heartbeat < oldest]:
+            self._leave_producers(group, client.member)
+        stale = [group for group, entry in mine.consumers.items() if entry.last_heartbeat < oldest]
+        return {group for group in stale if self._leave_consumers(group, client.member)}
+
+    def expire(self, oldest: float, limit: int = sys.maxsize) -> tuple[set[str], list[M]]:
+        """Drops the connections without a heartbeat since `oldest`, at most `limit`.
+
+        Returns (groups that changed, members dropped).
+        """
+        silent: list[M] = []
+        for member, mine in self._memberships.items():
+            if len(silent) >= limit or mine.last_heartbeat >= oldest:
+                break
+            silent.append(member)
         changed: set[str] = set()
         for member in silent:
             changed |= self.drop(member)
         return changed, silent
+
+    def _memberships_of(self, client: Client[M]) -> _Memberships[M]:
+        return self._memberships.setdefault(client.member, _Memberships(client.last_heartbeat))
+
+    def _leave_producers(self, group: str, member: M) -> None:
+        self._drop_producer(group, member)
+        if (mine := self._memberships.get(member)) is not None:
+            mine.producers.pop(group, None)
+            self._forget_empty(member, mine)
+
+    def _leave_consumers(self, group: str, member: M) -> set[str]:
+        if (mine := self._memberships.get(member)) is not None:
+            mine.consumers.pop(group, None)
+            self._forget_empty(member, mine)
+        return self._drop_consumer(group, member)
+
+    def _forget_empty(self, member: M, mine: _Memberships[M]) -> None:
+        """Who is in no group any more needs no heartbeats."""
+        if not mine.consumers and not mine.producers:
+            self.drop(member)
 
     def _drop_producer(self, group: str, member: M) -> None:
         clients = self.producers.get(group)

@@ -13,7 +13,7 @@ from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 #: A lock that its client doesn't renew in so many seconds is free (rocketmq.broker.rebalance.lockMaxLiveTime); clients
@@ -85,7 +85,7 @@ class QueueLocking(Part):
 
     def lock(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Locks what it can of the queues; answers those that are the client's now."""
-        body = decode_json(request.body, QueueLockRequest)
+        body = decode_request_json(request.body, QueueLockRequest)
         now = self._clock()
         locked = [
             queue
@@ -96,7 +96,7 @@ class QueueLocking(Part):
 
     def unlock(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Gives the client's locks of these queues back."""
-        body = decode_json(request.body, QueueLockRequest)
+        body = decode_request_json(request.body, QueueLockRequest)
         for queue in body.mq_set:
             self.locks.unlock(body.consumer_group, queue.topic, queue.queue_id, body.client_id)
         return RemotingCommand.response()

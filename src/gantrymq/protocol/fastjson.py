@@ -10,6 +10,7 @@ Source: remoting/protocol/RemotingSerializable, namesrv/processor/ClientRequestP
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ from gantrymq.errors import BodyError
 from gantrymq.protocol.json_header import UNREADABLE_JSON
 
 T = TypeVar("T")
+
+#: A heartbeat with 10,000 groups has 3 MiB.
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+_MAX_TOLERATED_BYTES = 256 * 1024
 
 # A string is matched first and left as it is, so that a digit and colon inside one are safe. One without an end is
 # matched too: else each quote in it would be tried as the beginning of another, and 16 MiB would take days.
@@ -55,10 +60,25 @@ def bare_keys_quoted_in_steps(data: bytes) -> Generator[None, None, bytes]:
 
 def decode_json(data: bytes, json_type: type[T]) -> T:
     """`data` as `json_type` (a msgspec.Struct, dict, ...); unknown fields are ignored. Raises BodyError."""
+    return _decode(data, json_type, sys.maxsize)
+
+
+def decode_request_json(data: bytes, json_type: type[T]) -> T:
+    """As `decode_json`, for the body of a request: in 50 ms, whatever it is. Raises BodyError.
+
+    To read standard JSON takes 10 ns a byte, to read it tolerantly ten times as long: that is for what clients write.
+    """
+    if len(data) > MAX_REQUEST_BYTES:
+        raise BodyError(f"body of {len(data)} bytes: JSON of at most {MAX_REQUEST_BYTES} is taken")
+    return _decode(data, json_type, _MAX_TOLERATED_BYTES)
+
+
+def _decode(data: bytes, json_type: type[T], most_tolerated: int) -> T:
     try:
         return msgspec.json.decode(data, type=json_type, strict=False)
-    except UNREADABLE_JSON:
-        pass
+    except UNREADABLE_JSON as e:
+        if len(data) > most_tolerated:
+            raise BodyError(f"body of {len(data)} bytes is no {_name(json_type)} in JSON: {e}") from e
     try:
         value = _without_nulls(msgspec.json.decode(quote_bare_keys(data)))
         return msgspec.convert(value, json_type, strict=False)

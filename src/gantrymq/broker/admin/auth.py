@@ -11,7 +11,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.headers.auth import (
     AclRequestHeader,
     DeleteAclRequestHeader,
@@ -83,7 +83,7 @@ class AuthAdmin(Part):
     def put_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Adds and replaces entries, whether the subject had some before or not."""
         subject = request.read_header(AclRequestHeader).subject
-        self._users.put_acl(subject, decode_json(request.body, AclInfo))
+        self._users.put_acl(subject, decode_request_json(request.body, AclInfo))
         log.info("%s changed what %s may do", connection.address, subject)
         return RemotingCommand.response()
 
@@ -129,6 +129,6 @@ def _username(request: RemotingCommand) -> str:
 
 def _user_info(request: RemotingCommand) -> UserInfo:
     username = _username(request)
-    info = decode_json(request.body, UserInfo)
+    info = decode_request_json(request.body, UserInfo)
     info.username = username
     return info

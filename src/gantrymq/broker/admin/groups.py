@@ -21,7 +21,7 @@ from gantrymq.protocol.bodies.subscription_group import (
 )
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.headers.group import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
@@ -65,13 +65,13 @@ class GroupAdmin(Part):
 
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes a group."""
-        self._groups.put([self._checked(decode_json(request.body, SubscriptionGroupConfig))])
+        self._groups.put([self._checked(decode_request_json(request.body, SubscriptionGroupConfig))])
         connection.respond_with(request, answer_after(self._groups.written()))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many groups, all or none."""
-        configs = [self._checked(c) for c in decode_json(request.body, SubscriptionGroupList).group_config_list]
+        configs = [self._checked(c) for c in decode_request_json(request.body, SubscriptionGroupList).group_config_list]
         if configs:
             self._groups.put(configs)
         connection.respond_with(request, answer_after(self._groups.written()))

@@ -15,7 +15,7 @@ from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import is_system_topic, topic_problem
@@ -76,7 +76,7 @@ class TopicAdmin(Part):
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many topics, all or none."""
-        wanted = decode_json(request.body, _CreateTopicList).topic_config_list
+        wanted = decode_request_json(request.body, _CreateTopicList).topic_config_list
         topics = [self._checked(topic) for topic in wanted]
         if topics:
             self._topics.put(*topics)

@@ -19,7 +19,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.pop import Ack, BatchAck, BatchAckBody, Checkpoint
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.fastjson import decode_request_json
 from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
@@ -77,7 +77,7 @@ class PopAcks:
 
     def ack_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Messages of several pops are done with; those that can't be are passed over."""
-        body = decode_json(request.body, BatchAckBody) if request.body else BatchAckBody()
+        body = decode_request_json(request.body, BatchAckBody) if request.body else BatchAckBody()
         if not body.acks:
             raise RequestRefused(ResponseCode.NO_MESSAGE, "the batch has no acknowledgement")
         for batch in body.acks:

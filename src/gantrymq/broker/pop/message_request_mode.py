@@ -13,7 +13,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.pop import MODE_POP, MODE_PULL, RequestMode, RequestModeTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
@@ -55,7 +55,7 @@ class MessageRequestModes(Part):
         return RequestMode(topic, group, name, share)
 
     def set(self, connection: Connection, request: RemotingCommand) -> Reply:
-        mode = decode_json(request.body, RequestMode)
+        mode = decode_request_json(request.body, RequestMode)
         if mode.topic.startswith(RETRY_TOPIC_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
         if mode.mode not in (MODE_PULL, MODE_POP):

@@ -27,7 +27,7 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.fastjson import decode_json, decode_request_json, encode_json
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
@@ -59,7 +59,7 @@ class Assignments(Part):
 
     def query(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers without assignments where the client should keep what it has."""
-        body = decode_json(request.body, QueryAssignmentRequestBody)
+        body = decode_request_json(request.body, QueryAssignmentRequestBody)
         known = self._routes.get(body.topic)
         if known is not None and self._loop.time() - known[0] < _ROUTE_AGE_S:
             return self._answer(body, known[1])

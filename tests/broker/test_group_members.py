@@ -1,0 +1,107 @@
+"""The tables of who is connected, without connections: a member is any object."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+
+
+class Member:
+    """A connection that counts how often it is looked at as a key."""
+
+    looked_at = 0
+
+    def __hash__(self) -> int:
+        Member.looked_at += 1
+        return id(self)
+
+
+def beat(
+    members: GroupMembers[Member],
+    member: Member,
+    consumers: list[str],
+    producers: list[str] = [],  # noqa: B006
+    *,
+    now: float = 0.0,
+    client_id: str = "client",
+) -> set[str]:
+    data = HeartbeatData(
+        client_id,
+        [ProducerData(name) for name in producers],
+        [ConsumerData(name, subscription_data_set=[SubscriptionData("orders", sub_version=1)]) for name in consumers],
+    )
+    return members.heartbeat(data, member, 0, 0, now)
+
+
+def test_who_leaves_is_not_looked_for_in_the_groups_of_others() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    for n in range(500):
+        beat(members, Member(), [f"group-{n}"], [f"producers-{n}"], client_id=f"client-{n}")
+    leaving = Member()
+    assert beat(members, leaving, ["group-1", "mine"], ["mine"]) == {"group-1", "mine"}
+    Member.looked_at = 0
+    assert members.drop(leaving) == {"group-1", "mine"}
+    assert Member.looked_at < 20
+    assert members.producer_member("client") is None
+    assert members.drop(leaving) == set()
+
+
+def test_silent_members_are_dropped_and_others_are_not_looked_at() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    silent = [Member() for _ in range(5)]
+    for n, member in enumerate(silent):
+        beat(members, member, ["a"], now=float(n))
+    for _ in range(500):
+        beat(members, Member(), ["a", "b"], now=100.0)
+    Member.looked_at = 0
+    assert members.expire(50.0, 3) == ({"a"}, silent[:3])
+    assert members.expire(50.0, 3) == ({"a"}, silent[3:])
+    assert members.expire(50.0, 3) == (set(), [])
+    assert Member.looked_at < 50
+
+
+def test_a_group_that_heartbeats_say_no_more_of_is_left() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    member = Member()
+    beat(members, member, ["old", "kept"], ["old", "kept"], now=0.0)
+    beat(members, member, ["kept"], ["kept"], now=100.0)
+    client = members.beat("client", member, 0, 0, 100.0)
+    assert members.leave_stale(client, 0.0) == set()
+    assert members.leave_stale(client, 50.0) == {"old"}
+    assert (set(members.consumers), set(members.producers)) == ({"kept"}, {"kept"})
+
+
+def test_who_has_left_all_groups_need_not_beat() -> None:
+    """Its connection may be good for other things."""
+    members: GroupMembers[Member] = GroupMembers()
+    member = Member()
+    beat(members, member, ["a"], ["p"])
+    assert members.leave(member, "a", "p") == {"a"}
+    assert members.expire(100.0) == (set(), [])
+
+
+NAMES = st.lists(st.sampled_from("abc"), unique=True)
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["beat", "leave", "drop", "expire"]), NAMES, NAMES))
+
+
+@given(STEPS)
+def test_the_index_says_what_the_groups_do(steps: list[tuple[int, str, list[str], list[str]]]) -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    connections = [Member() for _ in range(4)]
+    for now, (number, what, consumers, producers) in enumerate(steps):
+        member = connections[number]
+        if what == "beat":
+            beat(members, member, consumers, producers, now=float(now), client_id=str(number))
+        elif what == "leave":
+            members.leave(member, *(names[0] if names else None for names in (consumers, producers)))
+        elif what == "drop":
+            members.drop(member)
+        else:
+            members.expire(now - 3.0)
+    for member in connections:
+        members.drop(member)
+    assert (members.consumers, members.producers) == ({}, {})
+    assert [members.producer_member(str(number)) for number in range(4)] == [None] * 4
