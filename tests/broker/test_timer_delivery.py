@@ -47,7 +47,7 @@ class World:
         self.store = MessageStore(self.config, HOST)
         self.store.open()
         self.metrics = TimerMetrics(self.config.config_directory / "timermetrics")
-        self.metrics.load()
+        is_counted = self.metrics.load()
         config = self.config
         self.files = TimerStore(
             config.store_path_root_dir,
@@ -58,6 +58,8 @@ class World:
         self.files.open(self.store.max_physical_offset, self.now_ms)
         self.appender = Appender(self.store, HOST, self._polling)
         self.timer = TimerDelivery(self.files, self.appender, self.metrics, config.timer_precision_ms)
+        if not is_counted:
+            self.timer.count_waiting(self.now_ms)
 
     def close(self) -> None:
         self.store.close()
@@ -288,6 +290,21 @@ def test_what_was_accepted_is_delivered_however_long_its_properties_are(
     assert world.delivered() == ["-5000", "150000"]
     assert world.timer.skipped == 0
     assert [len(world.properties(number)["pad"]) for number in (0, 1)] == pads[::-1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 100, None], ids=["empty", "zeros", "missing"])
+def test_what_waits_is_counted_anew_where_the_count_is_lost(world: World, damage: bytes | None) -> None:
+    for n in range(300):
+        world.send(str(n), 500 + 10 * n, topic="orders" if n % 3 else "bills")
+    world.send("0", 800, key="1", TIMER_DEL_UNIQKEY="1")
+    world.work()
+    counts = world.waiting()
+    world.flush()
+    world.close()
+    path = world.config.config_directory / "timermetrics"
+    path.unlink() if damage is None else path.write_bytes(damage)
+    world.open()
+    assert world.waiting() == counts == {"orders": 199, "bills": 100}
 
 
 def damage(world: World, physical_offset: int) -> None:

@@ -52,6 +52,21 @@ def test_missing_file(file):
     assert file.load() == b'{"n":3}'
 
 
+def test_one_that_can_be_rebuilt_is_put_aside(file, caplog):
+    file.save(b'{"n":1}')
+    file.save(b'{"n":2}')
+    file.path.write_bytes(b"no")
+    file.backup.write_bytes(b"nor this")
+    assert file.load(can_be_rebuilt=True) is None
+    assert "it is made anew" in caplog.text
+    assert {path.name: path.read_bytes() for path in file.path.parent.iterdir()} == {
+        "topics.json.damaged": b"no",
+        "topics.json.bak.damaged": b"nor this",
+    }
+    file.save(b'{"n":3}')
+    assert file.load(can_be_rebuilt=True) == b'{"n":3}'
+
+
 def test_no_good_version(file):
     file.save(b'{"n":1}')
     file.path.write_bytes(b"")

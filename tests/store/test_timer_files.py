@@ -254,15 +254,36 @@ def test_wheel_goes_round(tmp_path: Path) -> None:
     assert {slot.time_ms for slot in wheel.slots_from(NOW + 2000)} == {NOW + 2 * WEEK_MS}
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        TimerCheckpoint(11),
+        TimerCheckpoint(-1),
+        TimerCheckpoint(log_flush_position=-1),
+        TimerCheckpoint(queue_offset=-1),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_right_claims_nothing(
+    tmp_path: Path, damaged: TimerCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config" / "timercheck"
+    for data in (damaged.encode(), damaged.encode()[:20]):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        assert load_timer_checkpoint(path, 10) == TimerCheckpoint()
+        assert f"{path} is damaged" in caplog.text
+        caplog.clear()
+
+
 def test_checkpoint_of_a_slave_is_not_trusted_beyond_its_master(tmp_path: Path) -> None:
     path = tmp_path / "config" / "timercheck"
-    assert load_timer_checkpoint(path) == TimerCheckpoint()
+    assert load_timer_checkpoint(path, 10) == TimerCheckpoint()
     save_timer_checkpoint(path, TimerCheckpoint(1, 2, 3, 4, 5))
-    assert load_timer_checkpoint(path) == TimerCheckpoint(1, 2, 3, 4, 5)
+    assert load_timer_checkpoint(path, 10) == TimerCheckpoint(1, 2, 3, 4, 5)
     path.write_bytes(pack(">4q", 1, 2, 9, 3))
-    assert load_timer_checkpoint(path) == TimerCheckpoint()
+    assert load_timer_checkpoint(path, 10) == TimerCheckpoint()
     path.write_bytes(pack(">7q", 1, 2, 9, 3, 0, 4, 5))
-    assert load_timer_checkpoint(path).queue_offset == 3
+    assert load_timer_checkpoint(path, 10).queue_offset == 3
 
 
 @pytest.mark.parametrize("which", ["_sync", "_sync_entries"])
@@ -282,7 +303,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whic
     with pytest.raises(SyncFailed, match="Input/output error"):
         timer.flush(timer.checkpoint(NOW + 1))
     timer.close()
-    assert load_timer_checkpoint(tmp_path / "config" / "timercheck").queue_offset == 0
+    assert load_timer_checkpoint(tmp_path / "config" / "timercheck", NOW).queue_offset == 0
     timer = open_timer(tmp_path)
     assert timer.queue_offset == 0
     assert timer.was_added(7000)
@@ -299,4 +320,4 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
             timer.flush(timer.checkpoint(NOW + 1))
     timer.flush(timer.checkpoint(NOW + 1))
     timer.close()
-    assert load_timer_checkpoint(tmp_path / "config" / "timercheck").queue_offset == 1
+    assert load_timer_checkpoint(tmp_path / "config" / "timercheck", NOW).queue_offset == 1

@@ -16,7 +16,6 @@ import msgspec
 from gantrymq import clock
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import Saving
-from gantrymq.errors import StoreError
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
@@ -78,11 +77,7 @@ class ConsumerFilters(Part):
         Heartbeats bring again what a damaged file had.
         """
         now_ms = clock.now_ms() if now_ms is None else now_ms
-        try:
-            content = self._file.load(_FilterFile)
-        except StoreError as e:
-            log.error("begins without the filters of groups that are away: %s", e)
-            return
+        content = self._file.load(_FilterFile, can_be_rebuilt=True)
         for topic, filters in (content or _FilterFile()).filter_data_by_topic.items():
             for group, each in filters.group_filter_data.items():
                 if each.dead_time == 0:

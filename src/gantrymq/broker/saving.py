@@ -45,9 +45,12 @@ class TableFile:
         self.is_changed = False
         self.is_urgent = False
 
-    def load(self, table: type[T]) -> T | None:
-        """The content, None where there is no file. Raises StoreError for a damaged one without a good backup."""
-        data = self._file.load(lambda content: decode_json(content, table))
+    def load(self, table: type[T], *, can_be_rebuilt: bool = False) -> T | None:
+        """The content, None where there is no file.
+
+        Raises StoreError for a damaged one without a good backup; one that `can_be_rebuilt` is put aside.
+        """
+        data = self._file.load(lambda content: decode_json(content, table), can_be_rebuilt=can_be_rebuilt)
         return None if data is None else decode_json(data, table)
 
     def write_soon(self) -> None:

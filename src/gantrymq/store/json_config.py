@@ -22,6 +22,15 @@ def _looks_whole(data: bytes) -> None:
         raise ValueError("it doesn't begin with { and end with }")
 
 
+def _put_aside(path: Path) -> None:
+    """Raises StoreError."""
+    try:
+        if path.exists():
+            path.replace(path.with_name(path.name + ".damaged"))
+    except OSError as e:
+        raise StoreError(f"can't rename the damaged {path}: {e}") from e
+
+
 class JsonConfigFile:
     """One file of the store's config directory, as bytes; `.bak` beside it is the version before.
 
@@ -35,11 +44,12 @@ class JsonConfigFile:
         self._newest: bytes | None = None
         self._writing = threading.Lock()
 
-    def load(self, check: Callable[[bytes], object] = _looks_whole) -> bytes | None:
+    def load(self, check: Callable[[bytes], object] = _looks_whole, *, can_be_rebuilt: bool = False) -> bytes | None:
         """The content, the backup's where the file is damaged or missing, None where there is neither.
 
         `check` raises ValueError or a GantryError for damaged content; a decoder will do. A damaged file is kept with
-        the ending `.damaged`. Raises StoreError when there is no good one among those that exist.
+        the ending `.damaged`. Raises StoreError when there is no good one among those that exist, unless that is no
+        reason not to start: it `can_be_rebuilt`.
         """
         problem = ""
         self._hide(self.path)
@@ -56,11 +66,14 @@ class JsonConfigFile:
                 continue
             if path == self.backup:
                 log.warning("using %s, the version before, in place of %s", path, self.path)
-                if self.path.exists():
-                    # Otherwise the next save would make it the backup.
-                    self.path.replace(self.path.with_name(self.path.name + ".damaged"))
+                # Otherwise the next save would make it the backup.
+                _put_aside(self.path)
             return data
-        if problem:
+        if problem and can_be_rebuilt:
+            log.error("%s, nor is there a good backup: it is made anew", problem)
+            _put_aside(self.path)
+            _put_aside(self.backup)
+        elif problem:
             raise StoreError(f"{problem}, and there is no good backup; repair it or move it away to start without")
         return None
 

@@ -8,10 +8,13 @@ GET_TIMER_CHECK_POINT answers with the same 56 bytes.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
+
+log = logging.getLogger(__name__)
 
 _FIELDS = Struct(">7q")
 _FILE_SIZE = 4096
@@ -40,16 +43,21 @@ class TimerCheckpoint(NamedTuple):
         )
 
 
-def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
-    """The file's content; zeros, which claim nothing, where there is none."""
+def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
+    """The file's content; zeros, which claim nothing, where there is none, or one that can't be right.
+
+    That is one that had delivered what is due after `latest_ms`.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return TimerCheckpoint()
-    if len(data) < _FIELDS.size:
-        return TimerCheckpoint()
-    read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
-    return TimerCheckpoint(read_time_ms, log_flush_position, min(queue_offset, master), timestamp, counter)
+    if len(data) >= _FIELDS.size:
+        read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
+        if 0 <= read_time_ms <= latest_ms and min(log_flush_position, queue_offset, master) >= 0:
+            return TimerCheckpoint(read_time_ms, log_flush_position, min(queue_offset, master), timestamp, counter)
+    log.error("%s is damaged: timer messages that were delivered in the past week come again", path)
+    return TimerCheckpoint()
 
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:

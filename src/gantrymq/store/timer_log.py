@@ -44,6 +44,11 @@ class TimerEntry(NamedTuple):
     topic_hash: int
 
     @property
+    def messages(self) -> int:
+        """So many more of them wait: 1, and -1 for one that takes another back."""
+        return -1 if self.magic & MAGIC_DELETE else 1
+
+    @property
     def is_delete(self) -> bool:
         """Takes another message back when its time comes; a rolled one waits on first."""
         return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE

@@ -55,11 +55,14 @@ class TimerStore:
         try:
             self._wheel.open()
             self._log.open()
-            checkpoint = self._checkpoint = load_timer_checkpoint(self._checkpoint_path)
-            self.queue_offset = checkpoint.queue_offset
             now_ms -= now_ms % self._precision_ms
+            window_ms = (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
+            # The clock may have been set back, but not by so much.
+            checkpoint = load_timer_checkpoint(self._checkpoint_path, now_ms + window_ms)
+            self._checkpoint = checkpoint
+            self.queue_offset = checkpoint.queue_offset
             # Without a checkpoint the slots of the past week count as not delivered.
-            self.read_time_ms = checkpoint.read_time_ms or now_ms - (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
+            self.read_time_ms = checkpoint.read_time_ms or now_ms - window_ms
             self._recover(checkpoint.log_flush_position, log_end)
         except BaseException as e:
             self.close()
@@ -119,13 +122,12 @@ class TimerStore:
         """Makes an entry the end of its slot's chain, unless it is in it."""
         slot = self._wheel.get(entry.slot_ms)
         if slot.last < place:
-            change = -1 if entry.magic & MAGIC_DELETE else 1
             first = place if slot.first < 0 else slot.first
-            self._wheel.put(Slot(slot.time_ms, first, place, slot.num + change))
+            self._wheel.put(Slot(slot.time_ms, first, place, slot.num + entry.messages))
             if slot.last < 0:
-                self._count(slot.time_ms, change)
+                self._count(slot.time_ms, entry.messages)
             else:
-                self.waiting += change
+                self.waiting += entry.messages
 
     def _count(self, slot_ms: int, count: int) -> None:
         heapq.heappush(self._due, slot_ms)
@@ -160,6 +162,12 @@ class TimerStore:
             yield place, entry
             # Backwards only, whatever a damaged entry says.
             place = min(entry.previous, place - ENTRY_SIZE)
+
+    def entries(self) -> Iterator[TimerEntry]:
+        """All that wait; slots in no order."""
+        for slot_ms in self._due:
+            for _, entry in self.chain(slot_ms):
+                yield entry
 
     def entry(self, place: int) -> TimerEntry | None:
         """The entry at a place that `chain` gave; None where there is none any more."""

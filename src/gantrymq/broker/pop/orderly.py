@@ -78,7 +78,8 @@ class OrderlyPops:
         self._left_at: dict[tuple[str, str, int], int] = {}
 
     def load(self) -> None:
-        self._table = (self._file.load(_OrderFile) or _OrderFile()).table
+        """Without the file a batch may be handed out while another consumer has it, as after its invisible time."""
+        self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
 
     def _encode(self) -> bytes:
         now_ms = clock.now_ms()

@@ -29,10 +29,13 @@ class TimerMetrics:
         self._file = JsonConfigFile(path)
         self._metrics = _TimerMetrics()
 
-    def load(self) -> None:
-        data = self._file.load(lambda content: decode_json(content, _TimerMetrics))
-        if data is not None:
-            self._metrics = decode_json(data, _TimerMetrics)
+    def load(self) -> bool:
+        """False when there is no good file: then all that waits has to be added."""
+        data = self._file.load(lambda content: decode_json(content, _TimerMetrics), can_be_rebuilt=True)
+        if data is None:
+            return False
+        self._metrics = decode_json(data, _TimerMetrics)
+        return True
 
     def add(self, topic: str, count: int, now_ms: int) -> None:
         metric = self._metrics.timing_count.setdefault(topic, _Metric())

@@ -85,7 +85,8 @@ class Timer(Part):
         """Recovers the files. Raises StoreError."""
         if self._is_enabled:
             self._files.open(self._store.max_physical_offset, now_ms())
-            self._metrics.load()
+            if not self._metrics.load():
+                self._delivery.count_waiting(now_ms())
 
     async def start(self) -> None:
         """Takes up where it stopped."""
