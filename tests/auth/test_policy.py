@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.auth.policy import Acl, Action, Decision, PolicyType, Resource, ResourceType
+from gantrymq.auth.policy import Acl, Action, Decision, Pattern, PolicyType, Resource, ResourceType
 from gantrymq.protocol.bodies.auth import PolicyEntryInfo, PolicyInfo
 
 HOST = "127.0.0.1"
@@ -87,6 +87,48 @@ def test_default_entries_count_where_no_custom_one_fits() -> None:
     assert decided_by(rules, "abc") == "Topic:a* Deny"
     assert decided_by(rules, "b") == "Topic:b Allow"
     assert decided_by(rules, "c") is None
+
+
+ALL_TOPICS = Resource(ResourceType.TOPIC, "", Pattern.ANY)
+ANYTHING = Resource(ResourceType.ANY, "", Pattern.ANY)
+
+
+@pytest.mark.parametrize(
+    ("entries", "allowed"),
+    [
+        ([entry("Topic:*", "Get")], True),
+        ([entry("*", "All")], True),
+        ([entry("Topic:*", "Get"), entry("Topic:a", "Pub", "Deny")], True),
+        ([entry("Topic:*", "Get"), entry("Group:g", "Get", "Deny")], True),
+        ([entry("Topic:*", "Get"), entry("*", "All", "Deny")], True),
+        ([entry("Topic:*", "Get"), entry("Topic:a", "Get", "Deny", "10.0.0.0/8")], True),
+        ([entry("Topic:*", "Get"), entry("Topic:a", "Get", "Deny")], False),
+        ([entry("Topic:*", "Get"), entry("Topic:a*", "All", "Deny")], False),
+        ([entry("Topic:*", "Get", "Deny"), entry("*", "All")], False),
+        ([entry("Topic:a*", "All")], False),
+        ([entry("Topic:*", "Pub")], False),
+        ([entry("Group:*", "All")], False),
+        ([entry("Topic:*", "Get", ips="10.0.0.0/8")], False),
+    ],
+)
+def test_all_topics_are_allowed_where_none_is_denied(entries: list[PolicyEntryInfo], allowed: bool) -> None:
+    for order in (entries, entries[::-1]):
+        found = acl(*order).decisive(ALL_TOPICS, (Action.GET, Action.LIST), HOST)
+        assert (found is not None and found.decision is Decision.ALLOW) == allowed
+    # As a default for all topics, with one denied by its own entry.
+    rules = acl(entry("Topic:a", "Get", "Deny"), default=[entry("Topic:*", "Get")])
+    found = rules.decisive(ALL_TOPICS, (Action.GET,), HOST)
+    assert found is not None
+    assert found.decision is Decision.DENY
+
+
+def test_anything_is_what_is_allowed_from_there() -> None:
+    anything = (Action.ANY,)
+    assert acl(entry("*", "All", "Deny")).decisive(ANYTHING, anything, HOST) is None
+    assert acl(entry("Topic:a", "Pub", ips="10.0.0.0/8")).decisive(ANYTHING, anything, HOST) is None
+    for some in (entry("Topic:a", "Pub"), entry("Group:g", "Sub"), entry("Cluster:c", "Get")):
+        assert acl(entry("*", "All", "Deny"), some).decisive(ANYTHING, anything, HOST) is not None
+    assert acl(default=[entry("Topic:a", "Pub")]).decisive(ANYTHING, anything, HOST) is not None
 
 
 def test_changes() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from gantrymq.auth.users import User, UserType
 from gantrymq.broker.access_control import AccessControl
 from gantrymq.broker.part import Part
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -21,7 +20,7 @@ from gantrymq.protocol.headers.auth import (
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 class AuthAdmin(Part):
