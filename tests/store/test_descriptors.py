@@ -162,6 +162,8 @@ def test_the_one_that_is_being_mapped_never_goes():
             mappings.forget(file)
 
     class File:
+        is_used = False
+
         def map(self) -> None:
             pass
 

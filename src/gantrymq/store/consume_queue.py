@@ -143,7 +143,7 @@ class ConsumeQueue:
 
     def _map(self, file: MappedFile) -> mmap.mmap:
         if file.mapping is not None:
-            self._mappings.use(file)
+            file.is_used = True
             return file.mapping
         if self._gone:
             raise StoreError(self._gone)

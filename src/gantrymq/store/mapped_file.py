@@ -32,7 +32,7 @@ class MappedFile:
     small files of which there are many, and for those read here and there. `name` if not `base` names the file.
     """
 
-    __slots__ = ("base", "fd", "mapping", "path", "read_ahead", "reserved", "size", "view")
+    __slots__ = ("base", "fd", "is_used", "mapping", "path", "read_ahead", "reserved", "size", "view")
 
     def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True, name: str = "") -> None:
         self.path = directory / (name or f"{base:0{_NAME_LENGTH}d}")
@@ -43,6 +43,8 @@ class MappedFile:
         #: Read-only; slices of it go to sockets.
         self.view: memoryview | None = None
         self.reserved = 0
+        #: For who decides which files stay mapped: somebody has read it since he looked.
+        self.is_used = False
         #: Kept between `open` and `close_descriptor`: what is needed to write mustn't fail for want of a descriptor.
         self.fd: int | None = None
 

@@ -39,8 +39,9 @@ class _Entry:
 class QueueMappings:
     """The mapped files of all queues of a store, at most `limit`; what was used longest ago is unmapped first.
 
-    A reader says so when he uses a file. `append` says nothing, which would cost each message something; a file that
-    has been written to since it was last looked at is spared once.
+    To be exact about that would cost each pull a move in a list, and each message, too. So whoever reads marks the
+    file, `append` doesn't even do that; a file that was read or written to since it was last looked at is spared once,
+    and comes behind all others (the clock algorithm).
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -56,11 +57,8 @@ class QueueMappings:
         while len(self._files) >= self._limit:
             self._unmap_oldest()
         file.map()
+        file.is_used = False
         self._files[file] = _Entry(queue)
-
-    def use(self, file: MappedFile) -> None:
-        """A mapped file is read."""
-        self._files.move_to_end(file)
 
     def forget(self, file: MappedFile) -> None:
         """A file is unmapped, or never was mapped."""
@@ -70,12 +68,13 @@ class QueueMappings:
         while True:
             file, entry = next(iter(self._files.items()))
             queue = entry.queue
-            if queue.is_written_to(file) and queue.max_offset != entry.written_until:
-                entry.written_until = queue.max_offset
-                self._files.move_to_end(file)
-            else:
+            is_written = queue.is_written_to(file) and queue.max_offset != entry.written_until
+            if not (is_written or file.is_used):
                 queue.unmap_file(file)
                 return
+            file.is_used = False
+            entry.written_until = queue.max_offset
+            self._files.move_to_end(file)
 
 
 def default_limit() -> int:
