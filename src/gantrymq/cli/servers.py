@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
+from gantrymq.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
         properties["namesrvAddr"] = options.namesrv_addr
     source = str(options.config or "the command line")
     # Printing the configuration must not log into it.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     name, make, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
     if options.print_config:
         print(format_properties(settings), end="")
