@@ -124,7 +124,7 @@ class Broker:
         jobs = self.jobs
 
         # What all have in common: the store and the tables.
-        self.store = store = MessageStore(config.store, store_host)
+        self.store = store = MessageStore(config.store, store_host, jobs=jobs)
         self.saving = saving = Saving(config, jobs)
         self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed, saving=saving)
         self.groups = groups = SubscriptionGroupTable(
