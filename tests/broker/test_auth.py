@@ -20,10 +20,13 @@ from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ConfigError
 from gantrymq.protocol.bodies.auth import UserInfo
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection, Reply
 
 PLAIN_ACL = """
 accounts:
@@ -370,6 +373,46 @@ async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
     assert (await producers["mallory"].question())[1].body == b"his own"
     assert half.queue_offset > 0
     assert {group: len(members) for group, members in broker.members.producers.items()} == {"producers": 2}
+
+
+async def test_replies_are_for_the_user_who_has_the_client_id(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]], stack: AsyncExitStack
+) -> None:
+    """Clients of a group see each other's ids, and what is replied to a request is for who asked."""
+    broker = await start(USERS)
+    address = f"127.0.0.1:{broker.port}"
+    await add_users(address, Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub"))
+    pushed: list[str] = []
+
+    async def join(user: str) -> RemotingClient:
+        def take(connection: Connection, request: RemotingCommand) -> Reply:
+            pushed.append(user)
+            return RemotingCommand.response()
+
+        client = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: take}, hooks=[AclHook(user, "secret12")])
+        stack.push_async_callback(client.close)
+        data = HeartbeatData(client_id="asker", producer_data_set=[ProducerData("askers")])
+        beat = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data))
+        assert (await client.call(address, beat, 5000)).code == ResponseCode.SUCCESS
+        return client
+
+    async def reply() -> None:
+        code = RequestCode.SEND_REPLY_MESSAGE_V2
+        replier = await connect(broker, AclHook("mallory", "secret12"))
+        sent = await replier.send(
+            "DefaultCluster_REPLY_TOPIC", b"x", code=code, properties={"REPLY_TO_CLIENT": "asker"}
+        )
+        assert sent.code == ResponseCode.SUCCESS, sent.remark
+
+    first = await join("alice")
+    await join("mallory")
+    await reply()
+    assert pushed == ["alice"]
+    # She may have a new connection, while the old one isn't known to be gone.
+    await join("alice")
+    await first.close()
+    await reply()
+    assert pushed == ["alice", "alice"]
 
 
 async def test_who_may_nothing_is_no_producer(tmp_path: Path, start: StartBroker) -> None:

@@ -84,6 +84,10 @@ class AccessControl(Part):
         """Whether who is at the other end may send to a topic."""
         return self._access is None or self._access.may_send(caller_of(connection), topic)
 
+    def is_same_user(self, one: Connection, other: Connection) -> bool:
+        """Whether the same user is at the other end of both; without access control nobody is told from another."""
+        return self._access is None or caller_of(one).name == caller_of(other).name
+
     def is_super(self, connection: Connection) -> bool:
         """Whether who is at the other end may do everything."""
         return self._access is None or self._access.is_super(caller_of(connection))

@@ -131,11 +131,11 @@ class Broker:
             directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group, saving=saving
         )
         self.offsets = offsets = ConsumerOffsets(directory / "consumerOffset.json", saving=saving)
-        self.members: GroupMembers[Connection] = GroupMembers()
+        self.access = AccessControl(config, store, jobs)
+        self.members: GroupMembers[Connection] = GroupMembers(self.access.is_same_user)
         members = self.members
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", saving=saving)
         self.deliveries = deliveries = Deliveries()
-        self.access = AccessControl(config, store, jobs)
         filters = MessageFilters(config, members, self.consumer_filters)
 
         # Messages on their way in and out.

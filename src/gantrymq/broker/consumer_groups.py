@@ -6,7 +6,7 @@ Plain tables, told the time in seconds; a `member` is whatever stands for a clie
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -54,7 +54,9 @@ class _Memberships(Generic[M]):
 class GroupMembers(Generic[M]):
     """All groups of a broker. Methods that change a group's members return the names of those groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_take_over: Callable[[M, M], bool] | None = None) -> None:
+        """`may_take_over(old, new)`: whether a member may be the producer with a client id that another one has."""
+        self._may_take_over = may_take_over
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
         self._producer_members: dict[str, M] = {}
@@ -78,8 +80,14 @@ class GroupMembers(Generic[M]):
         for producer in producers:
             self.producers.setdefault(producer.group_name, {})[client.member] = client
             mine.producers[producer.group_name] = client
-            mine.client_ids.add(client.client_id)
-            self._producer_members[client.client_id] = client.member
+            if self._is_producer(client):
+                mine.client_ids.add(client.client_id)
+                self._producer_members[client.client_id] = client.member
+
+    def _is_producer(self, client: Client[M]) -> bool:
+        """Whether replies to its client id are for it. A connection that is gone may not have been noticed yet."""
+        known = self._producer_members.get(client.client_id)
+        return known is None or self._may_take_over is None or self._may_take_over(known, client.member)
 
     def join(self, data: ConsumerData, client: Client[M]) -> bool:
         """Whether the group's members or subscriptions changed."""
