@@ -11,11 +11,14 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import uvloop
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
 from waiting import until
 
@@ -23,6 +26,8 @@ from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import arrivals, server_tls
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.loop_watch import TURN_S
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context, server_context
 
@@ -109,6 +114,27 @@ def test_both_kinds_on_asyncio_s_own_loop(config: TlsConfig, made: dict[str, Pai
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(both())
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+@pytest.mark.parametrize("over_tls", [True, False])
+def test_requests_that_take_several_turns_of_either_loop(
+    over_tls: bool, loop_factory: Callable[[], asyncio.AbstractEventLoop], config: TlsConfig, made: dict[str, Pair]
+) -> None:
+    def slow(connection: Connection, request: RemotingCommand) -> Reply:
+        time.sleep(1.1 * TURN_S)
+        return RemotingCommand.response(body=request.body)
+
+    async def all_at_once() -> None:
+        context = trusting(made["first"]) if over_tls else None
+        async with serving({7: slow}, tls=config) as server, calling(ssl_context=context) as client:
+            for size in (10, 100_000):
+                requests = [RemotingCommand.request(7, body=b"%d" % n * size) for n in range(10)]
+                answers = await asyncio.gather(*(client.call(address(server), request) for request in requests))
+                assert [answer.body for answer in answers] == [request.body for request in requests]
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(all_at_once())
 
 
 async def test_a_request_in_single_bytes(config: TlsConfig) -> None:
