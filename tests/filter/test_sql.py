@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gantrymq.errors import ClientError
+from gantrymq.filter import sql
 from gantrymq.filter.expression import MAX_DEPTH
-from gantrymq.filter.sql import MAX_LENGTH, compile_sql
+from gantrymq.filter.sql import MAX_LENGTH, compile_in_steps, compile_sql
 from gantrymq.protocol.properties import encode_properties
 
 
@@ -74,6 +75,51 @@ def test_length_is_limited() -> None:
     assert not matches(longest, a="x")
     with pytest.raises(ClientError, match=f"{MAX_LENGTH + 1} characters: at most {MAX_LENGTH}"):
         compile_sql(longest + " ")
+
+
+@pytest.mark.parametrize(("part", "most"), [("a=1", 2000), ("a CONTAINS 'x'", 250), ("a ENDSWITH 'x'", 2000)])
+def test_what_is_looked_for_is_limited(part: str, most: int) -> None:
+    most = min(most, (MAX_LENGTH + 4) // (len(part) + 4))
+    assert matches(" OR ".join([part] * most), a="1") == (part == "a=1")
+    if most in (2000, 250):
+        with pytest.raises(ClientError, match="too much to look for: 2000 properties, or 250 CONTAINS"):
+            compile_sql(" OR ".join([part] * (most + 1)))
+
+
+def test_many_properties_are_found_as_few_are() -> None:
+    """Where many are looked for a dictionary is made of all, which has the first of a name and none that is empty."""
+    for few in ("a = '1'", "b IS NULL", "a = '1' AND NOT (c = 5)"):
+        many = " AND ".join(["z IS NULL"] * 20 + [few])
+        for properties in (b"a\x011\x02a\x012\x02", b"a\x01\x02b\x01\x02", b"c\x015", b"a\x011", b"=a\x011\x02", b""):
+            assert compile_sql(many)(properties) == compile_sql(few)(properties), (few, properties)
+
+
+def test_a_number_of_thousands_of_digits_is_none() -> None:
+    for digits in ("1" * 32_000, "0" * 32_000):
+        assert not matches("a = 1", a=digits)
+        assert not matches("a < 1.5", a=digits)
+        assert not matches("a < b", a=digits, b="1")
+    assert matches("a = 1", a="0" * 500 + "1")
+
+
+def test_compiling_in_steps() -> None:
+    """What was compiled is kept, and what couldn't be."""
+    good, bad = " OR ".join(["c = 1"] * 1000), " OR ".join(["c = 1"] * 1000) + " OR"
+    steps = list(compile_in_steps(good))
+    assert len(steps) > 20
+    assert not list(compile_in_steps(good))
+    with pytest.raises(ClientError, match="isn't complete"):
+        compile_sql(bad)
+    with pytest.raises(ClientError, match="isn't complete"):
+        next(compile_in_steps(bad))
+
+
+def test_what_is_kept_is_limited() -> None:
+    for n in range(100):
+        compile_sql(f"a = '{'x' * 10_000}{n}'")
+    kept = sum(map(len, sql._compiled))
+    assert 240_000 < kept <= 256 * 1024
+    assert sql._compiled.characters == kept
 
 
 @pytest.mark.parametrize("part", ["NOT ", "- ", "+ ", "("])

@@ -1,4 +1,4 @@
-"""The parts of an expression as functions of a message's property bytes (Java's package `filter.expression`).
+"""The parts of an expression as functions of a message's properties (Java's package `filter.expression`).
 
 Truth has three values; None, unknown, is what a missing property mostly leads to, and a message whose outcome is
 unknown doesn't match. Java's own turns are kept: `a <> 'x'` is unknown without `a`, but `'x' <> a` is true.
@@ -25,12 +25,18 @@ from gantrymq.filter.values import (
 )
 from gantrymq.protocol.properties import find_property
 
-#: A function of a record's property bytes. Raises NotComparable.
-Evaluate = Callable[[bytes], Value]
-Truth = Callable[[bytes], bool | None]
+#: A record's property bytes, or, where many are looked for, what `by_name` makes of them.
+Properties = bytes | dict[bytes, bytes]
+#: A function of a record's properties. Raises NotComparable.
+Evaluate = Callable[[Properties], Value]
+Truth = Callable[[Properties], bool | None]
 
 #: Evaluation recurses: no part may contain more within one another. Chains of AND or OR are flat, parentheses free.
 MAX_DEPTH = 100
+#: An evaluation looks for so many properties at most; it takes a millisecond then. Within a long value CONTAINS takes
+#: as long as two hundred of them, so it counts for some.
+MAX_LOOK_UPS = 2000
+_CONTAINS = 8
 
 _LONG_MAX = (1 << 63) - 1
 _INT_MAX = (1 << 31) - 1
@@ -64,12 +70,16 @@ class Kind(Enum):
 
 
 class Part(NamedTuple):
-    """A part of an expression; `value` is that of a constant, or of a constant with a sign."""
+    """A part of an expression; `value` is that of a constant, or of a constant with a sign.
+
+    `look_ups` is how often it looks for a property, about: what its evaluation costs.
+    """
 
     kind: Kind
     evaluate: Evaluate
     depth: int = 1
     value: Value = None
+    look_ups: int = 0
 
     @property
     def is_condition(self) -> bool:
@@ -79,7 +89,16 @@ class Part(NamedTuple):
 
 
 def _condition(evaluate: Truth, *parts: Part) -> Part:
-    return Part(Kind.CONDITION, evaluate, _depth(parts))
+    return Part(Kind.CONDITION, evaluate, _depth(parts), look_ups=_look_ups(parts))
+
+
+def _look_ups(parts: Sequence[Part]) -> int:
+    look_ups = sum(part.look_ups for part in parts)
+    if look_ups > MAX_LOOK_UPS:
+        raise Unfit(
+            f"too much to look for: {MAX_LOOK_UPS} properties, or {MAX_LOOK_UPS // _CONTAINS} CONTAINS, at most"
+        )
+    return look_ups
 
 
 def _depth(parts: Sequence[Part]) -> int:
@@ -119,11 +138,21 @@ def floating(literal: str) -> Part:
 
 def prop(name: str) -> Part:
     """A message's property."""
-    return Part(Kind.PROPERTY, partial(_find, name.encode()))
+    return Part(Kind.PROPERTY, partial(_find, name.encode()), look_ups=1)
 
 
-def _find(name: bytes, raw: bytes) -> bytes | None:
-    return find_property(raw, name)
+def _find(name: bytes, properties: Properties) -> bytes | None:
+    return properties.get(name) if isinstance(properties, dict) else find_property(properties, name)
+
+
+def by_name(raw: bytes) -> dict[bytes, bytes]:
+    """Property bytes as a dictionary that has what `find_property` finds."""
+    properties: dict[bytes, bytes] = {}
+    for item in raw.split(b"\x02"):
+        name, separator, value = item.partition(b"\x01")
+        if separator:
+            properties.setdefault(name, value)
+    return {name: value for name, value in properties.items() if value}
 
 
 def negative(part: Part) -> Part:
@@ -132,7 +161,7 @@ def negative(part: Part) -> Part:
     if part.value is not None:
         value = _negated(part.value)
         return Part(Kind.NEGATIVE, lambda _: value, _depth((part,)), value)
-    return Part(Kind.NEGATIVE, lambda raw: _negated(inner(raw)), _depth((part,)))
+    return Part(Kind.NEGATIVE, lambda raw: _negated(inner(raw)), _depth((part,)), look_ups=part.look_ups)
 
 
 def _negated(value: Value) -> Value:
@@ -158,7 +187,7 @@ def negation(part: Part) -> Part:
     inner = condition(part)
     evaluate = inner.evaluate
 
-    def negate(raw: bytes) -> bool | None:
+    def negate(raw: Properties) -> bool | None:
         value = evaluate(raw)
         return None if value is None else not value
 
@@ -178,7 +207,7 @@ def _junction(parts: Sequence[Part], decisive: bool) -> Part:
     conditions = [condition(part) for part in parts]
     evaluations = tuple(part.evaluate for part in conditions)
 
-    def evaluate(raw: bytes) -> bool | None:
+    def evaluate(raw: Properties) -> bool | None:
         outcome: bool | None = not decisive
         for part in evaluations:
             value = part(raw)
@@ -211,18 +240,21 @@ def _equal(left: Part, right: Part) -> Part:
     value = right.value
     one, other = left.evaluate, right.evaluate
 
-    def evaluate(raw: bytes) -> bool | None:
+    def evaluate(raw: Properties) -> bool | None:
         a, b = one(raw), other(raw)
         if a is None or b is None:
             return True if a is b else None if a is None else False
         return compare(a, b) == 0
 
-    def property_is_string(raw: bytes) -> bool | None:
+    def property_is_string(raw: Properties) -> bool | None:
         a = one(raw)
         return None if a is None else a == value
 
-    is_string = left.kind is Kind.PROPERTY and isinstance(value, bytes)
-    return _condition(property_is_string if is_string else evaluate, left, right)
+    if left.kind is Kind.PROPERTY and isinstance(value, bytes):
+        return _condition(property_is_string, left, right)
+    is_number = not isinstance(value, bool)
+    quick = _property_and_number(left, operator.eq, value) if is_number else None
+    return _condition(quick or evaluate, left, right)
 
 
 def order(symbol: str, left: Part, right: Part) -> Part:
@@ -234,7 +266,7 @@ def order(symbol: str, left: Part, right: Part) -> Part:
     holds = _ORDERS[symbol]
     one, other = left.evaluate, right.evaluate
 
-    def evaluate(raw: bytes) -> bool | None:
+    def evaluate(raw: Properties) -> bool | None:
         a = one(raw)
         if a is None:
             return None
@@ -252,7 +284,7 @@ def _property_and_number(left: Part, holds: Callable[[Any, Any], bool], value: V
     if isinstance(value, float):
         double = value
 
-        def double_evaluate(raw: bytes) -> bool | None:
+        def double_evaluate(raw: Properties) -> bool | None:
             text = find(raw)
             return None if text is None else holds(compare_doubles(to_double(text), double), 0)  # type: ignore[arg-type]
 
@@ -260,7 +292,7 @@ def _property_and_number(left: Part, holds: Callable[[Any, Any], bool], value: V
     integer = int(value)
     bits = 64 if isinstance(value, Long) else 32
 
-    def integer_evaluate(raw: bytes) -> bool | None:
+    def integer_evaluate(raw: Properties) -> bool | None:
         text = find(raw)
         return None if text is None else holds(to_integer(text, bits), integer)  # type: ignore[arg-type]
 
@@ -290,11 +322,12 @@ def search(how: str, part: Part, wanted: bytes, is_not: bool) -> Part:
     """CONTAINS, STARTSWITH or ENDSWITH; never unknown: false without the property, with NOT as well."""
     finds, inner = _SEARCHES[how], part.evaluate
 
-    def evaluate(raw: bytes) -> bool:
+    def evaluate(raw: Properties) -> bool:
         value = inner(raw)
         return isinstance(value, bytes) and bool(wanted) and finds(value, wanted) is not is_not
 
-    return _condition(evaluate, part)
+    costly = part._replace(look_ups=part.look_ups * _CONTAINS) if how == "CONTAINS" else part
+    return _condition(evaluate, costly)
 
 
 def is_in(part: Part, values: Sequence[bytes], is_not: bool) -> Part:
@@ -303,7 +336,7 @@ def is_in(part: Part, values: Sequence[bytes], is_not: bool) -> Part:
     members = frozenset(values)
     find = part.evaluate
 
-    def evaluate(raw: bytes) -> bool | None:
+    def evaluate(raw: Properties) -> bool | None:
         value = find(raw)
         return None if value is None else (value in members) is not is_not
 

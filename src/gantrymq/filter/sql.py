@@ -8,22 +8,27 @@ there is no LIKE, no arithmetic and no escape but `''`, and a comment to the end
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Generator
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.errors import ClientError
 from gantrymq.filter import expression
 from gantrymq.filter.expression import Evaluate, Part, Unfit
 from gantrymq.filter.values import NotComparable
+from gantrymq.protocol.steps import finish
 
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-#: Characters of an expression. Java has no limit; it takes some 50 ms to compile one of this length.
+#: Characters of an expression. Java has no limit; it takes some 50 ms to compile one of this length, in steps.
 MAX_LENGTH = 16 * 1024
-#: Compiled expressions that are kept (`SelectorParser.PARSE_CACHE`).
-_CACHE_SIZE = 100
+#: Characters of the compiled expressions that are kept. What is compiled takes a hundred times as many bytes.
+_CACHED_CHARACTERS = 256 * 1024
+#: Tokens that are parsed in one step.
+_STEP = 100
+#: Where more properties are looked for, a dictionary of all is made first.
+_MANY = 8
 #: Characters of the expression that an error quotes.
 _QUOTED = 40
 
@@ -90,16 +95,51 @@ _REMEDIES = {
 SqlFilter = Callable[[bytes], bool]
 
 
-@lru_cache(_CACHE_SIZE)
 def compile_sql(text: str) -> SqlFilter:
     """The expression as a function. Raises ClientError, which names the place and what may help."""
+    return finish(compile_in_steps(text))
+
+
+def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
+    """`compile_sql` in steps of a millisecond."""
     if len(text) > MAX_LENGTH:
         raise ClientError(f"an SQL92 filter of {len(text)} characters: at most {MAX_LENGTH} are taken")
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise ClientError(f"an SQL92 filter that is no Unicode text: {e}") from e
-    return partial(_matches, parse_sql(text).evaluate)
+    known = _compiled.get(text)
+    if known is None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise ClientError(f"an SQL92 filter that is no Unicode text: {e}") from e
+        try:
+            part = yield from _parse(text)
+        except ClientError as e:
+            _compiled[text] = str(e)
+            raise
+        known = partial(_matches_many if part.look_ups > _MANY else _matches, part.evaluate)
+        _compiled[text] = known
+    elif isinstance(known, str):
+        raise ClientError(known)
+    return known
+
+
+class _Compiled(dict[str, SqlFilter | str]):
+    """What is compiled by now: the function, or what is wrong with the text.
+
+    Those that were compiled the longest ago make room (`SelectorParser.PARSE_CACHE` has 100).
+    """
+
+    characters = 0
+
+    def __setitem__(self, text: str, compiled: SqlFilter | str) -> None:
+        super().__setitem__(text, compiled)
+        self.characters += len(text)
+        while self.characters > _CACHED_CHARACTERS:
+            oldest = next(iter(self))
+            self.characters -= len(oldest)
+            del self[oldest]
+
+
+_compiled = _Compiled()
 
 
 def _matches(evaluate: Evaluate, properties: bytes) -> bool:
@@ -109,12 +149,27 @@ def _matches(evaluate: Evaluate, properties: bytes) -> bool:
         return False
 
 
+def _matches_many(evaluate: Evaluate, properties: bytes) -> bool:
+    try:
+        return evaluate(expression.by_name(properties)) is True
+    except NotComparable:
+        return False
+
+
 def parse_sql(text: str) -> Part:
     """The expression as a condition of three values. Raises ClientError."""
+    return finish(_parse(text))
+
+
+def _parse(text: str) -> Generator[None, None, Part]:
     from lark import UnexpectedCharacters, UnexpectedToken
 
     try:
-        part = _parser().parse(text)
+        parser = _parser().parse_interactive(text)
+        for n, _ in enumerate(parser.iter_parse(), 1):
+            if not n % _STEP:
+                yield
+        part = parser.feed_eof()  # type: ignore[no-untyped-call]
     except UnexpectedCharacters as e:
         raise _error(text, e.pos_in_stream or 0, f"{e.char!r} can't stand here", e.char) from e
     except UnexpectedToken as e:

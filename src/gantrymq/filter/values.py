@@ -34,12 +34,16 @@ _FLOAT = re.compile(
 #: What String.trim takes away.
 _BLANKS = bytes(range(33)).decode()
 _LAST_OF_BMP = "\uffff"
+#: No String is longer that is taken for a number, bytes: Java reads any number of zeros.
+_LONGEST_NUMBER = 1000
 #: Of so many digits every number fits an Integer, and of more than the second none fits a Long.
 _ALWAYS_FIT, _NEVER_FIT = 9, 19
 
 
 def to_integer(text: bytes, bits: int) -> int:
     """A String as an Integer (`bits` 32) or a Long (64). Raises NotComparable."""
+    if len(text) > _LONGEST_NUMBER:
+        raise NotComparable
     if text.isdigit() and len(text) <= _ALWAYS_FIT:
         return int(text)
     string = text.decode(errors="replace")
@@ -57,6 +61,8 @@ def to_integer(text: bytes, bits: int) -> int:
 
 def to_double(text: bytes) -> float:
     """A String as a Double. Raises NotComparable."""
+    if len(text) > _LONGEST_NUMBER:
+        raise NotComparable
     string = text.decode(errors="replace").strip(_BLANKS)
     if not _FLOAT.fullmatch(string):
         raise NotComparable
