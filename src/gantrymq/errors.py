@@ -81,6 +81,11 @@ class RequestTimeout(RemotingError):
     """No response came in time."""
 
 
+def _printable(text: str) -> str:
+    """`text` of a server on one line, wherever the error is printed."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 class RequestRefused(GantryError):
     """A handler's answer other than success; `code` is the ResponseCode, the message the remark."""
 
@@ -93,7 +98,7 @@ class BrokerError(GantryError):
     """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known."""
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        super().__init__(f"{address} answered code {code}: {remark or 'no remark'}")
+        super().__init__(f"{address} answered code {code}: {_printable(remark or 'no remark')}")
         self.code = code
         self.remark = remark or ""
         self.address = address

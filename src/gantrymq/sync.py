@@ -9,7 +9,6 @@ the client's own: that of a handler that is a coroutine function. A forked child
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -26,10 +25,11 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 T = TypeVar("T")
 

@@ -25,6 +25,12 @@ DELAY_LEVELS = " ".join(["1s"] * 18)
 _number = itertools.count()
 
 
+@pytest.fixture(autouse=True)
+def _every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests read the log, and one's lines are not to be left out for those of another."""
+    monkeypatch.setattr("gantrymq.logs.LINES", 1_000_000)
+
+
 @pytest.fixture(scope="session")
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of the NameServer of a cluster with one broker."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -15,8 +14,9 @@ import uvloop
 
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.errors import ThreadDied
+from gantrymq.logs import peer_log
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: How long work that is cancelled at the end may take to end.
 CANCEL_TIMEOUT_S = 2.0

@@ -7,14 +7,14 @@ loop and a sleep for each job, which costs a task where a timer does, and wakes 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from math import inf
 from time import monotonic
 
 from gantrymq.background.report import JobReport
+from gantrymq.logs import peer_log
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Seconds until the next run; None for the job's interval.
 Pause = float | None

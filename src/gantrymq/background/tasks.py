@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any
 
-log = logging.getLogger(__name__)
+from gantrymq.logs import peer_log
+
+log = peer_log(__name__)
 
 
 class Tasks:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
-log = logging.getLogger(__name__)
+from gantrymq.logs import peer_log
+
+log = peer_log(__name__)
 
 
 class SupervisedThread:

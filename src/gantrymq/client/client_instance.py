@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import socket
 import ssl
@@ -26,12 +25,13 @@ from gantrymq.client.name_server_discovery import (
 )
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
 from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: heartbeatBrokerInterval.
 HEARTBEAT_INTERVAL_S = 30.0

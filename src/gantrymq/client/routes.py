@@ -7,7 +7,6 @@ remoting/netty/NettyRemotingClient (getAndCreateNameserverChannel).
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,12 +14,13 @@ from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.errors import ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: pollNameServerInterval.
 REFRESH_INTERVAL_S = 30.0

@@ -10,7 +10,6 @@ Source of the dispatcher: client/trace/AsyncTraceDispatcher.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from enum import Enum, IntEnum
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.clock import now_ms
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.properties import KEY_SEPARATOR
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Where brokers are that name no region (`MixAll.DEFAULT_TRACE_REGION_ID`).
 DEFAULT_REGION = "DefaultRegion"

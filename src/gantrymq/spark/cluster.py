@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ import uvloop
 from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -24,7 +24,7 @@ from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.security import Security
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: A pull may have to come from the broker's disk.
 PULL_TIMEOUT_MS = 15_000

@@ -7,7 +7,6 @@ at once (Apache's brokers answer with 32 messages at most), and their answers ar
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -16,13 +15,14 @@ from typing import NamedTuple
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Spark takes Arrow batches of about so many rows best. On one machine 4 MiB were better than 2 (by 8 % for bodies of
 #: 1 KiB) and 8; a pull that is a batch is not copied together with others.

@@ -7,7 +7,6 @@ Source: client/impl/consumer/RebalanceImpl (updateProcessQueueTableInRebalance),
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE, QueuePuller, Sink
 from gantrymq.errors import ClientError, ConnectFailed, GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_FIRST_OFFSET,
     CONSUME_FROM_LAST_OFFSET,
@@ -29,7 +29,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: persistConsumerOffsetInterval.
 COMMIT_INTERVAL_S = 5.0

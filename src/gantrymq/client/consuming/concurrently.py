@@ -6,7 +6,6 @@ Source: client/impl/consumer/ConsumeMessageConcurrentlyService, ProcessQueue (cl
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import cast
@@ -16,9 +15,10 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: After a message couldn't be sent back, the handler gets it again after so long (submitConsumeRequestLater).
 RETRY_LOCALLY_S = 5.0

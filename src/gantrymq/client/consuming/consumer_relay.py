@@ -7,7 +7,6 @@ ConsumeMessageConcurrentlyService (consumeMessageDirectly).
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from gantrymq.client.namespace import without_namespace
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies import consumer as bodies
 from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
@@ -43,7 +43,7 @@ from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 class Consumer(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import threading
 import time
@@ -23,9 +22,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Messages that one task handles before it lets the event loop go round, for handlers that never wait.
 _MESSAGES_PER_TURN = 64

@@ -6,7 +6,6 @@ Source: client/impl/consumer/RebalanceImpl (lock, lockAll, unlock), ProcessQueue
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,9 +13,10 @@ from collections.abc import Iterable
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: rocketmq.client.rebalance.lockInterval: how often locks are renewed.
 RENEW_INTERVAL_S = 20.0

@@ -7,7 +7,6 @@ RebalancePushImpl (tryRemoveOrderMessageQueue).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -20,9 +19,10 @@ from gantrymq.client.consuming.order_line import Event, OrderLine, State, Step
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: suspendCurrentQueueTimeMillis: a queue stands still so long after its handler failed.
 SUSPEND_S = 1.0

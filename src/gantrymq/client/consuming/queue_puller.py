@@ -5,7 +5,6 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (pullMessage), PullAPIWra
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from math import inf
@@ -15,6 +14,7 @@ from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.codes import ResponseCode
@@ -22,7 +22,7 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: BROKER_SUSPEND_MAX_TIME_MILLIS: how long the broker waits for a message to come.
 SUSPEND_MS = 15_000

@@ -14,10 +14,11 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: rocketmq.client.rebalance.waitInterval.
 INTERVAL_S = 20.0

@@ -5,12 +5,12 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMes
 
 from __future__ import annotations
 
-import logging
 import random
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.clock import now_ms
 from gantrymq.errors import ConnectFailed, GantryError, NoRouteInfo
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -19,7 +19,7 @@ from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, retry_topic
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 _TIMEOUT_MS = 5000
 #: The delay level of a message that failed for the first time (10 s by default).

@@ -7,7 +7,6 @@ ConsumeMessagePopConcurrentlyService.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, Topi
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.consumer import PopProcessQueueInfo
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: BROKER_SUSPEND_MAX_TIME_MILLIS: how long the broker waits for a message to come.
 POLL_MS = 15_000

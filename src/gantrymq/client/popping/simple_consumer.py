@@ -6,7 +6,6 @@ Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of cli
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import ssl
 import time
@@ -18,6 +17,7 @@ from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
 from gantrymq.errors import BrokerError, ClientClosed, ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -25,7 +25,7 @@ from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessa
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: The most messages of one pop (`PopMessageProcessor`).
 MAX_MESSAGES = 32

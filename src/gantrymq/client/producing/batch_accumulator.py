@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,9 +11,10 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.errors import ClientError, RequestTimeout
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Bytes of a batch (batchMaxBytes).
 BATCH_SIZE = 32 * 1024

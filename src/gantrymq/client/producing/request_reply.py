@@ -7,12 +7,12 @@ Source: client/producer/RequestResponseFuture, client/utils/MessageUtil, client/
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 
 from gantrymq.client.producing.outgoing import REPLY_TYPE
 from gantrymq.clock import now_ms
 from gantrymq.errors import IllegalMessage
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ReplyMessageRequestHeader
@@ -22,7 +22,7 @@ from gantrymq.protocol.record import Record, encode_host
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 def reply_message(request: Message, body: bytes) -> Message:

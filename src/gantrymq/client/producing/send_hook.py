@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.clock import now_ms
+from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 @dataclass(slots=True)

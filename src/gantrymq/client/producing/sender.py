@@ -6,7 +6,6 @@ Topics have their namespace here. Source: client/impl/producer/DefaultMQProducer
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass
 
@@ -20,13 +19,14 @@ from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, sen
 from gantrymq.client.routes import write_queues
 from gantrymq.clock import now_ms
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, SEND_FORBIDDEN_TOPICS, topic_problem
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Answers after which another broker may take the message (`DefaultMQProducer.retryResponseCodes`).
 RETRY_RESPONSE_CODES = frozenset(

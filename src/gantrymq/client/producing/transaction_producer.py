@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +20,7 @@ from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
 from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import sys_flag
 from gantrymq.protocol.codes import RequestCode
@@ -30,7 +30,7 @@ from gantrymq.protocol.message import Message, MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, RequestHandler
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Checks that wait or are under way; the broker asks again for those that are dropped (checkRequestHoldMax).
 MAX_CHECKS = 2000
