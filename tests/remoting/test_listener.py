@@ -16,7 +16,7 @@ from waiting import until
 
 from gantrymq.errors import GantryError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.listener import reserved_descriptors
+from gantrymq.remoting.listener import Listener, most_connections, reserved_descriptors
 from gantrymq.remoting.server import RemotingServer
 
 
@@ -86,12 +86,27 @@ async def test_connections_are_refused_before_files_starve(caplog: pytest.LogCap
     assert len(lines) <= 5
 
 
-async def test_descriptors_that_a_server_keeps_for_files() -> None:
+async def test_a_quarter_is_for_the_files_of_queues_which_may_be_opened_later() -> None:
+    accepted: list[socket.socket] = []
+    count = 0
     with descriptors(1000) as limit:
-        files = limit - reserved_descriptors(limit) - 20
-        async with serving(files=files) as server, AsyncExitStack() as stack:
-            for number in range(25):
-                assert await is_served(await stack.enter_async_context(peer_of(server))) is (number < 20)
+        listener = Listener("127.0.0.1", 0, accepted.append, lambda: count)
+        listener.start()
+        most = most_connections(limit)
+        assert 0.6 * limit < most < 0.75 * limit
+        for count in (0, most - 1, most, 10 * most, 0):
+            before = len(accepted)
+            with socket.socket() as sock:
+                sock.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", listener.port))
+                if count < most:
+                    await until(lambda before=before: len(accepted) > before)
+                else:
+                    await Peer(sock).closed_by_other()
+                    assert len(accepted) == before
+        listener.stop()
+    for sock in accepted:
+        sock.close()
 
 
 def test_nobody_waits_when_there_is_no_descriptor_left() -> None:

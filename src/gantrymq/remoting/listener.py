@@ -34,7 +34,9 @@ _FAST_PORT_BEFORE = 2
 _PORT_ATTEMPTS = 20
 #: So many connections are taken in one turn of the loop.
 _ACCEPTS_PER_TURN = 100
-#: An eighth of the descriptors, within these bounds, is left to files and to connections that the process makes itself.
+#: A quarter of the descriptors isn't counted on: a store maps so many files of its queues (`store/queue_mappings.py`).
+_SHARE_OF_QUEUES = 4
+#: An eighth, within these bounds, is left to other files, and to connections that the process makes itself.
 _LEAST_RESERVE = 32
 _LARGEST_RESERVE = 1024
 #: So many connections are taken in any case.
@@ -52,16 +54,21 @@ def descriptor_limit() -> int:
 
 
 def reserved_descriptors(limit: int) -> int:
-    """How many of them connections leave alone, besides what a server says that its files need."""
+    """How many of them connections leave alone, whatever files there are."""
     return min(max(limit // 8, _LEAST_RESERVE), _LARGEST_RESERVE)
+
+
+def most_connections(limit: int) -> int:
+    """How many connections a server takes."""
+    return max(limit - limit // _SHARE_OF_QUEUES - reserved_descriptors(limit), _LEAST_CONNECTIONS)
 
 
 class Listener:
     """Takes connections at `host` and `port` and hands their sockets, which don't block, to `accepted`.
 
     The port is taken when this is made; 0 takes a free one, `port` is the real one. With `fast_listen` there is a
-    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). `files` is how many descriptors
-    are kept for files, `count` tells how many connections there are. Raises GantryError when a port is taken.
+    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). `count` tells how many
+    connections there are. Raises GantryError when a port is taken.
     """
 
     def __init__(
@@ -72,14 +79,12 @@ class Listener:
         count: Callable[[], int],
         *,
         fast_listen: bool = False,
-        files: int = 0,
         jobs: Jobs | None = None,
     ) -> None:
         self._host = host
         self._fast_listen = fast_listen
         self._accepted = accepted
         self._count = count
-        self._files = files
         self._job = (jobs or Jobs()).repeating("accept connections again", self._listen)
         self._sockets = _bound_sockets(host, port, fast_listen=fast_listen)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -97,7 +102,7 @@ class Listener:
             self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen)
         limit = descriptor_limit()
         self._first_reserved = limit - reserved_descriptors(limit)
-        self._most = max(self._first_reserved - self._files, _LEAST_CONNECTIONS)
+        self._most = most_connections(limit)
         for sock in self._sockets:
             try:
                 sock.listen(BACKLOG)

@@ -34,8 +34,8 @@ class RemotingServer:
     """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`).
 
     The port is taken here and now, so that `port` is the real one before anything is built that carries it; connections
-    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2. So many connections are taken
-    that `files` descriptors are left for files (see `listener.py`). Raises GantryError when a port is taken.
+    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2. Raises GantryError when a port
+    is taken.
     """
 
     def __init__(
@@ -48,15 +48,12 @@ class RemotingServer:
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
         fast_listen: bool = False,
-        files: int = 0,
         on_close: Callable[[Connection], None] | None = None,
         jobs: Jobs | None = None,
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self._handlers = handlers
-        self._listener = Listener(
-            host, port, self._accepted, self._count, fast_listen=fast_listen, files=files, jobs=jobs
-        )
+        self._listener = Listener(host, port, self._accepted, self._count, fast_listen=fast_listen, jobs=jobs)
         self._tls = ServerTls(tls, jobs) if tls is not None else None
         self._hooks = hooks
         self._max_idle_s = max_idle_s
