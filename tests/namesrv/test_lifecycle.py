@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import socket
 import ssl
 import subprocess
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
@@ -121,6 +123,79 @@ async def test_the_kv_configuration_is_logged_again_and_again(
     put = PutKVConfigRequestHeader(namespace="ORDER_TOPIC_CONFIG", key="orders", value="broker-a:8")
     await client.call(server.address, RemotingCommand.request(RequestCode.PUT_KV_CONFIG, put))
     await until(lambda: caplog.text.count("KV config ORDER_TOPIC_CONFIG/orders: broker-a:8") >= 2)
+    await server.stop()
+
+
+def raising(*args: object) -> None:
+    raise RuntimeError("it can't")
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ("_server", "bind"),
+        ("_kv_config", "load"),
+        ("_taking_away", "start"),
+        ("_server", "serve"),
+        ("_metrics", "start"),
+        ("_scanning", "start"),
+        ("_logging", "start"),
+    ],
+)
+async def test_a_start_that_fails_half_way_leaves_nothing_behind(
+    config: NamesrvConfig, monkeypatch: pytest.MonkeyPatch, part: str, method: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        config.metrics_port = probe.getsockname()[1]
+    server = NameServer(config)
+    attributes = set(vars(server))
+    monkeypatch.setattr(getattr(server, part), method, raising)
+    with pytest.raises(RuntimeError, match="it can't"):
+        await server.start()
+    await server.stop()
+    await server.stop()
+    assert set(vars(server)) == attributes
+    # Both ports are free.
+    config.listen_port = int(server.address.rpartition(":")[2])
+    again = NameServer(config)
+    await again.start()
+    assert set(vars(again)) == attributes
+    await again.stop()
+
+
+@pytest.mark.parametrize("part", ["_changes", "_long_requests", "_notifications"])
+async def test_a_part_that_raises_keeps_no_other_from_stopping(
+    config: NamesrvConfig, client: RemotingClient, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    server = NameServer(config)
+    monkeypatch.setattr(getattr(server, part), "stop", raising)
+    await server.start()
+    await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
+    with pytest.raises(RuntimeError, match="it can't"):
+        await server.stop()
+    assert server.table.cluster_info().broker_addr_table == {}
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", int(server.address.rpartition(":")[2])))
+    await server.stop()
+
+
+async def test_jobs_survive_errors_and_tell_of_them(
+    config: NamesrvConfig, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        config.metrics_port = probe.getsockname()[1]
+    server = NameServer(config)
+    await server.start()
+    job = server.jobs
+    with monkeypatch.context() as patch:
+        patch.setattr(server.table, "expire", raising)
+        await until(lambda: [report.name for report in job.failing()] == ["look for silent brokers"])
+        figures = (await asyncio.to_thread(urlopen, f"http://127.0.0.1:{config.metrics_port}/metrics")).read().decode()
+    assert re.search(r'^gantry_job_failures_total\{job="look for silent brokers"\} [1-9]', figures, re.MULTILINE)
+    await until(lambda: not job.failing())
+    # It goes on with its work.
+    await client.call(server.address, registration(broker_header(timeout_ms=50), topics_body("A", "B")))
+    await until(lambda: server.table.route("A") is None)
     await server.stop()
 
 

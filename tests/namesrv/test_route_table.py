@@ -158,9 +158,9 @@ def test_two_brokers_of_one_connection_go_with_it(table: RouteTable) -> None:
     register(table, broker_header("a", MASTER), topics_body("A", "B"), connection)
     register(table, broker_header("b", SLAVE), topics_body("A", "B"), connection)
     register(table, broker_header("c", SLAVE_2), topics_body("A", "B"), other)
-    table.connection_closed(object())
+    table.connections_closed([object()])
     assert len(addresses(table)) == 3
-    table.connection_closed(connection)
+    table.connections_closed([connection])
     assert addresses(table) == [{0: SLAVE_2}]
 
 

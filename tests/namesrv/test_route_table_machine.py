@@ -168,7 +168,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         for (_, address), live in list(self.model.live.items()):
             if live.connection == connection:
                 self.model.remove(live.name, address)
-        self.table.connection_closed(connection)
+        self.table.connections_closed([connection])
 
     @rule(ms=st.sampled_from([400, 1000, 5001, 120_001]))
     def wait(self, ms: int) -> None:

@@ -150,7 +150,7 @@ def bare(body: RegisterBrokerBody) -> bytes:
     return data.replace(b'"topicQueueMappingInfoMap":{}', b'"topicQueueMappingInfoMap":{"t":{"currIdMap":{0:0,1:1}}}')
 
 
-LARGE = topics(50_000)
+LARGE = topics(40_000)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ LARGE = topics(50_000)
         (encode_register_body(LARGE), False),
         (encode_register_body(LARGE, compress=True), True),
         (bare(LARGE), False),
-        (b'{"topicConfigSerializeWrapper":' + b"1," * 4_000_000, False),
-        (b"[{1:" * 4_000_000, False),
+        (b'{"topicConfigSerializeWrapper":' + b"1," * 3_000_000, False),
+        (b"[{1:" * 2_000_000, False),
         (zlib.compress(bytes(20_000_000)), True),
         (zlib.compress(part(b"{}") + pack(">i", 3_000_000) + part(b"a 4 4 6 S") * 500_000), True),
     ],
     ids=["json", "compressed", "bare-keys", "no-json", "brackets", "bomb", "same-topic"],
 )
 def test_no_step_takes_long(data: bytes, compressed: bool) -> None:
-    """However large: so a server goes on with other requests."""
+    """However large: so a server goes on with other requests. The limit is what one may take on a busy machine."""
     longest = 0.0
     steps = register_body_in_steps(data, compressed=compressed, version=PROTOCOL_VERSION)
     # The collector looks at all that this process of tests has loaded, which is no part of a step.

@@ -39,7 +39,7 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
     if options.config:
         # What is changed from outside is written to the file that the server was started with, as Java does.
         properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
-    if options.namesrv_addr:
+    if options.namesrv_addr and command == "broker":
         properties["namesrvAddr"] = options.namesrv_addr
     source = str(options.config or "the command line")
     # Printing the configuration must not log into it.
@@ -115,7 +115,7 @@ def _name_server(properties: dict[str, str], source: str) -> tuple[str, Callable
 
     _warn_of_unknown([NamesrvConfig], properties, source)
     config = from_properties(NamesrvConfig, properties, source=source)
-    return "NameServer", partial(NameServer, config), to_properties(config)
+    return "NameServer", partial(NameServer, config, properties), to_properties(config)
 
 
 def _broker(properties: dict[str, str], source: str) -> tuple[str, Callable[[], Server], dict[str, str]]:

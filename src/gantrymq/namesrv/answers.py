@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
 from gantrymq.protocol.fastjson import encode_json
 
 
@@ -18,12 +18,11 @@ def encode_body(value: msgspec.Struct | dict[str, Any]) -> bytes:
 def in_zone(route: TopicRouteData, zone_name: str) -> TopicRouteData:
     """The brokers of a zone and those that have no master, which serve every zone (namesrv/route/ZoneRouteRPCHook)."""
     wanted = zone_name.lower()
-    brokers = [
-        broker
-        for broker in route.broker_datas
-        if broker.master_address is None or (broker.zone_name or "").lower() == wanted
-    ]
-    left_out = [broker for broker in route.broker_datas if broker not in brokers]
+    brokers: list[BrokerData] = []
+    left_out: list[BrokerData] = []
+    for broker in route.broker_datas:
+        serves = broker.master_address is None or (broker.zone_name or "").lower() == wanted
+        (brokers if serves else left_out).append(broker)
     names = {broker.broker_name for broker in left_out}
     addresses = {address for broker in left_out for address in broker.broker_addrs.values()}
     return TopicRouteData(

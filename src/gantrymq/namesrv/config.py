@@ -8,6 +8,9 @@ from pathlib import Path
 from gantrymq.config import property_key
 from gantrymq.remoting.tls import TlsConfig
 
+#: Java's largest int.
+MAX_INT = 2**31 - 1
+
 #: May never be changed over the network, whatever configBlackList says (DefaultRequestProcessor.initConfigBlackList);
 #: in Java those of TLS are no part of the configuration.
 FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}) | {
@@ -25,14 +28,14 @@ class NamesrvConfig(TlsConfig):
     #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
     metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
     #: A connection that sent nothing for so long is closed.
-    server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1})
+    server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1, "maximum": MAX_INT})
     #: KV configuration as JSON, written at each change.
     kv_config_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
     #: Where UPDATE_NAMESRV_CONFIG writes the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "namesrv.properties")
     config_black_list: list[str] = field(default_factory=lambda: ["configBlackList", "configStorePath", "kvConfigPath"])
     #: Milliseconds between looks for brokers that fell silent.
-    scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10})
+    scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
     #: Whether routes carry the topic's value of the KV namespace ORDER_TOPIC_CONFIG.
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True
@@ -44,6 +47,6 @@ class NamesrvConfig(TlsConfig):
     enable_topic_list: bool = True
     #: Whether no route is answered in the first `wait_seconds_for_service` seconds.
     need_wait_for_service: bool = False
-    wait_seconds_for_service: int = field(default=45, metadata={"minimum": 0})
+    wait_seconds_for_service: int = field(default=45, metadata={"minimum": 0, "maximum": MAX_INT})
     #: Whether a topic that a registration no longer lists is taken from the broker.
     delete_topic_with_broker_registration: bool = False

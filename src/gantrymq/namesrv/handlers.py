@@ -1,28 +1,25 @@
 """RequestHandlers: one function for each request code of a NameServer (namesrv/processor/*).
 
-They read the header, ask or change the tables, and answer at once. A request that can't be read changes nothing.
+They read the header, ask or change the tables, and answer at once. A registration, which may be large, goes in steps,
+and what is kept in files is written first. A request that can't be read changes nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from time import monotonic
 
-from gantrymq.config import (
-    format_properties,
-    from_properties,
-    parse_properties,
-    replace_file,
-    to_properties,
-    unknown_keys,
-)
-from gantrymq.errors import RequestRefused
+from gantrymq.config import format_properties
+from gantrymq.errors import BodyError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.namesrv.answers import encode_body, in_zone
-from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
+from gantrymq.namesrv.brokers import MinBrokerIdChange
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.configuration import Configuration
+from gantrymq.namesrv.file_changes import FileChanges
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.registration import check_queues, read_registration
-from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
+from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import KVTable, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -47,9 +44,14 @@ from gantrymq.protocol.headers.topic import (
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,
 )
-from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
+
+#: A topic's queues that are registered by hand, and a data version, have no more bytes.
+MAX_ROUTE_BYTES = 256 * 1024
+MAX_VERSION_BYTES = 4 * 1024
 
 #: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -62,21 +64,26 @@ _response = RemotingCommand.response
 
 
 class RequestHandlers:
-    """`notify` is told which brokers must learn of a changed lowest id. Made in the loop that will call it."""
+    """`notify` is told which brokers must learn of a changed lowest id."""
 
     def __init__(
         self,
         config: NamesrvConfig,
+        configuration: Configuration,
         table: RouteTable,
         kv_config: KVConfigManager,
+        changes: FileChanges,
+        long_requests: LongRequests,
         notify: Callable[[Iterable[MinBrokerIdChange]], None],
     ) -> None:
         self._config = config
+        self._configuration = configuration
         self._table = table
         self._kv_config = kv_config
+        self._changes = changes
+        self._long_requests = long_requests
         self._notify = notify
-        self._clock = asyncio.get_running_loop().time
-        self._started = self._clock()
+        self._started = monotonic()
 
     def by_code(self) -> dict[int, RequestHandler]:
         """What a RemotingServer wants."""
@@ -114,7 +121,7 @@ class RequestHandlers:
         # The answer is always standard JSON: acceptStandardJsonOnly need not be looked at.
         topic = request.read_header(TopicRequestHeader).topic
         config = self._config
-        if config.need_wait_for_service and self._clock() - self._started < config.wait_seconds_for_service:
+        if config.need_wait_for_service and monotonic() - self._started < config.wait_seconds_for_service:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "name server not ready")
         zone_name = None
         if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":
@@ -163,14 +170,17 @@ class RequestHandlers:
 
     # -- brokers ------------------------------------------------------------------------------------------------
 
-    def _register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header, body = read_registration(request)
-        registered = self._table.register(
+    def _register_broker(self, connection: Connection, request: RemotingCommand) -> Reply:
+        return self._long_requests.run(connection, request, self._registered(connection, request))
+
+    def _registered(self, connection: Connection, request: RemotingCommand) -> Generator[None, None, Reply]:
+        header, body = yield from read_registration(request)
+        registered = yield from self._table.register_in_steps(
             header,
             body,
             zone_name=request.ext_fields.get(ZONE_NAME_FIELD),
             connection=connection,
-            now_ms=self._now_ms(),
+            now_ms=_now_ms(),
         )
         if registered.min_broker_id_change is not None:
             self._notify([registered.min_broker_id_change])
@@ -184,27 +194,29 @@ class RequestHandlers:
             body=encode_body(KVTable(order_topics)) if order_topics is not None else b"",
         )
 
-    def _unregister_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _unregister_broker(self, connection: Connection, request: RemotingCommand) -> Reply:
+        # As a long request: after the registrations that the broker sent before.
+        return self._long_requests.run(connection, request, self._unregistered(request))
+
+    def _unregistered(self, request: RemotingCommand) -> Generator[None, None, Reply]:
         self._notify(self._table.unregister([request.read_header(BrokerRequestHeader)]))
+        yield
         return _response()
 
     def _broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(BrokerHeartbeatRequestHeader)
-        self._table.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        self._table.heartbeat(header.cluster_name, header.broker_addr, _now_ms())
         return _response()
 
     def _query_data_version(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(BrokerRequestHeader)
-        theirs = decode_json(request.body, DataVersion) if request.body else None
+        theirs = decode_json(_body(request, MAX_VERSION_BYTES), DataVersion) if request.body else None
         ours = self._table.data_version(header.cluster_name, header.broker_addr)
-        self._table.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        self._table.heartbeat(header.cluster_name, header.broker_addr, _now_ms())
         return _response(
             header=QueryDataVersionResponseHeader(changed=ours is None or ours != theirs),
             body=encode_json(ours) if ours is not None else b"",
         )
-
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
 
     # -- administration -----------------------------------------------------------------------------------------
 
@@ -223,7 +235,7 @@ class RequestHandlers:
     def _register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = request.read_header(TopicRequestHeader).topic
         if request.body:
-            queues = decode_json(request.body, TopicRouteData).queue_datas
+            queues = decode_json(_body(request, MAX_ROUTE_BYTES), TopicRouteData).queue_datas
             for q in queues:
                 check_queues(topic, q.read_queue_nums, q.write_queue_nums, q.perm, q.topic_sys_flag)
             self._table.register_topic(topic, queues)
@@ -235,11 +247,15 @@ class RequestHandlers:
         log.info("%s deleted topic %s of cluster %s", connection.address, header.topic, header.cluster_name or "any")
         return _response()
 
-    def _put_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _put_kv_config(self, connection: Connection, request: RemotingCommand) -> None:
         header = request.read_header(PutKVConfigRequestHeader)
-        self._kv_config.put(header.namespace, header.key, header.value)
-        log.info("%s set KV config %s/%s", connection.address, header.namespace, header.key)
-        return _response()
+
+        async def put() -> RemotingCommand:
+            await self._kv_config.put(header.namespace, header.key, header.value)
+            log.info("%s set KV config %s/%s", connection.address, header.namespace, header.key)
+            return _response()
+
+        connection.respond_with(request, put())
 
     def _get_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(KVConfigRequestHeader)
@@ -250,11 +266,15 @@ class RequestHandlers:
             )
         return _response(header=GetKVConfigResponseHeader(value=value))
 
-    def _delete_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _delete_kv_config(self, connection: Connection, request: RemotingCommand) -> None:
         header = request.read_header(KVConfigRequestHeader)
-        self._kv_config.delete(header.namespace, header.key)
-        log.info("%s deleted KV config %s/%s", connection.address, header.namespace, header.key)
-        return _response()
+
+        async def delete() -> RemotingCommand:
+            await self._kv_config.delete(header.namespace, header.key)
+            log.info("%s deleted KV config %s/%s", connection.address, header.namespace, header.key)
+            return _response()
+
+        connection.respond_with(request, delete())
 
     def _get_kv_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         namespace = request.read_header(GetKVListByNamespaceRequestHeader).namespace
@@ -263,26 +283,28 @@ class RequestHandlers:
             return _response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return _response(body=encode_body(KVTable(table)))
 
-    def _update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _update_config(self, connection: Connection, request: RemotingCommand) -> None:
         source = f"UPDATE_NAMESRV_CONFIG of {connection.address}"
-        changes = parse_properties(request.body.decode("utf-8", "replace"), source=source)
-        forbidden = sorted(changes.keys() & (FIXED_KEYS | set(self._config.config_black_list)))
-        if forbidden:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
-            )
-        for key in unknown_keys([NamesrvConfig], changes):
-            log.warning("%s: the key %s is not known", source, key)
-        updated = from_properties(NamesrvConfig, {**to_properties(self._config), **changes}, source=source)
-        replace_file(updated.config_store_path, format_properties(to_properties(updated)).encode())
-        # All parts of the server hold this one object.
-        vars(self._config).update(vars(updated))
-        self._table.forget_answers()
-        log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
-        return _response()
+
+        async def update() -> RemotingCommand:
+            await self._changes.make(lambda: self._configuration.changed(request.body, source))
+            self._table.forget_answers()
+            return _response()
+
+        connection.respond_with(request, update())
 
     def _get_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return _response(body=format_properties(to_properties(self._config)).encode())
+        return _response(body=format_properties(self._configuration.properties()).encode())
+
+
+def _now_ms() -> int:
+    return int(monotonic() * 1000)
+
+
+def _body(request: RemotingCommand, most: int) -> bytes:
+    if len(request.body) > most:
+        raise BodyError(f"body of {len(request.body)} bytes: larger than {most} bytes")
+    return request.body
 
 
 def _listed(topics: TopicList) -> RemotingCommand:

@@ -1,5 +1,7 @@
 """KVConfigManager: string tables by namespace, in a JSON file that is replaced whole at each change.
 
+A change holds when it is on the disk (`file_changes`).
+
 The form of the file is Java's: `{"configTable":{"NAMESPACE":{"key":"value"}}}` (namesrv/kvconfig/*).
 """
 
@@ -10,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq.config import replace_file
 from gantrymq.errors import BodyError, ConfigError
+from gantrymq.namesrv.file_changes import FileChanges, NewContent
 from gantrymq.protocol.fastjson import decode_json, encode_json
 
-#: The file may not grow over this, in bytes.
-MAX_FILE_BYTES = 16 * 1024 * 1024
+#: The file may not grow over this, in bytes: so writing it anew doesn't hold the loop.
+MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -25,8 +27,9 @@ class _File(msgspec.Struct, rename="camel"):
 class KVConfigManager:
     """The tables; `path` is read by `load` and need not exist."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, changes: FileChanges) -> None:
         self._path = path
+        self._changes = changes
         self._tables: dict[str, dict[str, str]] = {}
 
     def load(self) -> None:
@@ -42,15 +45,22 @@ class KVConfigManager:
         except BodyError as e:
             raise ConfigError(f"the KV configuration {self._path} is damaged, repair or remove it: {e}") from e
 
-    def put(self, namespace: str, key: str, value: str) -> None:
+    async def put(self, namespace: str, key: str, value: str) -> None:
         """Sets one value. Raises ConfigError, with nothing changed, when the file can't be written or is full."""
-        self._store({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}})
+        await self._changes.make(
+            lambda: self._content({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}})
+        )
 
-    def delete(self, namespace: str, key: str) -> None:
+    async def delete(self, namespace: str, key: str) -> None:
         """Removes one value if it is there; the namespace stays. Raises ConfigError as `put` does."""
-        table = dict(self._tables.get(namespace, {}))
-        if table.pop(key, None) is not None:
-            self._store({**self._tables, namespace: table})
+
+        def without() -> NewContent:
+            table = dict(self._tables.get(namespace, {}))
+            table.pop(key, None)
+            return self._content({**self._tables, namespace: table})
+
+        if self.get(namespace, key) is not None:
+            await self._changes.make(without)
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._tables.get(namespace, {}).get(key)
@@ -65,9 +75,12 @@ class KVConfigManager:
             for key, value in table.items():
                 yield namespace, key, value
 
-    def _store(self, tables: dict[str, dict[str, str]]) -> None:
+    def _content(self, tables: dict[str, dict[str, str]]) -> NewContent:
         data = encode_json(_File(tables))
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"the KV configuration {self._path} would grow over {MAX_FILE_BYTES} bytes")
-        replace_file(self._path, data)
-        self._tables = tables
+
+        def apply() -> None:
+            self._tables = tables
+
+        return NewContent(self._path, data, apply)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gantrymq.metrics import Kind, Metric, gauge
+from gantrymq.background.jobs import Jobs
+from gantrymq.metrics import Kind, Metric, gauge, job_metrics
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -37,7 +38,9 @@ class AnsweredRequests:
             yield labels, count
 
 
-def collect(table: RouteTable, answered: AnsweredRequests, connections: int, uptime_s: float) -> Iterator[Metric]:
+def collect(
+    table: RouteTable, answered: AnsweredRequests, jobs: Jobs, connections: int, uptime_s: float
+) -> Iterator[Metric]:
     """Route queries are the requests with request_code="get_routeinfo_by_topic"."""
     brokers: Counter[tuple[str, str]] = Counter()
     for broker in table.cluster_info().broker_addr_table.values():
@@ -58,3 +61,4 @@ def collect(table: RouteTable, answered: AnsweredRequests, connections: int, upt
         "Requests that were answered, by code and outcome.",
         answered.samples(),
     )
+    yield from job_metrics(jobs)

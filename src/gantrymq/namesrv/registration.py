@@ -1,15 +1,20 @@
-"""What a broker sends with REGISTER_BROKER, read and checked before it gets near the tables."""
+"""What a broker sends with REGISTER_BROKER, read and checked before it gets near the tables.
+
+Java's NameServer takes registrations of any size, if a frame has them. Bounds here are far above what clusters have.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator
+from itertools import count
 
 from gantrymq.errors import BodyError, HeaderError, RequestRefused
 from gantrymq.protocol.bodies.topic_config import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfigTable,
-    decode_register_body,
+    register_body_in_steps,
 )
 from gantrymq.protocol.codes import VERSION_3_0_11, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -17,15 +22,26 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBroke
 
 #: Names and addresses may not be longer. Java has no bound here; its longest topic names have 255 characters.
 MAX_NAME_LENGTH = 1024
+#: Topics of one broker; more don't fit into a frame of JSON.
+MAX_TOPICS = 100_000
+#: Different forms of topics at one broker: numbers of queues, permissions, flags. Each costs memory, and time when the
+#: broker leaves; clusters have a few.
+MAX_FORMS = 2_000
+MAX_FILTER_SERVERS = 100
 
 #: First byte of each zlib stream with the usual 32 KiB window; JSON begins otherwise.
 _ZLIB_START = b"\x78"
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
+#: So many topics are checked in a step.
+_STEP_TOPICS = 500
+
+#: What a broker registers: the header, and the body.
+Registration = tuple[RegisterBrokerRequestHeader, RegisterBrokerBody]
 
 
-def read_registration(request: RemotingCommand) -> tuple[RegisterBrokerRequestHeader, RegisterBrokerBody]:
-    """Header and body. Raises HeaderError, BodyError, or RequestRefused when the CRC-32 doesn't match."""
+def read_registration(request: RemotingCommand) -> Generator[None, None, Registration]:
+    """Header and body, in steps. Raises HeaderError, BodyError, or RequestRefused when the CRC-32 doesn't match."""
     header = request.read_header(RegisterBrokerRequestHeader)
     check_broker(header)
     timeout_ms = header.heartbeat_timeout_millis
@@ -35,7 +51,9 @@ def read_registration(request: RemotingCommand) -> tuple[RegisterBrokerRequestHe
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"crc32 not match: the body of {len(request.body)} bytes was damaged on its way"
         )
-    return header, _read_body(request, header)
+    # 5 ms for 16 MiB.
+    yield
+    return header, (yield from _read_body(request, header))
 
 
 def check_broker(header: BrokerRequestHeader) -> None:
@@ -51,7 +69,9 @@ def check_broker(header: BrokerRequestHeader) -> None:
         raise HeaderError(f"brokerId {header.broker_id}: must be 0 for a master, more for a slave")
 
 
-def _read_body(request: RemotingCommand, header: RegisterBrokerRequestHeader) -> RegisterBrokerBody:
+def _read_body(
+    request: RemotingCommand, header: RegisterBrokerRequestHeader
+) -> Generator[None, None, RegisterBrokerBody]:
     if request.version < 0:
         raise HeaderError(f"version {request.version}: no MQVersion is negative")
     if not request.body:
@@ -60,20 +80,30 @@ def _read_body(request: RemotingCommand, header: RegisterBrokerRequestHeader) ->
         return RegisterBrokerBody(table, None if request.version < VERSION_3_0_11 else [])
     # Java's broker says compressed=false even when it compresses (BrokerOuterAPI.registerBrokerAll).
     compressed = header.compressed or request.body.startswith(_ZLIB_START)
-    body = decode_register_body(request.body, compressed=compressed, version=request.version)
-    _check_table(body.topic_config_serialize_wrapper)
+    body = yield from register_body_in_steps(request.body, compressed=compressed, version=request.version)
+    servers = body.filter_server_list or []
+    if len(servers) > MAX_FILTER_SERVERS or any(len(server) > MAX_NAME_LENGTH for server in servers):
+        raise BodyError(f"{len(servers)} filter servers: more than {MAX_FILTER_SERVERS}, or their names are too long")
+    yield from _check_table(body.topic_config_serialize_wrapper)
     return body
 
 
-def _check_table(table: TopicConfigTable) -> None:
+def _check_table(table: TopicConfigTable) -> Generator[None, None, None]:
+    if len(table.topic_config_table) > MAX_TOPICS or len(table.topic_queue_mapping_info_map) > MAX_TOPICS:
+        raise BodyError(f"{len(table.topic_config_table)} topics: a broker may register {MAX_TOPICS}")
     version = table.data_version
     for number in (version.state_version, version.timestamp, version.counter):
         if not -_MAX_INT64 <= number <= _MAX_INT64:
             raise BodyError(f"data version with {number}: more than 64 bits")
-    for config in table.topic_config_table.values():
-        check_queues(
-            config.topic_name, config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag
-        )
+    forms = set()
+    for config, number in zip(table.topic_config_table.values(), count(1), strict=False):
+        form = (config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
+        check_queues(config.topic_name, *form)
+        forms.add(form)
+        if number % _STEP_TOPICS == 0:
+            yield
+    if len(forms) > MAX_FORMS:
+        raise BodyError(f"topics of {len(forms)} different forms: a broker may register {MAX_FORMS}")
 
 
 def check_queues(topic: str, *numbers: int) -> None:

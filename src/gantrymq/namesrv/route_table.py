@@ -14,64 +14,47 @@ An encoded route is kept until a broker changes (`topic_table`: topics with the 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterable
+from itertools import islice
 from typing import Any
 
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.namesrv.answers import encode_body
+from gantrymq.namesrv.brokers import (
+    LiveBroker,
+    MinBrokerIdChange,
+    Registered,
+    identity,
+    min_broker_id_change,
+    with_acting_master,
+)
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.steps import finish
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: DEFAULT_BROKER_CHANNEL_EXPIRED_TIME: how long a broker may be silent that names no heartbeat timeout.
 DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
 #: TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX: such a topic's route shows the brokers as they are.
 SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
+#: More brokers, and more topics of all of them, are refused: made up, they would fill the memory, and make slow what
+#: goes over all.
+MAX_BROKERS = 2_000
+MAX_TOPICS = 500_000
+#: So many topics are put into the table in a step.
+_STEP_TOPICS = 1_000
+
 #: topicSysFlag: the topic is a unit's own; it is subscribed to by units (common/sysflag/TopicSysFlag).
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
-
-
-@dataclass(slots=True)
-class LiveBroker:
-    """What the last registration from one address said; `connection` is the one it came by."""
-
-    broker_name: str
-    broker_id: int
-    last_update_ms: int
-    heartbeat_timeout_ms: int
-    data_version: DataVersion
-    connection: object
-    ha_server_addr: str
-
-
-@dataclass(frozen=True, slots=True)
-class MinBrokerIdChange:
-    """The brokers at `notify` are to be told that another broker of their name has the lowest id."""
-
-    broker_name: str
-    min_broker_id: int
-    min_broker_addr: str
-    offline_broker_addr: str | None
-    ha_broker_addr: str | None
-    notify: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """Answer to a registration: a slave learns its master."""
-
-    ha_server_addr: str | None = None
-    master_addr: str | None = None
-    min_broker_id_change: MinBrokerIdChange | None = None
 
 
 class RouteTable:
@@ -83,6 +66,8 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], LiveBroker] = {}
+        #: What registered last by each connection.
+        self._keys_of: defaultdict[object, set[tuple[str, str]]] = defaultdict(set)
         self._filter_servers: dict[tuple[str, str], list[str]] = {}
         #: Static topics: topic -> broker name -> TopicQueueMappingInfo.
         self._mappings: dict[str, dict[str, dict[str, Any]]] = {}
@@ -98,7 +83,23 @@ class RouteTable:
         connection: object,
         now_ms: int,
     ) -> Registered:
-        """Takes a broker's registration. Raises RequestRefused for a single topic of a broker that isn't known."""
+        """`register_in_steps` at once."""
+        return finish(self.register_in_steps(header, body, zone_name=zone_name, connection=connection, now_ms=now_ms))
+
+    def register_in_steps(
+        self,
+        header: RegisterBrokerRequestHeader,
+        body: RegisterBrokerBody,
+        *,
+        zone_name: str | None,
+        connection: object,
+        now_ms: int,
+    ) -> Generator[None, None, Registered]:
+        """Takes a broker's registration: the broker at once, its topics in steps, as if they came one after the other.
+
+        When the broker goes meanwhile, or registers anew, the rest of its topics is left. Raises RequestRefused for a
+        single topic of a broker that isn't known, and when there are too many brokers or topics.
+        """
         name, broker_id, address = header.broker_name, header.broker_id, header.broker_addr
         table = body.topic_config_serialize_wrapper
         key = (header.cluster_name, address)
@@ -108,10 +109,11 @@ class RouteTable:
                 ResponseCode.SYSTEM_ERROR,
                 f"register broker failed: {name} ({broker_id}) at {address} must register all topics before one alone",
             )
+        self._check_room(key, table.topic_config_table)
         renamed = self._live.get(key)
         if renamed is not None and renamed.broker_name != name:
             # Java keeps the address under both names, the old one for ever.
-            self.unregister([_identity(key, renamed)])
+            self.unregister([identity(key, renamed)])
         if broker is None:
             log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
             broker = self._brokers[name] = BrokerData(header.cluster_name, name, {})
@@ -134,28 +136,34 @@ class RouteTable:
                     *(name, broker_id, address, old_address),
                     *(rival.data_version.state_version, table.data_version.state_version),
                 )
-                self._live.pop(key, None)
+                self._forget_live(key)
                 self._broker_changed(broker, before)
                 return Registered()
         addresses[broker_id] = address
 
         leads = broker_id == MASTER_ID or (header.enable_acting_master is not None and broker_id == min(addresses))
-        if leads:
-            self._take_topics(header, body, is_new=not old_address)
+        changed = not old_address or self.data_version(*key) != table.data_version
         timeout_ms = header.heartbeat_timeout_millis
         if timeout_ms is None:
             timeout_ms = DEFAULT_HEARTBEAT_TIMEOUT_MS
-        self._live[key] = LiveBroker(
+        self._forget_live(key)
+        self._live[key] = live = LiveBroker(
             name, broker_id, now_ms, timeout_ms, table.data_version, connection, header.ha_server_addr
         )
+        self._keys_of[connection].add(key)
         self._set_filter_servers(key, body.filter_server_list)
         self._broker_changed(broker, before)
+        if leads:
+            for _ in self._take_topics(header, body, changed=changed):
+                yield
+                if self._live.get(key) is not live:
+                    return Registered()
 
         master_address = broker.master_address if broker_id != MASTER_ID else None
         master = self._live.get((header.cluster_name, master_address)) if master_address else None
         change = None
         if min_id_changed and self._config.notify_min_broker_id_changed:
-            change = _min_broker_id_change(broker, None, header.ha_server_addr)
+            change = min_broker_id_change(broker, None, header.ha_server_addr)
         if master is None:
             return Registered(min_broker_id_change=change)
         return Registered(master.ha_server_addr, master_address, change)
@@ -171,24 +179,47 @@ class RouteTable:
         live = self._live.get((cluster_name, broker_addr))
         return live.data_version if live is not None else None
 
-    def _take_topics(self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, *, is_new: bool) -> None:
+    def _check_room(self, key: tuple[str, str], topics: Collection[str]) -> None:
+        if key not in self._live and len(self._live) >= MAX_BROKERS:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"register broker failed: {MAX_BROKERS} brokers are there")
+        if len(self._topics) + len(topics) > MAX_TOPICS:
+            count = len(self._topics) + sum(self._topics.get(topic) is None for topic in topics)
+            if count > MAX_TOPICS:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR, f"register broker failed: more than {MAX_TOPICS} topics"
+                )
+
+    def _forget_live(self, key: tuple[str, str]) -> LiveBroker | None:
+        live = self._live.pop(key, None)
+        if live is not None:
+            keys = self._keys_of[live.connection]
+            keys.discard(key)
+            if not keys:
+                del self._keys_of[live.connection]
+        return live
+
+    def _take_topics(
+        self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, *, changed: bool
+    ) -> Generator[None, None, None]:
         table = body.topic_config_serialize_wrapper
         # The string that is there already: its topics' queues all refer to it.
         name = self._brokers[header.broker_name].broker_name
         topics, mappings = table.topic_config_table, table.topic_queue_mapping_info_map
-        changed = is_new or self.data_version(header.cluster_name, header.broker_addr) != table.data_version
-        if self._config.delete_topic_with_broker_registration and not mappings:
-            self._take_queues([topic for topic in self._topics.names_of(name) if topic not in topics], [name])
-        # A slave that leads stands in for its master: what is there can be read, nothing written.
-        perm_mask = ~PERM_WRITE if header.broker_id != MASTER_ID and header.enable_acting_master else ~0
-        self._topics.put(
-            (config.topic_name, _broker_queues(name, config, perm_mask))
-            for config in topics.values()
-            if changed or not self._has_queues(config.topic_name, name)
-        )
         if changed:
             for topic, mapping in mappings.items():
                 self._mappings.setdefault(topic, {})[str(mapping.get("bname"))] = mapping
+        if self._config.delete_topic_with_broker_registration and not mappings:
+            self._take_queues([topic for topic in self._topics.names_of([name]) if topic not in topics], [name])
+        # A slave that leads stands in for its master: what is there can be read, nothing written.
+        perm_mask = ~PERM_WRITE if header.broker_id != MASTER_ID and header.enable_acting_master else ~0
+        configs = iter(topics.values())
+        while some := list(islice(configs, _STEP_TOPICS)):
+            self._topics.put(
+                (config.topic_name, _broker_queues(name, config, perm_mask))
+                for config in some
+                if changed or not self._has_queues(config.topic_name, name)
+            )
+            yield
 
     def _set_filter_servers(self, key: tuple[str, str], servers: list[str] | None) -> None:
         # None: a broker so old that it knows no filter servers. An empty list takes them away.
@@ -213,7 +244,7 @@ class RouteTable:
         for request in requests:
             name, address = request.broker_name, request.broker_addr
             key = (request.cluster_name, address)
-            if self._live.pop(key, None) is not None:
+            if self._forget_live(key) is not None:
                 log.info("broker %s of cluster %s at %s is gone", name, request.cluster_name, address)
             self._filter_servers.pop(key, None)
             broker = self._brokers.get(name)
@@ -227,25 +258,40 @@ class RouteTable:
             if broker.broker_addrs:
                 reduced[name] = broker
             else:
-                self._remove_name(name)
+                del self._brokers[name]
                 removed.add(name)
+        # However many brokers went, all topics are gone through once.
         if removed:
-            self._take_queues(self._topics.names(), removed)
-        for name, broker in reduced.items():
-            if name not in removed and broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
-                self._topics.set_perm(name, lambda perm: perm & ~PERM_WRITE)
+            self._remove_names(removed)
+            self._take_queues(self._topics.names_of(removed), removed)
+        led_by_slave = {
+            name
+            for name, broker in reduced.items()
+            if name not in removed and broker.enable_acting_master and MASTER_ID not in broker.broker_addrs
+        }
+        if led_by_slave:
+            self._topics.set_perm(led_by_slave, lambda perm: perm & ~PERM_WRITE)
         self.forget_answers()
         if not self._config.notify_min_broker_id_changed:
             return []
         return [
-            _min_broker_id_change(self._brokers[name], address, None)
+            min_broker_id_change(self._brokers[name], address, None)
             for name, address in offline.items()
             if name in self._brokers and self._brokers[name].enable_acting_master
         ]
 
-    def connection_closed(self, connection: object) -> list[MinBrokerIdChange]:
-        """Takes the brokers away whose last registration came by this connection."""
-        gone = [_identity(key, live) for key, live in self._live.items() if live.connection is connection]
+    def has_registered(self, connection: object) -> bool:
+        """Whether some broker's last registration came by this connection."""
+        return connection in self._keys_of
+
+    def connections_closed(self, connections: Iterable[object]) -> list[MinBrokerIdChange]:
+        """Takes the brokers away whose last registration came by one of these. Returns whom to notify."""
+        gone = [
+            identity(key, self._live[key])
+            for connection in connections
+            if connection in self._keys_of
+            for key in self._keys_of[connection]
+        ]
         return self.unregister(gone) if gone else []
 
     def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
@@ -260,13 +306,12 @@ class RouteTable:
             )
         if not silent:
             return [], []
-        return [live.connection for _, live in silent], self.unregister([_identity(*entry) for entry in silent])
+        return [live.connection for _, live in silent], self.unregister([identity(*entry) for entry in silent])
 
-    def _remove_name(self, name: str) -> None:
-        del self._brokers[name]
-        for cluster_name in [c for c, names in self._clusters.items() if name in names]:
-            self._clusters[cluster_name].discard(name)
-            if not self._clusters[cluster_name]:
+    def _remove_names(self, removed: set[str]) -> None:
+        for cluster_name, names in list(self._clusters.items()):
+            names -= removed
+            if not names:
                 del self._clusters[cluster_name]
 
     def _take_queues(self, topics: list[str], broker_names: Iterable[str]) -> None:
@@ -301,11 +346,11 @@ class RouteTable:
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Makes all topics of a broker read-only, until it registers a new data version. Returns how many it has."""
-        return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+        return self._topics.set_perm([broker_name], lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Makes all topics of a broker readable and writable. Returns how many it has."""
-        return self._topics.set_perm(broker_name, lambda _: PERM_READ | PERM_WRITE)
+        return self._topics.set_perm([broker_name], lambda _: PERM_READ | PERM_WRITE)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -333,7 +378,7 @@ class RouteTable:
         if not brokers:
             return None
         if self._config.support_acting_master and not topic.startswith(SYNC_MEMBER_GROUP_PREFIX):
-            brokers = [_with_acting_master(broker, queues) for broker in brokers]
+            brokers = [with_acting_master(broker, queues) for broker in brokers]
         filter_servers = {
             address: self._filter_servers[broker.cluster, address]
             for broker in brokers
@@ -363,8 +408,7 @@ class RouteTable:
         return TopicList(self._topics.names())
 
     def topics_of_cluster(self, cluster_name: str) -> TopicList:
-        names = self._clusters.get(cluster_name, set())
-        return TopicList(self._topics.names_where(lambda queues: any(q.broker_name in names for q in queues.queues)))
+        return TopicList(self._topics.names_of(self._clusters.get(cluster_name, set())))
 
     def system_topics(self) -> TopicList:
         """The names of clusters and brokers: each is a topic too; and some broker's address."""
@@ -392,31 +436,3 @@ def _broker_queues(name: str, config: TopicConfig, perm_mask: int) -> BrokerQueu
 
 def _flags(queues: TopicQueues) -> int:
     return queues.queues[0].topic_sys_flag
-
-
-def _identity(key: tuple[str, str], live: LiveBroker) -> BrokerRequestHeader:
-    cluster_name, address = key
-    return BrokerRequestHeader(
-        broker_name=live.broker_name, broker_addr=address, cluster_name=cluster_name, broker_id=live.broker_id
-    )
-
-
-def _with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
-    """The broker with its leading slave shown as master, when it has none and the topic is read-only there."""
-    own = queues.of(broker.broker_name)
-    addresses = broker.broker_addrs
-    if not addresses or MASTER_ID in addresses or not broker.enable_acting_master or own is None:
-        return broker
-    if own.perm & PERM_WRITE:
-        return broker
-    lowest = min(addresses)
-    acting = {MASTER_ID: addresses[lowest], **{i: a for i, a in addresses.items() if i != lowest}}
-    return BrokerData(broker.cluster, broker.broker_name, acting, broker.zone_name, broker.enable_acting_master)
-
-
-def _min_broker_id_change(broker: BrokerData, offline: str | None, ha_server_addr: str | None) -> MinBrokerIdChange:
-    addresses = broker.broker_addrs
-    lowest = min(addresses)
-    # Who came knows its own id; when one went, all that are left must know.
-    notify = tuple(a for i, a in addresses.items() if offline is not None or len(addresses) == 1 or i != lowest)
-    return MinBrokerIdChange(broker.broker_name, lowest, addresses[lowest], offline, ha_server_addr, notify)

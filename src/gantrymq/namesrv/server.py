@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from itertools import islice
+from time import monotonic
 from typing import cast
 
-from gantrymq.errors import GantryError, RemotingError
+from gantrymq.background.jobs import Jobs
+from gantrymq.logs import log_text
 from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.configuration import Configuration
+from gantrymq.namesrv.file_changes import FileChanges
 from gantrymq.namesrv.handlers import RequestHandlers
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.metrics import AnsweredRequests, collect
-from gantrymq.namesrv.route_table import MinBrokerIdChange, RouteTable
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers.namesrv import NotifyMinBrokerIdChangeRequestHeader
+from gantrymq.namesrv.notifications import Notifications
+from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
 
@@ -28,131 +32,134 @@ log = logging.getLogger(__name__)
 #: The KV configuration is logged after the first, then at each second interval (NamesrvController), s.
 KV_LOG_DELAY_S = 60.0
 KV_LOG_INTERVAL_S = 600.0
+#: Not more of its entries: administrators have a few.
+KV_LOG_ENTRIES = 100
 
 
 class NameServer:
-    """One NameServer in the running event loop. NameServers don't know each other: brokers register with all."""
+    """One NameServer, to be made in a running loop. NameServers don't know each other: brokers register with all.
 
-    def __init__(self, config: NamesrvConfig | None = None) -> None:
-        self.config = config or NamesrvConfig()
-        self.table = RouteTable(self.config)
-        self._server: RemotingServer | None = None
-        self._client: RemotingClient | None = None
-        self._metrics: MetricsServer | None = None
-        self._scan_timer: asyncio.TimerHandle | None = None
-        self._kv_log_timer: asyncio.TimerHandle | None = None
-        self._notifications: set[asyncio.Task[None]] = set()
+    `file_keys` are all keys of its configuration file, those among them that it doesn't use are kept there.
+    `address` is host:port for clients on this machine. Raises GantryError when the port is taken, ConfigError for TLS
+    files that can't be used.
+    """
 
-    async def start(self) -> None:
-        """Serves at `address`. Raises GantryError when a port is taken, ConfigError for a damaged KV or TLS file."""
-        config = self.config
-        kv_config = KVConfigManager(config.kv_config_path)
-        kv_config.load()
-        handlers = RequestHandlers(config, self.table, kv_config, self._notify)
+    def __init__(self, config: NamesrvConfig | None = None, file_keys: Mapping[str, str] | None = None) -> None:
+        self.config = config = config or NamesrvConfig()
+        self.jobs = Jobs()
+        self.table = RouteTable(config)
+        self._configuration = Configuration(config, file_keys or {})
+        self._changes = FileChanges(self.jobs)
+        self._kv_config = KVConfigManager(config.kv_config_path, self._changes)
+        self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config))
+        self._notifications = Notifications(client)
+        handlers = RequestHandlers(
+            config,
+            self._configuration,
+            self.table,
+            self._kv_config,
+            self._changes,
+            self._long_requests,
+            self._notifications.send,
+        )
         # Counting costs each request a little: only when somebody will ask.
-        answered = AnsweredRequests() if config.metrics_port else None
-        server = RemotingServer(
+        self._answered = AnsweredRequests() if config.metrics_port else None
+        self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
+        self._server = RemotingServer(
             handlers.by_code(),
             host=config.bind_address,
             port=config.listen_port,
             tls=config,
-            hooks=[answered] if answered is not None else [],
+            hooks=[self._answered] if self._answered is not None else [],
             max_idle_s=config.server_channel_max_idle_time_seconds,
             on_close=self._connection_closed,
+            jobs=self.jobs,
         )
-        await server.start()
-        self._server = server
-        self._client = client
-        if answered is not None:
-            await self._serve_metrics(answered)
-        self._scan_later()
-        self._kv_log_timer = asyncio.get_running_loop().call_later(KV_LOG_DELAY_S, self._log_kv_config, kv_config)
+        self.address = reachable(config.bind_address, self._server.port)
+        #: Connections of brokers that were closed since the table was told.
+        self._closed: list[Connection] = []
+        self._taking_away = self.jobs.repeating("take away brokers that are gone", self._take_away)
+        self._scanning = self.jobs.repeating("look for silent brokers", self._scan, self._scan_interval_s)
+        self._logging = self.jobs.repeating("log the KV configuration", self._log_kv_config, KV_LOG_INTERVAL_S)
+        self._began = monotonic()
+        #: What `stop` has to undo.
+        self._running = AsyncExitStack()
+        self._running.push_async_callback(client.close)
+        # Whose connections this server closes itself.
+        self._running.callback(self._take_away)
+        self._running.push_async_callback(self._server.stop)
+
+    async def start(self) -> None:
+        """Serves at `address`. Raises GantryError when a port is taken, ConfigError for a damaged KV or TLS file.
+
+        What had begun by then is undone.
+        """
+        async with self._running.pop_all() as stack:
+            await self._server.bind()
+            self._kv_config.load()
+            # Before the connections are closed: nobody is told what follows from that for the brokers.
+            stack.push_async_callback(self._notifications.stop)
+            self._taking_away.start()
+            stack.callback(self._taking_away.cancel)
+            self._long_requests.start()
+            self._changes.start()
+            await self._server.serve()
+            stack.push_async_callback(self._long_requests.stop)
+            stack.push_async_callback(self._changes.stop)
+            stack.push_async_callback(self._server.drain)
+            if self._answered is not None:
+                stack.push_async_callback(self._metrics.stop)
+                await self._metrics.start()
+            self._scanning.start()
+            stack.callback(self._scanning.cancel)
+            self._logging.start(KV_LOG_DELAY_S)
+            stack.callback(self._logging.cancel)
+            self._running = stack.pop_all()
+        for key, value in sorted(self._configuration.properties().items()):
+            log.info("configuration: %s=%s", key, log_text(value))
         log.info("the NameServer serves at %s", self.address)
 
     async def stop(self) -> None:
-        """Answers what has arrived, closes every connection and stops listening; once more does no harm."""
-        for timer in (self._scan_timer, self._kv_log_timer):
-            if timer is not None:
-                timer.cancel()
-        self._scan_timer = self._kv_log_timer = None
-        if self._metrics is not None:
-            await self._metrics.stop()
-            self._metrics = None
-        if self._server is not None:
-            await self._server.drain()
-            server, self._server = self._server, None
-            await server.stop()
-        for task in list(self._notifications):
-            task.cancel()
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        """Answers what has arrived, closes every connection and stops listening; once more does no harm.
 
-    @property
-    def address(self) -> str:
-        """host:port for clients on this machine; the port is real after `start`."""
-        host = self.config.bind_address
-        port = self._server.port if self._server is not None else self.config.listen_port
-        return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+        Nothing is left out when one of it raises; that is raised at the end.
+        """
+        await self._running.aclose()
 
-    async def _serve_metrics(self, answered: AnsweredRequests) -> None:
-        started = asyncio.get_running_loop().time()
-
-        def now() -> Iterator[Metric]:
-            connections = len(self._server.connections) if self._server is not None else 0
-            return collect(self.table, answered, connections, asyncio.get_running_loop().time() - started)
-
-        metrics = MetricsServer(now, host=self.config.bind_address, port=self.config.metrics_port)
-        try:
-            await metrics.start()
-        except GantryError:
-            await self.stop()
-            raise
-        self._metrics = metrics
+    def _collect(self) -> Iterator[Metric]:
+        assert self._answered is not None
+        uptime_s = monotonic() - self._began
+        return collect(self.table, self._answered, self.jobs, len(self._server.connections), uptime_s)
 
     def _connection_closed(self, connection: Connection) -> None:
-        changes = self.table.connection_closed(connection)
-        # A NameServer that stops closes connections itself: that says nothing of the brokers.
-        if self._server is not None:
-            self._notify(changes)
+        self._long_requests.connection_closed(connection)
+        if self.table.has_registered(connection):
+            self._closed.append(connection)
+            self._taking_away.wake()
 
-    def _log_kv_config(self, kv_config: KVConfigManager) -> None:
-        for namespace, key, value in kv_config.entries():
-            log.info("KV config %s/%s: %s", namespace, key, value)
-        self._kv_log_timer = asyncio.get_running_loop().call_later(KV_LOG_INTERVAL_S, self._log_kv_config, kv_config)
+    def _take_away(self) -> None:
+        """All at once: when 10,000 connections end, the topics are gone through once."""
+        closed, self._closed = self._closed, []
+        self._notifications.send(self.table.connections_closed(closed))
 
-    def _scan_later(self) -> None:
-        interval_s = self.config.scan_not_active_broker_interval / 1000
-        self._scan_timer = asyncio.get_running_loop().call_later(interval_s, self._scan)
+    def _log_kv_config(self) -> None:
+        for namespace, key, value in islice(self._kv_config.entries(), KV_LOG_ENTRIES):
+            log.info("KV config %s/%s: %s", log_text(namespace), log_text(key), log_text(value))
 
-    def _scan(self) -> None:
-        silent, changes = self.table.expire(int(asyncio.get_running_loop().time() * 1000))
+    @property
+    def _scan_interval_s(self) -> float:
+        return self.config.scan_not_active_broker_interval / 1000
+
+    def _scan(self) -> float:
+        silent, changes = self.table.expire(int(monotonic() * 1000))
         for connection in silent:
             cast(Connection, connection).close()
-        self._notify(changes)
-        self._scan_later()
+        self._notifications.send(changes)
+        # It may be changed over the network.
+        return self._scan_interval_s
 
-    def _notify(self, changes: Iterable[MinBrokerIdChange]) -> None:
-        for change in changes:
-            log.info("broker %s: the lowest id is now %d", change.broker_name, change.min_broker_id)
-            for address in change.notify:
-                task = asyncio.get_running_loop().create_task(self._notify_one(address, change))
-                self._notifications.add(task)
-                task.add_done_callback(self._notifications.discard)
 
-    async def _notify_one(self, address: str, change: MinBrokerIdChange) -> None:
-        header = NotifyMinBrokerIdChangeRequestHeader(
-            min_broker_id=change.min_broker_id,
-            min_broker_addr=change.min_broker_addr,
-            broker_name=change.broker_name,
-            offline_broker_addr=change.offline_broker_addr,
-            ha_broker_addr=change.ha_broker_addr,
-        )
-        if self._client is None:
-            return
-        try:
-            request = RemotingCommand.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
-            await self._client.invoke_oneway(address, request)
-        except RemotingError as e:
-            log.warning("broker %s at %s can't be told of the lowest id: %s", change.broker_name, address, e)
+def reachable(bind_address: str, port: int) -> str:
+    """host:port for clients on this machine."""
+    return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind_address, bind_address), port)

@@ -7,7 +7,7 @@ changes: a change to a topic points it at another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -44,16 +44,19 @@ class TopicTable:
         #: The queues of the topic, or None.
         self.get = self._topics.get
 
+    def __len__(self) -> int:
+        return len(self._topics)
+
     def names(self) -> list[str]:
         return list(self._topics)
 
-    def names_of(self, broker_name: str) -> list[str]:
-        """The topics that a broker has."""
-        return self.names_where(lambda queues: queues.of(broker_name) is not None)
+    def names_of(self, broker_names: Collection[str]) -> list[str]:
+        """The topics that any of the brokers has."""
+        return self.names_where(lambda queues: any(q.broker_name in broker_names for q in queues.queues))
 
     def names_where(self, matches: Callable[[TopicQueues], bool]) -> list[str]:
         matching = {queues for queues in self._shared.values() if matches(queues)}
-        return [topic for topic, queues in self._topics.items() if queues in matching]
+        return [topic for topic, queues in self._topics.items() if queues in matching] if matching else []
 
     def put(self, queues_by_topic: Iterable[tuple[str, BrokerQueues]]) -> None:
         """Adds one broker's queues of each topic, or replaces those that it has there."""
@@ -72,13 +75,13 @@ class TopicTable:
         names = set(broker_names)
         return self._change(topics, lambda queues: tuple(q for q in queues if q.broker_name not in names))
 
-    def set_perm(self, broker_name: str, new_perm: Callable[[int], int]) -> int:
-        """Gives all topics of a broker another permission there. Returns how many it has."""
+    def set_perm(self, broker_names: Collection[str], new_perm: Callable[[int], int]) -> int:
+        """Gives all topics of these brokers another permission there. Returns how many they have."""
 
         def change(queues: tuple[BrokerQueues, ...]) -> tuple[BrokerQueues, ...]:
-            return tuple(q._replace(perm=new_perm(q.perm)) if q.broker_name == broker_name else q for q in queues)
+            return tuple(q._replace(perm=new_perm(q.perm)) if q.broker_name in broker_names else q for q in queues)
 
-        topics = self.names_of(broker_name)
+        topics = self.names_of(broker_names)
         self._change(topics, change)
         return len(topics)
 

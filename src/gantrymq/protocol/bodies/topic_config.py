@@ -80,7 +80,7 @@ class TopicConfigTable(msgspec.Struct, rename="camel"):
     topic_queue_mapping_info_map: dict[str, dict[str, Any]] = {}
 
 
-class _RawTable(msgspec.Struct, rename="camel"):
+class _RawTopicConfigTable(msgspec.Struct, rename="camel"):
     """TopicConfigTable, of which only the parts are found yet: a tenth of the time of decoding them all."""
 
     topic_config_table: dict[str, msgspec.Raw] | None = None
@@ -88,12 +88,12 @@ class _RawTable(msgspec.Struct, rename="camel"):
     topic_queue_mapping_info_map: dict[str, msgspec.Raw] | None = None
 
 
-class _RawBody(msgspec.Struct, rename="camel"):
-    topic_config_serialize_wrapper: _RawTable
+class _RawRegisterBrokerBody(msgspec.Struct, rename="camel"):
+    topic_config_serialize_wrapper: _RawTopicConfigTable
     filter_server_list: list[str] | None = None
 
 
-_Raw = TypeVar("_Raw", _RawTable, _RawBody)
+_Raw = TypeVar("_Raw", _RawTopicConfigTable, _RawRegisterBrokerBody)
 _topic_decoder = msgspec.json.Decoder(TopicConfig, strict=False)
 
 
@@ -127,9 +127,9 @@ def register_body_in_steps(data: bytes, *, compressed: bool, version: int) -> Ge
     if len(data) > MAX_REGISTER_BODY:
         raise BodyError(f"registration of {len(data)} bytes: larger than {MAX_REGISTER_BODY} bytes")
     if version < VERSION_3_0_11:
-        return RegisterBrokerBody((yield from _table((yield from _decode_raw(data, _RawTable)))), None)
+        return RegisterBrokerBody((yield from _table((yield from _decode_raw(data, _RawTopicConfigTable)))), None)
     if not compressed:
-        raw = yield from _decode_raw(data, _RawBody)
+        raw = yield from _decode_raw(data, _RawRegisterBrokerBody)
         table = yield from _table(raw.topic_config_serialize_wrapper)
         return RegisterBrokerBody(table, raw.filter_server_list or [])
     plain = yield from _decompress(data)
@@ -150,7 +150,7 @@ def _decode_raw(data: bytes, raw_type: type[_Raw]) -> Generator[None, None, _Raw
         raise BodyError(f"registration of {len(data)} bytes is no {name} in JSON: {e}") from e
 
 
-def _table(raw: _RawTable) -> Generator[None, None, TopicConfigTable]:
+def _table(raw: _RawTopicConfigTable) -> Generator[None, None, TopicConfigTable]:
     table = TopicConfigTable()
     if (version := _json_of(raw.data_version)) is not None:
         table.data_version = decode_json(version, DataVersion)

@@ -1,0 +1,60 @@
+"""Configuration: all keys that a NameServer knows of, read and changed while it runs (remoting/Configuration).
+
+The keys of its file that it has no use for stay in the file and are shown: another version, or Java's NameServer, may
+read it next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gantrymq.config import format_properties, from_properties, parse_properties, to_properties, unknown_keys
+from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
+from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
+from gantrymq.namesrv.file_changes import NewContent
+from gantrymq.protocol.codes import ResponseCode
+
+log = peer_log(__name__)
+
+#: UPDATE_NAMESRV_CONFIG takes no longer text, bytes.
+MAX_TEXT_BYTES = 64 * 1024
+
+
+class Configuration:
+    """`config` is the object that all parts of the server hold; `file_keys` are those of the file it was read from."""
+
+    def __init__(self, config: NamesrvConfig, file_keys: Mapping[str, str]) -> None:
+        self._config = config
+        self._unused = {key: file_keys[key] for key in unknown_keys([NamesrvConfig], dict(file_keys))}
+
+    def properties(self) -> dict[str, str]:
+        """All keys and values."""
+        return self._unused | to_properties(self._config)
+
+    def changed(self, text: bytes, source: str) -> NewContent:
+        """What the keys of a properties text make of it. Raises ConfigError, or RequestRefused for a key that is fixed.
+
+        As in Java a key that isn't known yet changes nothing.
+        """
+        if len(text) > MAX_TEXT_BYTES:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{len(text)} bytes of configuration: too many")
+        changes = parse_properties(text.decode("utf-8", "replace"), source=source)
+        forbidden = sorted(changes.keys() & (FIXED_KEYS | set(self._config.config_black_list)))
+        if forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
+            )
+        unused = self._unused | {key: changes[key] for key in changes.keys() & self._unused.keys()}
+        for key in unknown_keys([NamesrvConfig], changes):
+            if key not in unused:
+                log.warning("%s: the key %s is not known", source, key)
+        updated = from_properties(NamesrvConfig, to_properties(self._config) | changes, source=source)
+
+        def apply() -> None:
+            vars(self._config).update(vars(updated))
+            self._unused = unused
+            log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
+
+        data = format_properties(unused | to_properties(updated)).encode()
+        return NewContent(updated.config_store_path, data, apply)

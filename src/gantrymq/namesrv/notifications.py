@@ -1,0 +1,53 @@
+"""Notifications: brokers are told when the lowest id of their name is another's (NOTIFY_MIN_BROKER_ID_CHANGE)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gantrymq.background.tasks import Tasks
+from gantrymq.errors import RemotingError
+from gantrymq.logs import peer_log
+from gantrymq.namesrv.brokers import MinBrokerIdChange
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.namesrv import NotifyMinBrokerIdChangeRequestHeader
+from gantrymq.remoting.client import RemotingClient
+
+log = peer_log(__name__)
+
+#: So many are told at a time; each may take as long as a connect does.
+MAX_UNDER_WAY = 1_000
+
+
+class Notifications:
+    """Sends once, and doesn't wait for an answer, as in Java: a broker also asks from time to time."""
+
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+        self._tasks = Tasks("telling a broker of the lowest id")
+
+    def send(self, changes: Iterable[MinBrokerIdChange]) -> None:
+        for change in changes:
+            log.info("broker %s: the lowest id is now %d", change.broker_name, change.min_broker_id)
+            for address in change.notify:
+                if len(self._tasks) >= MAX_UNDER_WAY:
+                    log.warning("broker %s at %s isn't told: %d others are", change.broker_name, address, MAX_UNDER_WAY)
+                    continue
+                self._tasks.start(self._tell(address, change))
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    async def _tell(self, address: str, change: MinBrokerIdChange) -> None:
+        header = NotifyMinBrokerIdChangeRequestHeader(
+            min_broker_id=change.min_broker_id,
+            min_broker_addr=change.min_broker_addr,
+            broker_name=change.broker_name,
+            offline_broker_addr=change.offline_broker_addr,
+            ha_broker_addr=change.ha_broker_addr,
+        )
+        try:
+            request = RemotingCommand.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
+            await self._client.invoke_oneway(address, request)
+        except RemotingError as e:
+            log.warning("broker %s at %s can't be told of the lowest id: %s", change.broker_name, address, e)
