@@ -154,7 +154,6 @@ async def test_bodies_for_the_broker(under_attack: UnderAttack, tmp_path: Path) 
         await attack(broker.process, known, hostile_bodies, binary=False)
 
 
-@not_yet(reason="what a client says can begin a line of the log")
 @pytest.mark.parametrize("encoding", ["json", "binary"])
 async def test_fields_and_bodies_for_the_name_server(under_attack: UnderAttack, tmp_path: Path, encoding: str) -> None:
     known = await known_to_name_server(tmp_path)
