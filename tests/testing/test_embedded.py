@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
+from gantrymq.broker.broker import Broker
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import ConfigError, GantryError
+from gantrymq.errors import ConfigError, GantryError, ThreadDied
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -73,6 +76,58 @@ def test_an_unknown_option_is_refused() -> None:
 def test_it_starts_once() -> None:
     with EmbeddedCluster() as cluster, pytest.raises(GantryError, match="already"):
         cluster.start()
+
+
+async def die() -> None:
+    raise SystemExit("the end")
+
+
+def test_a_thread_that_dies_is_told_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = EmbeddedCluster()
+    cluster.start()
+    addresses = (cluster.name_server, *cluster.brokers)
+    directory = Path(str(cluster.directory))
+    assert cluster._loop is not None
+    asyncio.run_coroutine_threadsafe(die(), cluster._loop)
+    wait_until(lambda: not any(accepts(address) for address in addresses))
+    with pytest.raises(ThreadDied, match="SystemExit: the end") as died:
+        cluster.stop()
+    assert isinstance(died.value.__cause__, SystemExit)
+    assert not directory.exists()
+    assert "the thread gantry-cluster died" in caplog.text
+    # That was told once.
+    cluster.stop()
+    with cluster:
+        pass
+
+
+def test_a_server_that_raises_when_it_stops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_stop = Broker.stop
+
+    async def stop_and_raise(broker: Broker) -> None:
+        await real_stop(broker)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Broker, "stop", stop_and_raise)
+    with pytest.raises(ThreadDied, match="OSError: no space left"), EmbeddedCluster():
+        pass
+
+
+def test_a_test_whose_cluster_dies_does_not_pass(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import asyncio
+
+        async def die():
+            raise SystemExit("the end")
+
+        def test_it(gantry_cluster):
+            asyncio.run_coroutine_threadsafe(die(), gantry_cluster._loop)
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*SystemExit: the end*", "*ThreadDied: the thread of the cluster died*"])
 
 
 def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:

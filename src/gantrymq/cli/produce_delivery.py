@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gantrymq.background.repeating import Repeating
+from gantrymq.background.thread import SupervisedThread
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
@@ -191,9 +191,9 @@ class _Send:
 async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIterator[tuple[Path, bytes]]:
     """What is in the files, each ended by an empty chunk, until the end or an interrupt. Raises OSError."""
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[tuple[Path, bytes] | OSError | None] = asyncio.Queue(_CHUNKS_AHEAD)
+    chunks: asyncio.Queue[tuple[Path, bytes] | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
 
-    def put(item: tuple[Path, bytes] | OSError | None) -> None:
+    def put(item: tuple[Path, bytes] | BaseException | None) -> None:
         asyncio.run_coroutine_threadsafe(chunks.put(item), loop).result()
 
     def read() -> None:
@@ -210,7 +210,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
                 put(e)
 
     # A daemon: nothing wakes a thread that waits for a terminal or a pipe.
-    threading.Thread(target=read, name="gantry-produce-input", daemon=True).start()
+    SupervisedThread("gantry-produce-input", read, put).start()
     stop, after_stop = asyncio.ensure_future(interrupted.wait()), 0
     try:
         while True:
@@ -225,7 +225,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             item = get.result()
             if item is None:
                 return
-            if isinstance(item, OSError):
+            if isinstance(item, BaseException):
                 raise item
             yield item
     finally:

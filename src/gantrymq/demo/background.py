@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
+
+from gantrymq.background.thread import SupervisedThread
 
 T = TypeVar("T")
 
@@ -20,5 +21,5 @@ def in_background(name: str, work: Callable[[], T]) -> Future[T]:
         except BaseException as e:
             future.set_exception(e)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    SupervisedThread(name, run, future.set_exception).start()
     return future

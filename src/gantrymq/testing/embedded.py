@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import threading
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import uvloop
 
+from gantrymq.background.thread import SupervisedThread
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.errors import ConfigError, GantryError
+from gantrymq.errors import ConfigError, GantryError, ThreadDied
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.store.config import StoreConfig
@@ -34,6 +35,9 @@ class EmbeddedCluster:
     The files are in `directory`, or in a temporary one that is deleted at the end. `options` are fields of every
     broker's BrokerConfig or StoreConfig: `EmbeddedCluster(auto_create_topic_enable=False)`.
     `name_server` and `brokers` are host:port, `directory` has the files; all known once it is started.
+
+    When its thread dies, the servers in it are stopped, and `stop` raises ThreadDied, whose cause says of what: a test
+    that uses the cluster doesn't pass.
     """
 
     def __init__(self, brokers: int = 1, directory: Path | None = None, **options: Any) -> None:
@@ -43,7 +47,9 @@ class EmbeddedCluster:
         self.directory = directory
         self._broker_options, self._store_options = _split(options)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: SupervisedThread | None = None
+        #: What the thread died of.
+        self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
 
@@ -55,7 +61,8 @@ class EmbeddedCluster:
             self._temporary = tempfile.TemporaryDirectory(prefix="gantry-")
             self.directory = Path(self._temporary.name)
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="gantry-cluster", daemon=True)
+        self._error = None
+        self._thread = SupervisedThread("gantry-cluster", partial(self._run, started), self._died)
         self._thread.start()
         try:
             started.result(START_TIMEOUT_S)
@@ -64,18 +71,25 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """Stops the brokers, then the NameServer, and deletes the temporary directory."""
+        """Stops the brokers, then the NameServer, and deletes the temporary directory.
+
+        Raises ThreadDied when the thread had died, or a server raised at its stop.
+        """
         if self._thread is not None:
-            if self._loop is not None and self._stopping is not None and self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
+            if self._loop is not None and self._stopping is not None and self._thread.is_alive:
+                # RuntimeError: the thread has just ended, and its loop with it.
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._stopping.set)
+            if not self._thread.join(STOP_TIMEOUT_S):
                 raise GantryError(f"the cluster did not stop in {STOP_TIMEOUT_S:g} s")
             self._thread = None
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
             self.directory = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise ThreadDied(f"the thread of the cluster died: {type(error).__name__}: {error}") from error
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -94,6 +108,9 @@ class EmbeddedCluster:
             if started.done():
                 raise
             started.set_exception(e)
+
+    def _died(self, error: BaseException) -> None:
+        self._error = error
 
     async def _serve(self, started: Future[None]) -> None:
         self._stopping = asyncio.Event()
