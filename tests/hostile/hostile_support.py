@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 from prober import Figures
+from small_disk import SmallDisk
 
 from gantrymq.config import from_properties, load_properties
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -60,6 +61,8 @@ class Target:
     process: ServerProcess
     name_server: ServerProcess
     directory: Path
+    #: Where its files are for this process.
+    store: Path
     figures: Figures = field(default_factory=Figures)
     _connections: list[Connection] = field(default_factory=list)
 
@@ -74,10 +77,6 @@ class Target:
     @property
     def log(self) -> str:
         return self.process.log_path.read_text(errors="replace")
-
-    @property
-    def store(self) -> Path:
-        return self.directory / "broker-a"
 
     def status(self, name: str) -> int:
         """A number of /proc/PID/status, such as VmRSS in KiB."""
@@ -233,9 +232,10 @@ async def under_attack(
     inevitable: Iterable[int] = (),
     log_may_have: Sequence[str] = (),
     most_memory: float = MOST_MEMORY,
+    disk: SmallDisk | None = None,
     report: Callable[[str], None] = print,
 ) -> AsyncIterator[Target]:
-    """A cluster in `directory`, probed until the end of the block.
+    """A cluster in `directory`, or with its store on `disk`, probed until the end of the block.
 
     `inevitable` are answers that an innocent send may get meanwhile, `log_may_have` patterns of errors that belong in
     the log of such an attack. Asserts at the end that the prober was served in time, that the broker lives, holds no
@@ -246,9 +246,16 @@ async def under_attack(
         "maxHashSlotNum": "100000",
         "maxIndexNum": "400000",
     } | (properties or {})
-    with ProcessCluster(directory, broker_properties=store) as cluster:
+    if disk is not None:
+        root = disk.directory / "broker-a"
+        store |= {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+    with (
+        nullcontext() if disk is None else disk.for_new_processes(),
+        ProcessCluster(directory, broker_properties=store) as cluster,
+    ):
         assert cluster.name_server is not None
-        target = Target(cluster.brokers[0], cluster.name_server, directory)
+        files = (directory if disk is None else disk.outside) / "broker-a"
+        target = Target(cluster.brokers[0], cluster.name_server, directory, files)
         prober = ProberProcess(target.process, target.name_server, inevitable)
         try:
             await prober.ready()
@@ -281,6 +288,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> N
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)
         assert not found, f"{server.name}: {found[:5]}"
     settings = load_properties(target.directory / "conf" / f"{target.process.name}.properties")
+    settings |= {"storePathRootDir": str(target.store), "storePathCommitLog": str(target.store / "commitlog")}
     report = verify(from_properties(StoreConfig, settings, source="the broker's configuration"))
     assert not report.problem_count, report.problems[:5]
     assert not (target.store / "abort").exists()

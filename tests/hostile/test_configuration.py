@@ -1,0 +1,94 @@
+"""Configuration values at the ends of what a number can be: refused, or the broker works with them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hostile_support import Peer, UnderAttack, pull_header
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.config import from_properties, parse_properties, to_properties
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.config import StoreConfig
+
+VALUES = ("-1", "0", "1", "2147483647", "-2147483648", "9223372036854775807", "", "x", "1.5", "9" * 5000)
+#: Whose values say what a client may do: with another one it may not.
+_FORBIDS = {"brokerPermission", "maxMessageSize"}
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").isdigit()
+
+
+async def test_values_while_the_broker_runs(under_attack: UnderAttack) -> None:
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        text = (await peer.ask(RequestCode.GET_BROKER_CONFIG)).body.decode()
+        before = {key: value for key, value in parse_properties(text, source="").items() if _is_number(value)}
+        assert len(before) > 50
+        taken = []
+        for key in before.keys() - _FORBIDS:
+            for value in VALUES:
+                answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=f"{key}={value}\n".encode())
+                if answer.code == ResponseCode.SUCCESS:
+                    taken.append(f"{key}={value}")
+                    assert await works(peer), taken[-1]
+            answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=f"{key}={before[key]}\n".encode())
+            assert answer.code == ResponseCode.SUCCESS, (key, answer.remark)
+        assert taken
+
+
+async def works(peer: Peer) -> bool:
+    """A message can be sent, read, and waited for."""
+    topic = "orders"
+    answer = await peer.send(topic, b"x" * 100)
+    if answer.code != ResponseCode.SUCCESS:
+        return False
+    offset = int(answer.ext_fields["queueOffset"])
+    found = await peer.ask(RequestCode.PULL_MESSAGE, pull_header(topic, offset))
+    waiting = asyncio.create_task(peer.ask(RequestCode.PULL_MESSAGE, pull_header(topic, offset + 1, suspend_ms=5000)))
+    await peer.send(topic, b"x" * 100)
+    return found.code == (await waiting).code == ResponseCode.SUCCESS
+
+
+def _keys() -> list[str]:
+    properties = to_properties(BrokerConfig()) | to_properties(StoreConfig(Path("x")))
+    return sorted(key for key, value in properties.items() if _is_number(value))
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1", "2147483647"])
+async def test_values_at_the_start(tmp_path: Path, value: str) -> None:
+    started = 0
+    for key in _keys():
+        if key in _FORBIDS:
+            continue
+        properties = {
+            "brokerName": "broker-a",
+            "bindAddress": "127.0.0.1",
+            "listenPort": "0",
+            "mappedFileSizeCommitLog": str(4 << 20),
+            "storePathRootDir": str(tmp_path / key),
+            "messageDelayLevel": "1s",
+        } | {key: value}
+        try:
+            store = from_properties(StoreConfig, properties, source="test")
+            broker = Broker(replace(from_properties(BrokerConfig, properties, source="test"), store=store))
+        except ConfigError:
+            continue
+        await broker.start()
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection({}), "127.0.0.1", broker.port
+            )
+            assert await works(Peer(connection)), key
+            connection.close()
+        finally:
+            await broker.stop()
+        started += 1
+    assert started

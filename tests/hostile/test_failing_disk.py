@@ -1,0 +1,199 @@
+"""Files that can't be opened, made or written for a while: what needs them says so, all else goes on, and it heals."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import pytest
+from hostile_support import Peer, Target, UnderAttack, pull_header
+from small_disk import small_disk
+from waiting import until
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.headers.query import QueryMessageRequestHeader
+
+_MIB = 1 << 20
+#: How a broker tells of a disk that fails it.
+_ERRORS = [r"failed and will be tried again", r"has failed \d+ times", r"can't ", r"no message is taken"]
+#: What a send is answered when the log takes none.
+_REFUSED = [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT]
+#: Log files that end soon, tables that are written often.
+_SMALL_FILES = {"mappedFileSizeCommitLog": str(1 * _MIB), "flushConsumerOffsetInterval": "100"}
+
+
+class _Offsets(msgspec.Struct):
+    """consumerOffset.json."""
+
+    table: dict[str, dict[str, int]] = msgspec.field(name="offsetTable")
+
+
+@contextmanager
+def in_the_way(path: Path) -> Iterator[None]:
+    """A file where a directory should be."""
+    away = path.with_name(path.name + "-away")
+    path.rename(away)
+    path.write_bytes(b"")
+    try:
+        yield
+    finally:
+        path.unlink()
+        away.rename(path)
+
+
+@contextmanager
+def lowered(pid: int, limit: int, value: int) -> Iterator[None]:
+    """A process with a lower limit of its own; only the soft one, which may be raised again."""
+    soft, hard = resource.prlimit(pid, limit)
+    resource.prlimit(pid, limit, (value, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, limit, (soft, hard))
+
+
+async def begun(broker: Target) -> Peer:
+    """All files are there that a topic, a group and a key bring about."""
+    peer = await broker.peer()
+    assert (await peer.send("orders", b"x", {"KEYS": "k"})).code == ResponseCode.SUCCESS
+    await peer.ask(RequestCode.PULL_MESSAGE, pull_header("orders"))
+    await commit(peer, 1)
+    await is_committed(broker, 1)
+    assert await is_found(peer, "k")
+    return peer
+
+
+async def is_found(peer: Peer, key: str) -> bool:
+    header = QueryMessageRequestHeader(topic="orders", key=key, max_num=64, begin_timestamp=0, end_timestamp=1 << 62)
+    return (await peer.ask(RequestCode.QUERY_MESSAGE, header)).code == ResponseCode.SUCCESS
+
+
+async def failing_jobs(peer: Peer) -> dict[str, str]:
+    """The last errors of jobs that do nothing else than fail."""
+    table = json.loads((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    return {
+        name: table[name.replace("_failingSinceMs", "_lastError")]
+        for name, since in table.items()
+        if name.endswith("_failingSinceMs") and since != "0"
+    }
+
+
+async def all_work(peer: Peer) -> bool:
+    return not await failing_jobs(peer)
+
+
+async def healed(peer: Peer) -> None:
+    """New and old topics are written, no job fails."""
+    await until(lambda: all_work(peer), 60)
+    for topic in ("orders", f"new-{id(peer)}"):
+        assert (await peer.send(topic, b"x", {"KEYS": "healed"})).code == ResponseCode.SUCCESS
+    assert await is_found(peer, "healed")
+
+
+async def test_no_descriptors(under_attack: UnderAttack) -> None:
+    """Nothing can be opened: no connection, no file of a new queue, no table."""
+    async with under_attack(properties=_SMALL_FILES, inevitable=_REFUSED, log_may_have=_ERRORS) as broker:
+        peer = await begun(broker)
+        with lowered(broker.pid, resource.RLIMIT_NOFILE, broker.descriptors()):
+            for number in range(100):
+                await peer.send("orders", b"x" * 30_000)
+                await peer.send(f"topic-{number}", b"x")
+                await commit(peer, number)
+            # Accepted and closed, or not accepted: both are right.
+            sockets = [broker.socket() for _ in range(100)]
+            for one in sockets:
+                one.close()
+        await healed(peer)
+
+
+async def test_connections_leave_descriptors_for_files(under_attack: UnderAttack, tmp_path: Path) -> None:
+    """Of 300: a thousand connections are closed as they come, or wait, while files are opened all the time."""
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n 300\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with mock.patch.object(sys, "executable", str(python)):
+        attack = under_attack(properties=_SMALL_FILES, log_may_have=_ERRORS)
+        broker = await attack.__aenter__()
+    try:
+        peer = await begun(broker)
+        sockets = [broker.socket() for _ in range(1000)]
+        for number in range(60):
+            assert (await peer.send("orders", b"x" * 30_000)).code == ResponseCode.SUCCESS
+            assert (await peer.send(f"topic-{number}", b"x")).code == ResponseCode.SUCCESS
+            await commit(peer, number)
+        for one in sockets:
+            one.close()
+        await healed(peer)
+        await is_committed(broker, 59)
+    finally:
+        await attack.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("directory", ["config", "consumequeue", "commitlog", "index", "."])
+async def test_a_file_in_the_place_of_a_directory(under_attack: UnderAttack, directory: str) -> None:
+    async with under_attack(properties=_SMALL_FILES, inevitable=_REFUSED, log_may_have=_ERRORS) as broker:
+        peer = await begun(broker)
+        with in_the_way(broker.store / directory if directory != "." else broker.store):
+            for number in range(100):
+                await peer.send("orders", b"x" * 30_000, {"KEYS": f"k{number}"})
+                await peer.send(f"topic-{number}", b"x")
+                await commit(peer, number)
+        await healed(peer)
+        await is_committed(broker, 99)
+
+
+async def test_no_file_may_grow(under_attack: UnderAttack) -> None:
+    """As on a file system of another kind: EFBIG. Nor may the log: its line under way is cut."""
+    cut = r"^[\d-]+\d{4}-\d\d-\d\d "
+    async with under_attack(properties=_SMALL_FILES, inevitable=_REFUSED, log_may_have=[*_ERRORS, cut]) as broker:
+        peer = await begun(broker)
+        with lowered(broker.pid, resource.RLIMIT_FSIZE, 1000):
+            for number in range(100):
+                await peer.send("orders", b"x" * 30_000)
+                await peer.send(f"topic-{number}", b"x")
+                await commit(peer, number)
+        await healed(peer)
+        await is_committed(broker, 99)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_full_disk(under_attack: UnderAttack, tmp_path: Path, flush: str) -> None:
+    """To the last byte: neither a page of a mapped file nor a table finds room."""
+    properties = _SMALL_FILES | {"flushDiskType": flush, "diskSpaceWarningLevelRatio": "100"}
+    with small_disk(tmp_path / "small", 64 * _MIB) as disk:
+        async with under_attack(disk=disk, properties=properties, inevitable=_REFUSED, log_may_have=_ERRORS) as broker:
+            peer = await begun(broker)
+            disk.fill()
+            for number in range(100):
+                await peer.send("orders", b"x" * 30_000)
+                await peer.send(f"topic-{number}", b"x")
+                await commit(peer, number)
+            disk.empty()
+            await healed(peer)
+            await is_committed(broker, 99)
+
+
+async def commit(peer: Peer, offset: int) -> None:
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group="attackers", topic="orders", queue_id=0, commit_offset=offset
+    )
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def is_committed(broker: Target, offset: int) -> None:
+    """The table on the disk has it."""
+    path = broker.store / "config" / "consumerOffset.json"
+
+    def is_written() -> bool:
+        return path.exists() and f'"0":{offset}'.encode() in path.read_bytes().replace(b" ", b"").replace(
+            b"0:", b'"0":'
+        )
+
+    await until(is_written, 30)

@@ -1,0 +1,114 @@
+"""What clients may have the servers keep for them: all of it has a bound, and who asks for little is served."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import zlib
+from pathlib import Path
+
+import pytest
+from hostile_support import Target, UnderAttack, flood, frame, pull_header, send_header
+from small_disk import small_disk
+from waiting import until
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+
+_MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("connections", "size"), [(60, 15 * _MIB), (1000, 900_000)])
+async def test_frames_that_never_end(under_attack: UnderAttack, connections: int, size: int) -> None:
+    """They claim 16 MiB, and all but the end of that comes."""
+    begin = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), bytes(15 * _MIB + 1000))[:size]
+    async with under_attack() as broker:
+        sockets = [broker.socket() for _ in range(connections)]
+        await asyncio.gather(*(flood(one, begin) for one in sockets))
+        for one in sockets:
+            one.close()
+
+
+async def test_a_large_frame_comes_through_when_others_never_end(under_attack: UnderAttack) -> None:
+    begin = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), bytes(15 * _MIB))[:-1000]
+    async with under_attack() as broker:
+        sockets = [broker.socket() for _ in range(60)]
+        await asyncio.gather(*(flood(one, begin) for one in sockets))
+        assert (await (await broker.peer()).send("orders", bytes(3 * _MIB))).code == ResponseCode.SUCCESS
+        for one in sockets:
+            one.close()
+
+
+#: Requests with large answers.
+_ANSWERS = {
+    "messages": frame(RequestCode.PULL_MESSAGE, pull_header("orders", max_msg_nums=1)),
+    "topics": frame(RequestCode.GET_ALL_TOPIC_CONFIG),
+}
+
+
+@pytest.mark.parametrize("kind", _ANSWERS)
+async def test_answers_that_nobody_reads(under_attack: UnderAttack, kind: str) -> None:
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await peer.send("orders", bytes(3 * _MIB))
+        for number in range(1000):
+            await peer.send(f"topic-with-a-name-of-some-length-so-that-the-answer-is-large-{number}", b"x")
+        sockets = [small_window(broker) for _ in range(60)]
+        await asyncio.gather(*(flood(one, _ANSWERS[kind] * 200) for one in sockets))
+        for one in sockets:
+            one.close()
+
+
+def small_window(broker: Target) -> socket.socket:
+    """A connection of which the kernel keeps little, so that the answers stay with the broker."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = broker.address.rsplit(":", 1)
+    one.connect((host, int(port)))
+    return one
+
+
+async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: UnderAttack, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 48 * _MIB) as disk:
+        async with under_attack(
+            disk=disk,
+            properties={"mappedFileSizeCommitLog": str(4 * _MIB)},
+            inevitable=[ResponseCode.SERVICE_NOT_AVAILABLE],
+            log_may_have=["no message is taken"],
+        ) as broker:
+            peer = await broker.peer()
+            disk.fill(leave=2 * _MIB)
+
+            async def is_full() -> bool:
+                return (await peer.send("orders", b"x")).code != ResponseCode.SUCCESS
+
+            await until(is_full, 30)
+            for _ in range(2000):
+                assert (await peer.send("orders", bytes(300_000))).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            disk.empty()
+
+            async def has_room() -> bool:
+                return (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+
+            await until(has_room, 30)
+
+
+async def test_a_registration_that_inflates(under_attack: UnderAttack) -> None:
+    """15 MiB of zlib are 15 GiB of blanks."""
+    packer = zlib.compressobj(9)
+    bomb = packer.compress(b'{"topicConfigSerializeWrapper":' + b" " * _MIB)
+    while len(bomb) < 2 * _MIB:
+        bomb += packer.compress(b" " * (64 * _MIB))
+    header = RegisterBrokerRequestHeader(
+        broker_name="broker-x",
+        broker_addr="127.0.0.1:1",
+        cluster_name="DefaultCluster",
+        broker_id=0,
+        ha_server_addr="",
+        compressed=True,
+    )
+    async with under_attack() as broker:
+        peer = await broker.peer_of(broker.name_server)
+        for _ in range(5):
+            answer = await peer.ask(RequestCode.REGISTER_BROKER, header, bomb)
+            assert answer.code != ResponseCode.SUCCESS
