@@ -162,7 +162,7 @@ def test_the_table_has_all_keys_with_their_defaults() -> None:
 
 
 def test_the_table_has_all_metrics(tmp_path: Path) -> None:
-    listed = set(re.findall(r"`(rocketmq_\w+)`", TEXT.partition("## Metrics")[2].partition("\n## ")[0]))
+    listed = set(re.findall(r"`((?:rocketmq|gantry)_\w+)`", TEXT.partition("## Metrics")[2].partition("\n## ")[0]))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

@@ -117,6 +117,7 @@ class Broker:
             port=config.listen_port,
             tls=config,
             on_close=self._connection_closed,
+            jobs=self.jobs,
         )
         self.address = format_address(config.broker_ip1, self.port)
         store_host = encode_host(config.broker_ip1, self.port)
@@ -201,6 +202,7 @@ class Broker:
             self._transactions,
             self.pops,
             jobs,
+            self._server.loop_watch,
         )
         #: In the order in which they start; they stop in the opposite one.
         self._parts: list[Part] = [

@@ -29,6 +29,7 @@ from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.store.message_store import MessageStore
 
 #: `MixAll.CID_RMQ_SYS_PREFIX`, in lower case as `BrokerMetricsManager.isSystemGroup` compares it.
@@ -58,6 +59,7 @@ class BrokerMetrics(Part):
         transactions: Transactions,
         pops: PopService,
         jobs: Jobs,
+        loop_watch: LoopWatch,
     ) -> None:
         self._config = config
         self._labels = {
@@ -77,6 +79,7 @@ class BrokerMetrics(Part):
         self._transactions = transactions
         self._pops = pops
         self._jobs = jobs
+        self._loop_watch = loop_watch
         self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
 
     async def start(self) -> None:
@@ -97,6 +100,7 @@ class BrokerMetrics(Part):
             yield from self._timers()
         yield from self._popping()
         yield from job_metrics(self._jobs, self._labels)
+        yield from self._loop_watch.metrics(self._labels)
 
     # -- parts --------------------------------------------------------------------------------------------------
 

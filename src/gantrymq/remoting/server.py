@@ -82,8 +82,8 @@ class RemotingServer:
 
     async def serve(self) -> None:
         """Begins to take connections. Raises GantryError when another socket listens on the port after all."""
-        tls = self._tls if self._tls is not None and self._tls.is_there else None
-        self._arrivals = Arrivals(tls, self._connected)
+        tls = self._tls
+        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, self._connected)
         self._listener.start()
         if tls is not None:
             tls.start()

@@ -57,8 +57,7 @@ class ServerTls:
 
     def start(self) -> None:
         """Looks at the files now and then."""
-        if self._versions:
-            self._job.start()
+        self._job.start()
 
     def stop(self) -> None:
         self._job.cancel()
@@ -88,7 +87,7 @@ class ServerTls:
 
     def _watch(self) -> None:
         versions = self._file_versions()
-        if versions == self._versions:
+        if versions == self._versions or self._config.tls_server_mode is TlsMode.DISABLED:
             return
         self._versions = versions
         try:
