@@ -130,7 +130,8 @@ class NameServer:
     def _collect(self) -> Iterator[Metric]:
         assert self._answered is not None
         uptime_s = monotonic() - self._began
-        return collect(self.table, self._answered, self.jobs, len(self._server.connections), uptime_s)
+        yield from collect(self.table, self._answered, self.jobs, len(self._server.connections), uptime_s)
+        yield from self._server.loop_watch.metrics()
 
     def _connection_closed(self, connection: Connection) -> None:
         self._long_requests.connection_closed(connection)
