@@ -301,3 +301,34 @@ async def create_topic(peer: Peer, topic: str, *, read_queue_nums: int, write_qu
         perm=6,
     )
     assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+
+
+async def test_a_topic_is_on_the_disk_before_its_first_message_is_acknowledged(
+    broker: Broker, peer: Peer, tmp_path: Path
+) -> None:
+    """Else nobody would find the message after the broker was killed."""
+    table = tmp_path / "store" / "config" / "topics.json"
+    sends = [peer.send("orders", b"%d" % n, queue_id=0) for n in range(20)]
+    sends += [peer.send(f"topic-{n}", b"x", properties={"TRAN_MSG": "true", "PGROUP": "g"}) for n in range(3)]
+    for answer in asyncio.as_completed(sends):
+        assert (await answer).code == ResponseCode.SUCCESS
+        assert '"orders"' in table.read_text() or '"topic-' in table.read_text()
+    assert all(f'"topic-{n}"' in table.read_text() for n in range(3))
+    assert (queue := broker.store.find_queue("orders", 0)) is not None
+    assert queue.max_offset == 20
+
+
+async def test_no_message_for_a_new_topic_while_the_table_can_not_be_written(
+    broker: Broker, peer: Peer, tmp_path: Path
+) -> None:
+    await peer.send("orders", b"x")
+    directory = tmp_path / "store" / "config"
+    directory.rename(tmp_path / "away")
+    directory.write_bytes(b"no directory")
+    answer = await peer.send("payments", b"x")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topics.json" in answer.remark
+    assert (await peer.send("orders", b"y")).code == ResponseCode.SUCCESS
+    directory.unlink()
+    (tmp_path / "away").rename(directory)
+    assert (await peer.send("payments", b"x")).code == ResponseCode.SUCCESS

@@ -77,6 +77,8 @@ class Sending(Part):
         self._cluster_property = f"CLUSTER\x01{config.broker_cluster_name}\x02".encode()
         #: Topic -> its queues by id, as far as they were asked for, for topics that may be written.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
+        #: Topics that sends have made and that aren't on the disk yet.
+        self._new_topics: set[str] = set()
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -98,6 +100,9 @@ class Sending(Part):
         if options.batch:
             return self.send_batch(connection, request)
         queue = self._queue(target, options, connection)
+        if queue is None:
+            connection.respond_with(request, self._send_when_written(connection, request, target.topic))
+            return None
         queue_id = queue.queue_id
         properties = self._complete(properties)
         code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
@@ -155,6 +160,9 @@ class Sending(Part):
                 ResponseCode.MESSAGE_ILLEGAL, "the messages of a batch are neither delayed nor in a transaction"
             )
         queue = self._queue(target, options, connection)
+        if queue is None:
+            connection.respond_with(request, self._send_when_written(connection, request, target.topic))
+            return None
         batch = self._appender.store.begin_batch(
             queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
         )
@@ -194,7 +202,14 @@ class Sending(Part):
             return None
         return response
 
-    def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue:
+    async def _send_when_written(self, connection: Connection, request: RemotingCommand, topic: str) -> Reply:
+        """A topic is on the disk before it has messages: nobody would find them after the broker was killed."""
+        await self._topics.written()
+        self._new_topics.discard(topic)
+        return self.send(connection, request)
+
+    def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
+        """The queue that a send means; None while its topic is being written to the disk."""
         if self._sync_flush and self._flush_waits.is_full:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
@@ -204,6 +219,8 @@ class Sending(Part):
         queues = self._writable.get(topic)
         if queues is None:
             queues = self._resolve(target, options, connection)
+            if queues is None:
+                return None
         queue_id = target.queue_id
         if queue_id < 0:
             queue_id = self._random_queue_id(topic)
@@ -223,8 +240,13 @@ class Sending(Part):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic[{topic}] has no queues to write to")
         return random.randrange(config.write_queue_nums)
 
-    def _resolve(self, target: SendTarget, options: SendOptions, connection: Connection) -> list[ConsumeQueue | None]:
-        """The topic's queues, once it is clear that this topic may be written; creates it where that is allowed."""
+    def _resolve(
+        self, target: SendTarget, options: SendOptions, connection: Connection
+    ) -> list[ConsumeQueue | None] | None:
+        """The topic's queues, once it is clear that this topic may be written; creates it where that is allowed.
+
+        None while it is new.
+        """
         topic = target.topic
         problem = topic_problem(topic)
         if problem is not None:
@@ -234,6 +256,8 @@ class Sending(Part):
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+        if topic in self._new_topics:
+            return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
         self._writable[topic] = queues
         return queues
@@ -254,6 +278,7 @@ class Sending(Part):
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{topic}] not exist, apply first please! Create it, or set autoCreateTopicEnable=true.",
             )
+        self._new_topics.add(topic)
         return config
 
     def _is_transaction(self, properties: bytes, reconsume_times: int) -> bool:

@@ -46,8 +46,7 @@ class BrokerTopics(Part):
     """Topic name -> TopicConfig.
 
     `on_change` is called after every change with the names of the topics that are new or changed; none when any may be.
-    The file is written soon. If the broker dies before, the next message to a topic that it made itself makes it again;
-    who creates one waits for `written`.
+    The file is written soon; who makes a topic waits for `written`.
     """
 
     def __init__(

@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.writelines(reply)
 
-    def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand]) -> None:
+    def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, Reply]) -> None:
         """Answers `request` with what `work` returns, in a task of its own: for rare requests only.
 
         When the connection is lost `work` is cancelled; it shields what must not be left half done. When too many are
@@ -316,12 +316,12 @@ class Connection(asyncio.Protocol):
             busy = "[OVERLOAD]system busy, start flow control for a while: too many requests wait for their answers"
             self.reply(request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, busy))
 
-    def _work_done(self, request: RemotingCommand, result: RemotingCommand | BaseException) -> None:
+    def _work_done(self, request: RemotingCommand, result: Reply | BaseException) -> None:
         if isinstance(result, asyncio.CancelledError):
             result = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "the request was cancelled")
         elif isinstance(result, Exception):
             result = error_response(result, request, self.address)
-        if isinstance(result, RemotingCommand):
+        if result is not None and not isinstance(result, BaseException):
             self.reply(request, result)
 
     # -- requests to the peer -----------------------------------------------------------------------------------

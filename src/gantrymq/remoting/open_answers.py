@@ -50,17 +50,15 @@ class Room:
 class OpenAnswers:
     """Those of one connection. `answer` is told a task's result, or what it raised; `shared` is the server's room."""
 
-    def __init__(
-        self, answer: Callable[[RemotingCommand, RemotingCommand | BaseException], None], shared: Room | None
-    ) -> None:
+    def __init__(self, answer: Callable[[RemotingCommand, Any], None], shared: Room | None) -> None:
         self._answer = answer
         self._room = Room(MAX_REQUESTS_OF_ONE, MAX_BYTES_OF_ONE, shared)
-        self._tasks: set[asyncio.Task[RemotingCommand]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand]) -> bool:
+    def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, Any]) -> bool:
         """Runs `work` in a task; False when there is no room for it."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if not self._room.take(size):
@@ -75,7 +73,7 @@ class OpenAnswers:
         for task in list(self._tasks):
             task.cancel()
 
-    def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[RemotingCommand]) -> None:
+    def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._room.give_back(size)
         if task.cancelled():
