@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import subprocess
@@ -70,6 +71,14 @@ def test_a_signal_stops_a_server(
         assert "Traceback" not in err
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, 5)
+
+
+@pytest.mark.parametrize("command", ["namesrv", "broker"])
+def test_a_server_takes_as_many_descriptors_as_it_may_have(command: str, request: pytest.FixtureRequest) -> None:
+    with server(command, request.getfixturevalue(f"{command}_config")) as process:
+        address_of(process)
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard or soft >= 65_536
 
 
 def test_closing_standard_input_stops_a_server_that_was_asked_to(namesrv_config: Path) -> None:

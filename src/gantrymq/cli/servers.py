@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
 from gantrymq.logs import log_to_stderr
+from gantrymq.store.open_files import raise_open_files_limit
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
     source = str(options.config or "the command line")
     # Printing the configuration must not log into it.
     log_to_stderr()
+    raise_open_files_limit()
     name, make, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
     if options.print_config:
         print(format_properties(settings), end="")
@@ -123,9 +125,7 @@ def _broker(properties: dict[str, str], source: str) -> tuple[str, Callable[[], 
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
     from gantrymq.store.config import StoreConfig
-    from gantrymq.store.open_files import raise_open_files_limit
 
-    raise_open_files_limit()
     _warn_of_unknown([BrokerConfig, StoreConfig, AuthConfig], properties, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
     auth = from_properties(AuthConfig, properties, source=source)
