@@ -21,7 +21,7 @@ from gantrymq.protocol.record import encode_host
 from gantrymq.store import mapped_file, message_index, message_store
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.message_index import KeyHash, keys_of
+from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.message_store import MessageStore
 
 #: Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and Nut, with and

@@ -230,3 +230,40 @@ def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, er
     store = open_store(tmp_path, max_index_num=32)
     assert store.keys.index_behind_bytes == 0
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [
+        (lambda n: [str(i % 100) for i in range(10_000)], 10_000),
+        (lambda n: [f"{n:032000d}"], 1),
+        (lambda n: ["\u00fc" * 15_000 + str(n)], 1),
+        (lambda n: [f"{n}-{i}" for i in range(2048)], 2048),
+    ],
+    ids=["many", "long", "not ASCII", "a slice"],
+)
+def test_a_slice_is_bounded_whatever_the_keys_are(tmp_path, keys, count):
+    """A broker that builds its index goes on with other things after some milliseconds, and forgets what it hashed."""
+    messages = 60
+    store = open_store(
+        tmp_path, mapped_file_size_commit_log=8 << 20, max_hash_slot_num=1000, max_index_num=messages * count + 7
+    )
+    for n in range(messages):
+        put(store, store.queue("T", 0), b"%d" % n, properties=properties(*keys(n)))
+    slices = []
+    done = False
+    while not done:
+        began = time.thread_time()
+        done = store.keys.build_index(0)
+        slices.append(time.thread_time() - began)
+    assert sorted(slices)[-3] < 0.025
+    entries = [
+        file.entry(number).physical_offset for file in store._index._files for number in range(1, file.index_count)
+    ]
+    assert len(entries) == messages * count
+    assert entries == sorted(entries)
+    assert sum(map(len, store._index._hash._heads)) < 2_000_000
+    for n in (0, messages - 1):
+        found = finish(store.keys.find_by_key("T", keys(n)[-1], 0, FOREVER, 64))
+        assert b"%d" % n in [store.read_record(at).body for at in found]
+    store.close()

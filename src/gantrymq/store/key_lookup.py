@@ -9,7 +9,8 @@ from gantrymq.errors import RecordError
 from gantrymq.protocol.record import topic_and_properties, unpacker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.message_index import TAGS_PREFIX, MessageIndex, keys_of
+from gantrymq.store.index_keys import TAGS_PREFIX, keys_of
+from gantrymq.store.message_index import MessageIndex
 
 #: A search under way. Each `next` does some milliseconds of it; at the end StopIteration has the physical offsets.
 Search = Generator[None, None, list[int]]

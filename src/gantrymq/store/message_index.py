@@ -16,8 +16,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
-from gantrymq.protocol.java import string_hash_code
-from gantrymq.protocol.properties import KEYS, TAGS, UNIQUE_KEY
 from gantrymq.protocol.record import (
     BLANK_SIZE,
     BODY_AT_V4,
@@ -30,24 +28,21 @@ from gantrymq.protocol.record import (
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
+from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
 
 log = logging.getLogger(__name__)
 
-#: So many records are looked at between two looks at the clock.
+#: Between two looks at the clock so many records are looked at, but no more keys than this: a record may have 16,000;
+#: and no more when these had so many bytes of properties.
 _SLICE = 64
+_SLICE_KEYS = 2048
+_SLICE_BYTES = 32 * 1024
 #: So many entries are walked over for one query: with a key that every message has that would be all of them.
 _MAX_STEPS = 200_000
 #: After so many of them the caller may pause.
 _STEPS = 64
-#: The start of a key is often that of the one before: a unique key ends in four hex digits of a time, ms, and four of a
-#: counter.
-_TAIL = 4
-_MAX_HEADS = 10_000
 
-_UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
-#: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
-TAGS_PREFIX = b"T#"
 _unpack_plain = unpacker("size", "magic", "sys_flag", "store_timestamp", "body_length")
 _unpack_head = unpacker("size", "magic")
 _HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
@@ -189,7 +184,7 @@ class MessageIndex:
         return self.position == commit_log.position
 
     def _build_slice(self) -> None:
-        """Adds some records, of one log file at most."""
+        """Adds some records, of one log file at most, and of the last one perhaps not all keys."""
         position = self.position
         found = self._log.view_at(position)
         assert found is not None
@@ -197,8 +192,9 @@ class MessageIndex:
         end = min(len(view), self._log.position - base)
         at = last = position - base
         entries: list[Entry] = []
-        # Of the first record.
-        keys_done = self._keys_done
+        # Of the first record, and of that at which the next slice begins.
+        skip, keys_done = self._keys_done, 0
+        read = 0
         key_hash = self._hash
         for _ in range(_SLICE):
             if at + BLANK_SIZE > end:
@@ -230,15 +226,25 @@ class MessageIndex:
                 size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag
                 topic, properties = record.topic, record.properties
             if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
-                for key in keys_of(properties)[keys_done:]:
+                keys = keys_of(properties)[skip:]
+                room = _SLICE_KEYS - len(entries)
+                if not room and keys:
+                    break
+                for key in keys[:room]:
                     entries.append((key_hash(topic + b"#" + key), base + at, timestamp))
-            keys_done = 0
+                if len(keys) > room:
+                    last, keys_done = at, skip + room
+                    break
+            skip = 0
             last = at
             at += size
+            read += len(properties)
+            if read >= _SLICE_BYTES:
+                break
         self._put(entries, self._keys_done)
         # Also of a record without a key, so that it isn't looked at again.
         self._files[-1].end_phy_offset = max(self._files[-1].end_phy_offset, base + last)
-        self.position, self._keys_done = base + at, 0
+        self.position, self._keys_done = base + at, keys_done
 
     def _put(self, entries: list[Entry], keys_done: int) -> None:
         """Adds entries; of the record at `position` there were `keys_done` before. Whatever it raises, `build` goes on
@@ -368,58 +374,6 @@ class MessageIndex:
                 self.flush()
                 sync_file(self._files[-1].path)
                 sync_directory(self._directory)
-
-
-class KeyHash:
-    """The hash of `topic#key`: `abs(String.hashCode())`, 0 where Java's abs overflows (`indexKeyHashMethod`)."""
-
-    def __init__(self) -> None:
-        self._heads: dict[bytes, int] = {}
-
-    def __call__(self, key: bytes) -> int:
-        if len(key) < _TAIL or not key.isascii():
-            h = string_hash_code(key.decode(errors="replace"))
-        else:
-            # A tenth of the time of string_hash_code for all.
-            head = key[:-_TAIL]
-            shifted = self._heads.get(head)
-            if shifted is None:
-                shifted = self._known(head, self._known(head[:-_TAIL], 0))
-            a, b, c, d = key[-_TAIL:]
-            h = shifted + a * 29791 + b * 961 + c * 31 + d & 0xFFFFFFFF
-            if h >= 0x80000000:
-                h -= 0x100000000
-        return abs(h) if h != -0x80000000 else 0
-
-    def _known(self, head: bytes, before: int) -> int:
-        """What the start of a key adds to the hash when _TAIL bytes follow; `before` is what its own start adds."""
-        shifted = self._heads.get(head)
-        if shifted is None:
-            if len(self._heads) >= _MAX_HEADS:
-                self._heads.clear()
-            text = head[-_TAIL:] if before else head
-            shifted = (before + string_hash_code(text.decode())) * 31**_TAIL & 0xFFFFFFFF
-            self._heads[head] = shifted
-        return shifted
-
-
-def keys_of(properties: bytes) -> list[bytes]:
-    """The keys that a record with these properties is found by, as they stand behind `topic#`."""
-    # As `find_property` does it, but for three in half the time: most messages have but the first.
-    text = b"\x02" + properties
-    found = []
-    if (at := text.find(_UNIQUE_KEY)) >= 0 and (unique_key := _value(text, at + len(_UNIQUE_KEY))):
-        found.append(unique_key)
-    if (at := text.find(_KEYS)) >= 0:
-        found += [key for key in _value(text, at + len(_KEYS)).split(b" ") if key]
-    if (at := text.find(_TAGS)) >= 0 and (tags := _value(text, at + len(_TAGS))):
-        found.append(TAGS_PREFIX + tags)
-    return found
-
-
-def _value(text: bytes, start: int) -> bytes:
-    end = text.find(b"\x02", start)
-    return text[start:end] if end >= 0 else text[start:]
 
 
 def index_paths(directory: Path) -> list[Path]:

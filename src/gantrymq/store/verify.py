@@ -16,7 +16,8 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
 from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT, file_size, read_header
-from gantrymq.store.message_index import KeyHash, index_paths, keys_of
+from gantrymq.store.index_keys import KeyHash, keys_of
+from gantrymq.store.message_index import index_paths
 from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, is_in_use, offline_queues
 from gantrymq.store.record_crc import has_crc, has_right_crc
 
