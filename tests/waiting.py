@@ -24,9 +24,8 @@ async def until(condition: Callable[[], T | Awaitable[T]], timeout_s: float = TI
     try:
         async with asyncio.timeout(timeout_s) as limit:
             while True:
-                answer = condition()
-                if inspect.isawaitable(answer):
-                    answer = await answer
+                result = condition()
+                answer = await result if inspect.isawaitable(result) else result
                 if answer:
                     return cast(T, answer)
                 if time.monotonic() > deadline:

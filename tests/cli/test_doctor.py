@@ -11,11 +11,13 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_support import CLUSTER, create, free_port, name_server, register
+from waiting import until
 
 from gantrymq.cli.main import run
 from gantrymq.client.admin.client import AdminClient
@@ -24,8 +26,13 @@ from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, clock_ahead_s, named
 from gantrymq.errors import ClientError, ConnectFailed, NoRouteInfo
+from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import TlsMode
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -294,6 +301,60 @@ def test_versions_that_differ() -> None:
 
 def test_many_names_are_cut_short() -> None:
     assert named([str(n) for n in range(7)]) == "0, 1, 2, 3, 4 and 2 more"
+
+
+# -- jobs -----------------------------------------------------------------------------------------------------------
+
+
+async def complaint_of(cluster: EmbeddedCluster, severity: Severity, job: str) -> Finding:
+    """What is said of the job, as soon as it is."""
+
+    async def said() -> Finding | None:
+        findings = [finding for finding in await diagnose(cluster.name_server) if f'"{job}"' in finding.what]
+        return next((finding for finding in complaints(findings) if finding.severity is severity), None)
+
+    return await until(said)
+
+
+async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
+    before = datetime.now().astimezone().replace(microsecond=0)
+    with EmbeddedCluster(directory=tmp_path, flush_consumer_offset_interval=50) as cluster:
+        async with AdminClient(cluster.name_server) as admin:
+            await admin.create_group(SubscriptionGroupConfig("group"), cluster=CLUSTER)
+        # A directory stands where the new table of offsets is written before it replaces the old one.
+        in_the_way = tmp_path / "broker-a" / "config" / "consumerOffset.json.tmp"
+        in_the_way.mkdir(parents=True)
+        remoting = RemotingClient()
+        header = UpdateConsumerOffsetRequestHeader(consumer_group="group", topic="TBW102", queue_id=0, commit_offset=0)
+        await remoting.call(cluster.brokers[0], RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
+        finding = await complaint_of(cluster, Severity.PROBLEM, "save tables")
+        told = re.fullmatch(
+            rf'broker broker-a \(master\) at {cluster.brokers[0]}: the job "save tables" failed (once|\d+ times), '
+            r"with no success since (\S+ \S+): .*consumerOffset\.json.*",
+            finding.what,
+        )
+        assert told is not None, finding.what
+        assert before <= datetime.fromisoformat(told[2]) <= datetime.now().astimezone()
+        assert "Remove the cause" in finding.remedy
+        # It needs no restart.
+        in_the_way.rmdir()
+        finding = await complaint_of(cluster, Severity.WARNING, "save tables")
+        assert "and works again" in finding.what
+        await remoting.close()
+
+
+async def test_a_job_of_a_name_server_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def expire(table: RouteTable, now_ms: int) -> None:
+        raise OSError("the clock stands still")
+
+    monkeypatch.setattr(RouteTable, "expire", expire)
+    async with name_server(tmp_path, scan_not_active_broker_interval=10) as server:
+        await until(server.jobs.failing)
+        findings = [f for f in complaints(await diagnose(server.address)) if "job" in f.what]
+    (finding,) = findings
+    assert finding.severity is Severity.PROBLEM
+    assert finding.what.startswith(f'NameServer {server.address}: the job "look for silent brokers" failed')
+    assert finding.what.endswith("OSError: the clock stands still")
 
 
 # -- topics ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from time import monotonic
 
+from gantrymq.background.failures import failure_fields
+from gantrymq.background.jobs import Jobs
 from gantrymq.config import format_properties
 from gantrymq.errors import BodyError, RequestRefused
 from gantrymq.logs import peer_log
@@ -74,6 +76,7 @@ class RequestHandlers:
         kv_config: KVConfigManager,
         changes: FileChanges,
         long_requests: LongRequests,
+        jobs: Jobs,
         notify: Callable[[Iterable[MinBrokerIdChange]], None],
     ) -> None:
         self._config = config
@@ -82,6 +85,7 @@ class RequestHandlers:
         self._kv_config = kv_config
         self._changes = changes
         self._long_requests = long_requests
+        self._jobs = jobs
         self._notify = notify
         self._started = monotonic()
 
@@ -294,7 +298,9 @@ class RequestHandlers:
         connection.respond_with(request, update())
 
     def _get_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return _response(body=format_properties(self._configuration.properties()).encode())
+        # What `gantry doctor` looks for is in the header: the body is the configuration, as in Java.
+        body = format_properties(self._configuration.properties()).encode()
+        return RemotingCommand.response(body=body, fields=failure_fields(self._jobs))
 
 
 def _now_ms() -> int:

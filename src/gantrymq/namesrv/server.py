@@ -61,6 +61,7 @@ class NameServer:
             self._kv_config,
             self._changes,
             self._long_requests,
+            self.jobs,
             self._notifications.send,
         )
         # Counting costs each request a little: only when somebody will ask.

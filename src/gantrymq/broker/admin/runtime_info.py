@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from gantrymq.background.failures import failure_fields
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.deliveries import Deliveries
@@ -141,7 +142,7 @@ class RuntimeInfo(Part):
         }
         for pool in _POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-        table |= self._timers() | self._disk() | self._schedule() | self._failures()
+        table |= self._timers() | self._disk() | self._schedule() | failure_fields(self._jobs)
         return {key: str(value) for key, value in sorted(table.items())}
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -193,17 +194,6 @@ class RuntimeInfo(Part):
             "timerOffsetBehind": behind.not_taken_in,
             "timerCongestNum": behind.waiting,
         }
-
-    def _failures(self) -> dict[str, object]:
-        """How often a background job has failed, the last error, and since when it does nothing else (0: it works)."""
-        table: dict[str, object] = {}
-        for job in self._jobs:
-            if job.failures:
-                name = f"job_{job.name.replace(' ', '-')}"
-                table[f"{name}_failures"] = job.failures
-                table[f"{name}_failingSinceMs"] = job.failing_since_ms
-                table[f"{name}_lastError"] = job.last_error
-        return table
 
     def _schedule(self) -> dict[str, object]:
         """For each delay level how far its queue is delivered, and its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gantrymq.background.failures import JobFailures, failed_jobs
 from gantrymq.client.admin.base import AdminBase
 from gantrymq.config import format_properties, parse_properties
 from gantrymq.errors import BrokerError
@@ -95,6 +96,14 @@ class AdminNamesrv(AdminBase):
             return parse_properties(response.body.decode("utf-8", "replace"), source=name_server)
 
         return await self._each("reading the configuration", self.name_servers, get)
+
+    async def failed_name_server_jobs(self) -> dict[str, list[JobFailures]]:
+        """The background jobs of every NameServer that failed since its start; Java's tell of none."""
+
+        async def get(name_server: str) -> list[JobFailures]:
+            return failed_jobs((await self._call(name_server, RequestCode.GET_NAMESRV_CONFIG)).ext_fields)
+
+        return await self._each("reading which jobs failed", self.name_servers, get)
 
     async def update_name_server_configs(self, changes: Mapping[str, str]) -> None:
         """Changes keys of every NameServer's configuration."""

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
@@ -36,6 +37,8 @@ class NameServerSeen:
     route: TopicRouteData | None = None
     #: Of TBW102, which the brokers have that make topics on their own.
     auto_create_route: TopicRouteData | None = None
+    #: Background jobs of it that failed since its start.
+    failed_jobs: list[JobFailures] = field(default_factory=list)
     #: Another answer than "there is none" to the question for a route.
     route_error: GantryError | None = None
 
@@ -121,6 +124,8 @@ async def _name_server(
     async with AdminClient([address], ssl_context=ssl_context, timeout_ms=timeout_ms) as admin:
         try:
             seen.cluster = await admin.cluster_info()
+            with suppress(BrokerError, PartialFailure):
+                seen.failed_jobs = (await admin.failed_name_server_jobs())[address]
             with suppress(BrokerError):  # enableAllTopicList=false
                 seen.topics = frozenset(await admin.topic_list())
             try:
