@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from broker_support import Peer
 
+from gantrymq.broker.admin import messages
+from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.store import key_lookup
 
 
 async def test_message_is_found_by_its_id(peer: Peer) -> None:
@@ -72,6 +77,28 @@ async def test_keys_find_messages_of_a_topic_that_is_deleted(peer: Peer) -> None
     _, offset = decode_offset_message_id(sent.ext_fields["msgId"])
     response = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset, topic="orders"))
     assert response.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks for little is done before those who look for much, and no more than some search at once."""
+    monkeypatch.setattr(key_lookup, "_STEP_S", 0.0)
+    monkeypatch.setattr(messages, "_MAX_SEARCHES", 10)
+    for n in range(64):
+        await peer.send("orders", b"%d" % n, properties={"KEYS": "much" if n else "much little"})
+    broker.store.keys.build_index(60)
+    done: list[str] = []
+
+    async def search(key: str) -> int:
+        response = await query(peer, key, max_num=64)
+        done.append(key)
+        return response.code
+
+    codes = await asyncio.gather(*(search("much") for _ in range(9)), search("little"))
+    assert set(codes) == {ResponseCode.SUCCESS}
+    assert done[0] == "little"
+    codes = await asyncio.gather(*(search("much") for _ in range(15)))
+    assert sorted(codes) == [ResponseCode.SUCCESS] * 10 + [ResponseCode.SYSTEM_BUSY] * 5
+    assert (await query(peer, "much")).code == ResponseCode.SUCCESS
 
 
 async def test_no_answer_is_larger_than_a_frame(peer: Peer) -> None:
