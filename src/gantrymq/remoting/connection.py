@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         #: Requests of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._open_answers = OpenAnswers(self._work_done, room_for_answers)
+        self._open_answers: OpenAnswers[Reply] = OpenAnswers(self._work_done, room_for_answers)
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
         self._closing = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gantrymq.protocol.command import RemotingCommand
+
+T = TypeVar("T")
 
 #: Of one connection, and of all of a server (`replyThreadPoolQueueCapacity`); what they hold in memory, bytes.
 MAX_REQUESTS_OF_ONE = 1_000
@@ -47,18 +49,18 @@ class Room:
             self._shared.give_back(size)
 
 
-class OpenAnswers:
+class OpenAnswers(Generic[T]):
     """Those of one connection. `answer` is told a task's result, or what it raised; `shared` is the server's room."""
 
-    def __init__(self, answer: Callable[[RemotingCommand, Any], None], shared: Room | None) -> None:
+    def __init__(self, answer: Callable[[RemotingCommand, T | BaseException], None], shared: Room | None) -> None:
         self._answer = answer
         self._room = Room(MAX_REQUESTS_OF_ONE, MAX_BYTES_OF_ONE, shared)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[T]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, Any]) -> bool:
+    def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, T]) -> bool:
         """Runs `work` in a task; False when there is no room for it."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if not self._room.take(size):
@@ -73,7 +75,7 @@ class OpenAnswers:
         for task in list(self._tasks):
             task.cancel()
 
-    def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[Any]) -> None:
+    def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[T]) -> None:
         self._tasks.discard(task)
         self._room.give_back(size)
         if task.cancelled():
