@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def busy(seconds: float) -> None:
 
 @contextmanager
 def longest_turns() -> Iterator[list[float]]:
-    """The processor time of this thread in each turn of the loop: others that run don't count."""
+    """The processor time of this thread in each turn of the loop: others that run don't count.
+
+    Nor does the collector, which has all the objects of pytest to look at.
+    """
     loop = asyncio.get_running_loop()
     turns: list[float] = []
     last = time.thread_time()
@@ -67,8 +71,12 @@ def longest_turns() -> Iterator[list[float]]:
         handle = loop.call_soon(turn)
 
     handle = loop.call_soon(turn)
-    yield turns
-    handle.cancel()
+    gc.disable()
+    try:
+        yield turns
+    finally:
+        gc.enable()
+        handle.cancel()
 
 
 @pytest.mark.parametrize("code", [ECHO, 999])
@@ -94,6 +102,20 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
     assert handled == (list(range(count)) if code == ECHO else [])
     assert max(turns) < 0.05
     assert watch.turns.count >= count * 0.000001 / TURN_S
+    connection.connection_lost(None)
+
+
+async def test_answers_that_nobody_asked_for_take_turns_too() -> None:
+    connection = Connection({}, is_server=True)
+    transport = OneRead()
+    connection.connection_made(transport)
+    answer = RemotingCommand.response()
+    read = answer.encode() * 100_000
+    with longest_turns() as turns:
+        connection.data_received(read)
+        assert not transport.is_read
+        await until(lambda: transport.is_read)
+    assert max(turns) < 0.05
     connection.connection_lost(None)
 
 

@@ -161,19 +161,20 @@ class Connection(asyncio.Protocol):
                 if self._closing:
                     break
                 if command.flag & RESPONSE_FLAG:
-                    if not self._pending.answer(command):
-                        log.debug("response %d of %s answers nothing, or came too late", command.opaque, self.address)
+                    if self._pending.answer(command):
+                        continue
+                    log.debug("response %d of %s answers nothing, or came too late", command.opaque, self.address)
                 else:
                     self._request_received(command)
-                    now = monotonic()
-                    if now > turn_ends:
-                        if now - before > SLOW_REQUEST_S:
-                            self._watch.slow_request(command.code, self.address, now - before, len(command.body))
-                        self._watch.turn_ended(now - began)
-                        self._rest = commands
-                        self._loop.call_soon(self._receive_rest)
-                        break
-                    before = now
+                now = monotonic()
+                if now > turn_ends:
+                    if now - before > SLOW_REQUEST_S:
+                        self._watch.slow_request(command.code, self.address, now - before, len(command.body))
+                    self._watch.turn_ended(now - began)
+                    self._rest = commands
+                    self._loop.call_soon(self._receive_rest)
+                    break
+                before = now
                 if self._batch_bytes > BATCH_LIMIT:
                     self._flush()
                     if self._is_server and self._writable is not None:
