@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import config
-from pop_support import Popped, PopPeer, popped
+from pop_support import Popped, PopPeer, now_ms, popped
 from waiting import until
 
 from gantrymq import clock
@@ -17,7 +17,8 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.pop import NotificationRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 TOPIC, GROUP = "orders", "poppers"
@@ -81,6 +82,70 @@ async def test_invisible_time_is_changed(peer: PopPeer) -> None:
     assert changed.ext_fields["popTime"] == str(first.handle.pop_time)
     (again,) = await pop(peer, count=1, poll_ms=15_000)
     assert again.body == b"0"
+
+
+@pytest.mark.parametrize("queue_id", [0, -1])
+@pytest.mark.parametrize("is_notification", [False, True])
+async def test_a_changed_time_is_known_to_who_waits(
+    peer: PopPeer, broker: Broker, queue_id: int, is_notification: bool
+) -> None:
+    (first,) = await pop(peer, count=1)
+    if is_notification:
+        ask = NotificationRequestHeader(
+            consumer_group=GROUP, topic=TOPIC, queue_id=queue_id, poll_time=15_000, born_time=now_ms(), order=True
+        )
+        answer = asyncio.create_task(peer.ask(RequestCode.NOTIFICATION, ask, timeout_ms=20_000))
+    else:
+        answer = asyncio.create_task(peer.pop(TOPIC, order=True, count=1, queue_id=queue_id, poll_ms=15_000))
+    waiting = broker.pops.waiting_notifications if is_notification else broker.pops.waiting
+    await until(lambda: len(waiting))
+    # Later, and then sooner than it was.
+    for invisible_ms in (120_000, 200):
+        assert (await peer.change(first, invisible_ms)).code == ResponseCode.SUCCESS
+    async with asyncio.timeout(8):
+        if is_notification:
+            assert (await answer).ext_fields["hasMsg"] == "true"
+        else:
+            assert [one.body for one in popped(await answer)] == [b"0"]
+
+
+async def test_who_waits_since_a_restart_is_answered_when_the_queue_is_free(
+    tmp_path: Path, remoting: RemotingClient
+) -> None:
+    for run in range(2):
+        broker = Broker(config(tmp_path / "store"))
+        await broker.start()
+        peer = PopPeer(await remoting.connection(broker.address))
+        if run == 0:
+            await peer.send(TOPIC, b"x")
+            assert len(await pop(peer, invisible_ms=2000)) == 1
+        else:
+            async with asyncio.timeout(8):
+                assert [one.body for one in await pop(peer, poll_ms=15_000)] == [b"x"]
+        await broker.stop()
+
+
+async def test_a_clock_that_was_set_back_costs_no_more_than_that(
+    peer: PopPeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or that is a millisecond behind the loop's."""
+    await pop(peer, count=1, invisible_ms=300)
+    waiting = asyncio.create_task(pop(peer, count=1, poll_ms=15_000))
+    await until(lambda: len(broker.pops.waiting))
+    real = clock.now_ms
+    monkeypatch.setattr(clock, "now_ms", lambda: real() - 300)
+    async with asyncio.timeout(8):
+        assert [one.body for one in await waiting] == [b"0"]
+
+
+async def test_only_the_last_batch_has_times_of_its_own(peer: PopPeer, broker: Broker) -> None:
+    (first,) = await pop(peer, count=1)
+    other = Popped(first.message, first.handle)
+    other.message.queue_offset = 3
+    assert (await peer.change(other, 1000)).code == ResponseCode.SUCCESS
+    info = broker.pops._orderly.find(TOPIC, GROUP, 0)
+    assert info is not None
+    assert info.visible_at == {}
 
 
 async def test_the_same_attempt_is_not_held_up_by_itself(peer: PopPeer) -> None:

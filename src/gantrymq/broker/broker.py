@@ -169,6 +169,7 @@ class Broker:
             deliveries,
             jobs,
             saving=saving,
+            long_requests=long_requests,
         )
 
         # Clients, the NameServers, administrators.

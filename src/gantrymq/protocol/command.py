@@ -154,6 +154,12 @@ class RemotingCommand:
         except msgspec.ValidationError as e:
             raise HeaderError(f"{header_type.__name__}: {e}") from e
 
+    def without_content(self) -> RemotingCommand:
+        """What has to be known of a request to answer it: neither its fields nor its body."""
+        return RemotingCommand(
+            self.code, self.language, self.version, self.opaque, self.flag, None, b"", b"", self.serialize_type
+        )
+
     def encode(self) -> bytes:
         """The whole frame."""
         return self.encode_head(len(self.body)) + self.body

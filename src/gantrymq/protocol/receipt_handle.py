@@ -73,6 +73,8 @@ class ReceiptHandle(NamedTuple):
                 raise ValueError(f"{len(words)} words, at least 6 are needed")
             start_offset, pop_time, invisible_time, revive_queue_id = map(int, words[:4])
             queue_id, queue_offset = map(int, [*words[6:8], "-1", "-1"][:2])
+            if max(map(abs, (start_offset, pop_time, invisible_time, revive_queue_id, queue_id, queue_offset))) >> 63:
+                raise ValueError("a number has more than 64 bits")
         except ValueError as e:
             raise BodyError(f"{text[:200]!r} is no receipt handle: {e}") from e
         return cls(start_offset, pop_time, invisible_time, revive_queue_id, words[4], words[5], queue_id, queue_offset)

@@ -15,7 +15,7 @@ from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.revive_log import ReviveLog
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.pop import Ack, BatchAck, BatchAckBody, Checkpoint
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -27,11 +27,12 @@ from gantrymq.protocol.headers.pop import (
 )
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle, real_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 
 
 class PopAcks:
-    """The acknowledgements of one broker. `wake(topic, group, queue id)`: an orderly queue may be free."""
+    """The acknowledgements of one broker. `wake(topic, group, queue id)`: the time of an orderly queue has changed."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class PopAcks:
         revive_log: ReviveLog,
         orderly: OrderlyPops,
         wake: Callable[[str, str, int], None],
+        long_requests: LongRequests,
     ) -> None:
         self._config = config
         self._offsets = offsets
@@ -50,6 +52,7 @@ class PopAcks:
         self._log = revive_log
         self._orderly = orderly
         self._wake = wake
+        self._long_requests = long_requests
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -76,17 +79,32 @@ class PopAcks:
         return RemotingCommand.response()
 
     def ack_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Messages of several pops are done with; those that can't be are passed over."""
+        """Messages of several pops are done with; one that can't be is no reason not to take the others."""
         body = decode_request_json(request.body, BatchAckBody) if request.body else BatchAckBody()
         if not body.acks:
             raise RequestRefused(ResponseCode.NO_MESSAGE, "the batch has no acknowledgement")
+        return self._long_requests.run(connection, request, self._ack_all(body))
+
+    def _ack_all(self, body: BatchAckBody) -> Steps:
+        """Takes all that can be taken. Raises the first error of the others; to send them once more does no harm."""
+        problem: GantryError | None = None
         for batch in body.acks:
-            self._ack_some(batch, body.broker_name or self._config.broker_name)
+            try:
+                self._ack_some(batch, body.broker_name or self._config.broker_name)
+            except GantryError as e:
+                problem = problem or e
+            yield
+        if problem is not None:
+            raise problem
         return RemotingCommand.response()
 
     def _ack_some(self, batch: BatchAck, broker_name: str) -> None:
         topic = real_topic(batch.topic, batch.group, batch.retry_flag)
-        queue = self._queues.handed_out(topic, batch.queue_id)
+        try:
+            queue = self._queues.handed_out(topic, batch.queue_id)
+        except RequestRefused:
+            # As Java: the messages are gone with their queue.
+            return
         offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
         if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
             for offset in offsets:

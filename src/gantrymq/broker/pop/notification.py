@@ -10,7 +10,7 @@ import asyncio
 from gantrymq import clock
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
-from gantrymq.broker.pop.waiting import PopWaiting, Waiter
+from gantrymq.broker.pop.waiting import PopWaiting, Waiter, wake_when_free
 from gantrymq.broker.pull import MAX_SUSPEND_MS
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
@@ -40,6 +40,11 @@ class PopNotifications:
     def notification(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers as soon as there is something to pop. Any message counts, whatever the subscription."""
         header = request.read_header(NotificationRequestHeader)
+        self._queues.check_attempt_id(header.attempt_id)
+        # What a request that waits keeps has a bound.
+        header.exp = header.exp_type = None
+        request = request.without_content()
+        key = (header.topic, header.consumer_group, header.queue_id)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
         if self._has_message(header, topic):
             return _answer(has_message=True)
@@ -48,17 +53,24 @@ class PopNotifications:
             has_message = not connection.is_closed and self._has_message(header, topic)
             if has_message or expired:
                 connection.reply(request, _answer(has_message=has_message))
+            else:
+                self._wake_when_free(header, topic)
             return has_message or expired or connection.is_closed
 
         now_ms = clock.now_ms()
         left_ms = min((header.born_time or now_ms) + header.poll_time - now_ms, header.poll_time, MAX_SUSPEND_MS)
         if left_ms <= 0 or self._waiting.is_stopped:
             return _answer(has_message=False)
-        key = (header.topic, header.consumer_group, header.queue_id)
         queues = self._queues.watched(topic, header.consumer_group, header.queue_id)
         if self._waiting.hold(key, queues, Waiter(connection, request, self._loop.time() + left_ms / 1000, attempt)):
+            self._wake_when_free(header, topic)
             return None
         return _answer(has_message=False, polling_full=True)
+
+    def _wake_when_free(self, header: NotificationRequestHeader, topic: TopicConfig) -> None:
+        if header.order:
+            key = (header.topic, header.consumer_group, header.queue_id)
+            wake_when_free(self._waiting, self._orderly, key, self._queues.ids(topic, header.queue_id))
 
     def _has_message(self, header: NotificationRequestHeader, topic: TopicConfig) -> bool:
         group = header.consumer_group

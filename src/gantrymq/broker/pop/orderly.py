@@ -7,7 +7,7 @@ ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -105,6 +105,15 @@ class OrderlyPops:
             return False
         return now_ms < info.blocked_until(invisible_time)
 
+    def free_at(self, topic: str, group: str, queue_ids: Iterable[int], now_ms: int) -> int | None:
+        """When the first of those queues is free that are blocked now, ms; None when none is."""
+        times = []
+        for queue_id in queue_ids:
+            info = self.find(topic, group, queue_id)
+            if info is not None and (at_ms := info.blocked_until(0)) > now_ms:
+                times.append(at_ms)
+        return min(times, default=None)
+
     def popped(
         self,
         topic: str,
@@ -160,9 +169,9 @@ class OrderlyPops:
     def change_visible_at(
         self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at: int
     ) -> None:
-        """Another time for one message of the last batch to be visible again; for an earlier batch nothing."""
+        """Another time for one message of the last batch to be visible again; for any other message nothing."""
         info = self.find(topic, group, queue_id)
-        if info is not None and info.pop_time == pop_time:
+        if info is not None and info.pop_time == pop_time and offset in info.queue_offsets():
             info.visible_at = {**info.visible_at, offset: visible_at}
             self._file.is_changed = True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
@@ -12,8 +14,12 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.receipt_handle import pop_retry_topic
+from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
+
+#: Java's clients make one of 36 characters.
+_LONGEST_ATTEMPT_ID = 255
 
 
 class PopQueues:
@@ -41,6 +47,12 @@ class PopQueues:
         config = readable_topic(self._topics, topic, "peeking")
         if queue_id >= 0:
             check_queue_id(config, queue_id)
+        back = max(self.retry_topics(topic, group), key=len)
+        if len(back) > MAX_RETRY_TOPIC_LENGTH:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{back}, where messages come back, is longer than {MAX_RETRY_TOPIC_LENGTH} characters",
+            )
         group_config = existing_group(self._groups, group)
         if not group_config.consume_enable or not self._groups.may_read(group, topic):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
@@ -60,6 +72,14 @@ class PopQueues:
                 f"invisibleTime[{invisible_time}] is illegal: 0 to {store.timer_max_delay_sec * 1000} ms",
             )
 
+    def check_attempt_id(self, attempt_id: str | None) -> None:
+        """It is kept until the queue's next pop. Raises RequestRefused."""
+        if attempt_id is not None and len(attempt_id) > _LONGEST_ATTEMPT_ID:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"attemptId of {len(attempt_id)} characters: at most {_LONGEST_ATTEMPT_ID}",
+            )
+
     def exists(self, topic: str, group: str, queue_id: int) -> bool:
         config = self._topics.get(topic)
         return config is not None and queue_id < config.read_queue_nums and self._groups.find(group) is not None
@@ -75,6 +95,10 @@ class PopQueues:
             return [self._store.queue(config.topic_name, queue_id)]
         count = config.read_queue_nums
         return [self._store.queue(config.topic_name, (first + i) % count) for i in range(count)]
+
+    def ids(self, config: TopicConfig, queue_id: int) -> Iterable[int]:
+        """The queue, or for -1 all of the topic's."""
+        return (queue_id,) if queue_id >= 0 else range(config.read_queue_nums)
 
     def retry_topics(self, topic: str, group: str) -> list[str]:
         """Where messages may come back: where they do today first."""

@@ -7,6 +7,7 @@ nothing waits in `waiting`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.ack import PopAcks
 from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.handing_out import HandingOut
 from gantrymq.broker.pop.notification import PopNotifications
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.pop import Popping
@@ -34,6 +36,7 @@ from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
 from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class PopService(Part):
         jobs: Jobs,
         *,
         saving: Saving,
+        long_requests: LongRequests,
     ) -> None:
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self.buffer = PopBuffer(
@@ -78,23 +82,29 @@ class PopService(Part):
         self.waiting_notifications = PopWaiting("notifications", polling, jobs, **limits)
         self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
         self._orderly = OrderlyPops(path, self.queues.exists, saving=saving)
-        self._popping = Popping(
+        handing_out = HandingOut(
             config,
             appender.store,
             offsets,
             self.queues,
-            filters,
             self.buffer,
             self._orderly,
-            self.waiting,
             deliveries,
             REVIVE_QUEUE_NUMS,
         )
+        popping = Popping(config, self.queues, filters, handing_out, self._orderly, self.waiting)
         acks = PopAcks(
-            config, offsets, self.queues, self.buffer, revive_log, self._orderly, self._popping.wake_when_free
+            config,
+            offsets,
+            self.queues,
+            self.buffer,
+            revive_log,
+            self._orderly,
+            self._order_changed,
+            long_requests,
         )
         notifications = PopNotifications(self.queues, self._orderly, self.waiting_notifications, self.waiting)
-        self._handlers = {**self._popping.handlers(), **acks.handlers(), **notifications.handlers()}
+        self._handlers = {**popping.handlers(), **acks.handlers(), **notifications.handlers()}
         self._revive = PopRevive(
             revive_log,
             appender,
@@ -132,13 +142,21 @@ class PopService(Part):
         """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
         await self.waiting.stop()
         await self.waiting_notifications.stop()
-        self._popping.stop()
         self._expiring.cancel()
         self._reviving.cancel()
         try:
-            self.buffer.expire(_EVER)
+            more = True
+            while more:
+                more = self.buffer.expire(_EVER, _EXPIRE_BATCH)
+                await asyncio.sleep(0)
         except GantryError as e:
             log.error("%d pops are forgotten, their messages come again: %s", len(self.buffer), e)
+
+    def _order_changed(self, topic: str, group: str, queue_id: int) -> None:
+        """An orderly queue is free, or will be at another time than those know who wait for it."""
+        for waiting in (self.waiting, self.waiting_notifications):
+            for line in (-1, queue_id):
+                waiting.wake_soon((topic, group, line))
 
     def _expire(self) -> float:
         return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S

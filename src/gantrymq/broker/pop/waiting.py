@@ -9,12 +9,16 @@ watches anew for each request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
+from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
+from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
@@ -25,6 +29,10 @@ LineKey = tuple[str, str, int]
 
 #: How often requests are looked for whose time is up, s.
 _LOOK_S = 1.0
+#: No line is tried again sooner, s: a clock may be a little behind the other.
+_SOONEST_S = 0.001
+#: The part of all places that one connection gets at most.
+_SHARE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +49,12 @@ class Waiter:
 class _Line:
     queues: tuple[ConsumeQueue, ...] = ()
     waiters: dict[Waiter, None] = field(default_factory=dict)
+    #: When it is tried again, though no message may have come (loop time, s).
+    wake_at: float = inf
 
 
 class PopWaiting(Part):
-    """At most `line_limit` wait in one line and `limit` in all."""
+    """At most `line_limit` wait in one line and `limit` in all, a quarter of these of one connection."""
 
     def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, line_limit: int, limit: int) -> None:
         self._polling = polling
@@ -55,16 +65,26 @@ class PopWaiting(Part):
         self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
         self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
         self._count = 0
-        self._expiring = jobs.repeating(f"expire waiting {name}", self._expire, _LOOK_S)
+        #: (when, line); what a line doesn't know any more is passed over.
+        self._wakes: list[tuple[float, LineKey]] = []
+        #: Lines that are tried in this turn of the loop.
+        self._soon: set[LineKey] = set()
+        self._looking = jobs.repeating(f"look after waiting {name}", self._look, _LOOK_S)
+        self._next_look = 0.0
         self._stopped = False
 
     async def start(self) -> None:
-        self._expiring.start()
+        self._looking.start()
 
     def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
         """Keeps the request until one of `queues` grows or its deadline comes; False when too many wait."""
         line = self._lines.get(key)
-        if self._count >= self._limit or (line is not None and len(line.waiters) >= self._line_limit):
+        of_connection = self._by_connection.get(waiter.connection, ())
+        if (
+            self._count >= self._limit
+            or len(of_connection) >= max(self._limit // _SHARE, 1)
+            or (line is not None and len(line.waiters) >= self._line_limit)
+        ):
             return False
         if line is None:
             line = self._lines[key] = _Line()
@@ -91,7 +111,19 @@ class PopWaiting(Part):
             self._remove(line, waiter)
 
     def wake_soon(self, key: LineKey) -> None:
-        self._loop.call_soon(self.wake, key)
+        """As `wake`, in the next turn of the loop; once, however often it is asked for."""
+        if not self._soon:
+            self._loop.call_soon(self._wake_these)
+        self._soon.add(key)
+
+    def wake_in(self, key: LineKey, seconds: float) -> None:
+        """As `wake`, after that time; the shortest one counts. Who waits must know by then whether it was in vain."""
+        line = self._lines.get(key)
+        at = self._loop.time() + max(seconds, _SOONEST_S)
+        if line is not None and at < line.wake_at and any(at < waiter.deadline for waiter in line.waiters):
+            line.wake_at = at
+            heapq.heappush(self._wakes, (at, key))
+            self._looking.wake(at - self._loop.time())
 
     def count(self, key: LineKey) -> int:
         """How many wait in a line."""
@@ -109,7 +141,7 @@ class PopWaiting(Part):
     async def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
         self._stopped = True
-        self._expiring.cancel()
+        self._looking.cancel()
         for line in list(self._lines.values()):
             for waiter in list(line.waiters):
                 self._remove(line, waiter)
@@ -119,8 +151,28 @@ class PopWaiting(Part):
         for key in list(self._watched.get(queue, ())):
             self.wake(key)
 
-    def _expire(self) -> None:
+    def _wake_these(self) -> None:
+        keys, self._soon = self._soon, set()
+        for key in keys:
+            self.wake(key)
+
+    def _look(self) -> float:
         now = self._loop.time()
+        due = []
+        while self._wakes and self._wakes[0][0] <= now:
+            at, key = heapq.heappop(self._wakes)
+            line = self._lines.get(key)
+            if line is not None and line.wake_at == at:
+                line.wake_at = inf
+                due.append(key)
+        for key in due:
+            self.wake(key)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._expire(now)
+        return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
+
+    def _expire(self, now: float) -> None:
         for key, line in list(self._lines.items()):
             for waiter in [waiter for waiter in line.waiters if waiter.deadline <= now]:
                 self._remove(line, waiter)
@@ -160,3 +212,12 @@ class PopWaiting(Part):
             if not of_connection:
                 del self._by_connection[waiter.connection]
             self._count -= 1
+
+
+def wake_when_free(waiting: PopWaiting, orderly: OrderlyPops, line: LineKey, queue_ids: Iterable[int]) -> None:
+    """Has an orderly line tried again when the first of its queues is free that are blocked now."""
+    topic, group, _ = line
+    now_ms = clock.now_ms()
+    free_ms = orderly.free_at(topic, group, queue_ids, now_ms)
+    if free_ms is not None:
+        waiting.wake_in(line, (free_ms - now_ms) / 1000)

@@ -1,0 +1,300 @@
+"""What a pop takes out of queues, and what is noted of it (`PopMessageProcessor.popMsgFromQueue`).
+
+Whoever asks gets the next messages of any queue, and nobody else gets them for the invisible time. What is handed out
+is in a `PopBuffer`, or with `order` in `OrderlyPops`; a pop runs in one go, so no two see the same offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from struct import error as StructError
+from time import perf_counter
+
+from gantrymq import clock
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.deliveries import Deliveries
+from gantrymq.broker.message_filter import MessageFilter
+from gantrymq.broker.pop.buffer import PopBuffer
+from gantrymq.broker.pop.orderly import OrderlyPops
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pull import DEFAULT_PULL_BYTES
+from gantrymq.errors import GantryError, IllegalMessage, RecordError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.bodies.pop import Checkpoint
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.headers.pop import INIT_FROM_MIN, PeekMessageRequestHeader, PopMessageRequestHeader
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.receipt_handle import (
+    ORDERLY_REVIVE_QUEUE,
+    ReceiptHandle,
+    message_offset_entry,
+    order_count_entries,
+    retry_flag,
+    start_offset_entry,
+)
+from gantrymq.protocol.record import FIXED_SIZE_V4, decode_record, encode_again, unpacker
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+_size_and_offset = unpacker("size", "queue_offset")
+
+#: An attempt looks for so long at records that have to be tested, s.
+_MATCHING_S = 0.01
+
+_CORRECTED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
+_SKIPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one request has come to; `rest` is how many messages there are beyond it."""
+
+    wanted: int
+    pop_time: int
+    revive_queue_id: int
+    rest: int = 0
+    count: int = 0
+    size: int = 0
+    buffers: list[bytes | memoryview] = field(default_factory=list)
+    start_offsets: list[str] = field(default_factory=list)
+    message_offsets: list[str] = field(default_factory=list)
+    order_counts: list[str] = field(default_factory=list)
+
+
+class HandingOut:
+    """Takes messages for the pops and peeks of one broker."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        offsets: ConsumerOffsets,
+        queues: PopQueues,
+        buffer: PopBuffer,
+        orderly: OrderlyPops,
+        deliveries: Deliveries,
+        revive_queue_nums: int,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._offsets = offsets
+        self._queues = queues
+        self._buffer = buffer
+        self._orderly = orderly
+        self._deliveries = deliveries
+        self._revive_queue_ids = itertools.cycle(range(revive_queue_nums))
+
+    def pop(self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter) -> Batch:
+        """The next messages for a request.
+
+        Raises GantryError when none could be handed out, for example since it couldn't be noted; what could be is
+        handed out.
+        """
+        revive_queue_id = ORDERLY_REVIVE_QUEUE if header.order else next(self._revive_queue_ids)
+        batch = Batch(header.max_msg_nums, clock.now_ms(), revive_queue_id)
+        retry = not header.order
+        handed_out_from = ""
+        matching_ends = perf_counter() + _MATCHING_S
+        for queue in self._in_turn(topic, header.consumer_group, header.queue_id, retry=retry):
+            is_retry = queue.topic != header.topic
+            if is_retry and handed_out_from not in ("", queue.topic):
+                # In one answer there is but one retry topic: old clients don't tell v1 and v2 apart.
+                continue
+            if wanted.matches is not None and perf_counter() >= matching_ends:
+                # What the other queues have is looked at by the next attempt.
+                batch.wanted = batch.count
+            before = batch.count
+            try:
+                self._pop_queue(batch, header, queue, wanted)
+            except GantryError as e:
+                if not batch.count:
+                    raise
+                log.warning("a pop of %d messages leaves out %r: %s", batch.count, queue, e)
+                break
+            if is_retry and batch.count > before:
+                handed_out_from = queue.topic
+        return batch
+
+    def peek(self, header: PeekMessageRequestHeader, topic: TopicConfig, limit: int) -> Batch:
+        """What the group would pop next, which it still can."""
+        batch = Batch(limit, clock.now_ms(), 0)
+        for queue in self._in_turn(topic, header.consumer_group, header.queue_id):
+            offset = self._queues.position(queue, header.consumer_group)
+            offset = queue.min_offset if offset is None else offset
+            batch.rest += max(0, queue.max_offset - offset)
+            if batch.count < batch.wanted:
+                found = self._get(queue, offset, batch.wanted - batch.count)
+                if found.status in _CORRECTED:
+                    found = self._get(queue, found.next_begin_offset, batch.wanted - batch.count)
+                batch.count += found.message_count
+                batch.size += found.size
+                batch.buffers += found.buffers
+        return batch
+
+    def _in_turn(self, topic: TopicConfig, group: str, queue_id: int, *, retry: bool = True) -> Iterable[ConsumeQueue]:
+        """The queues in the order in which they are asked: sometimes those of the retry topics first."""
+        chance = random.randrange(100)
+        own = self._queues.of_topic(topic, queue_id, chance)
+        if not retry:
+            return own
+        retry_topics = self._queues.retry_topics(topic.topic_name, group)
+        if chance % 2:
+            retry_topics.reverse()
+        back = [queue for retry_topic in retry_topics for queue in self._queues.of_retry_topic(retry_topic, chance)]
+        return [*back, *own] if chance < self._config.pop_from_retry_probability else [*own, *back]
+
+    def _get(self, queue: ConsumeQueue, offset: int, limit: int, wanted: MessageFilter | None = None) -> GetResult:
+        return self._store.get(queue, offset, limit, DEFAULT_PULL_BYTES, *(wanted or ()))
+
+    def _pop_queue(
+        self, batch: Batch, header: PopMessageRequestHeader, queue: ConsumeQueue, wanted: MessageFilter
+    ) -> None:
+        group = header.consumer_group
+        offset = self._queues.position(queue, group)
+        if offset is None:
+            offset = self._first_offset(queue, header.init_mode)
+            self._offsets.commit(group, queue.topic, queue.queue_id, offset)
+        if header.order and self._is_blocked(header, queue, offset):
+            return
+        left = batch.wanted - batch.count
+        if left <= 0:
+            batch.rest += max(0, queue.max_offset - offset)
+            return
+        found = self._get(queue, offset, left, wanted)
+        if found.status in _CORRECTED:
+            is_forward = found.next_begin_offset > offset
+            offset = found.next_begin_offset
+            if is_forward and not header.order:
+                # Not past what is handed out and only in memory.
+                self._buffer.skip((queue.topic, group, queue.queue_id), offset)
+            else:
+                self._offsets.commit(group, queue.topic, queue.queue_id, offset)
+            found = self._get(queue, offset, left, wanted)
+        records = _records_in(found)
+        if len(records) != found.message_count:
+            # One of them is damaged. By itself it is found to be so, and passed over.
+            found = self._get(queue, offset, 1, wanted)
+            records = _records_in(found)
+        if records:
+            self._hand_out(batch, header, queue, offset, found, records)
+        elif found.status in _SKIPPED and found.next_begin_offset > offset:
+            if header.order:
+                self._offsets.commit(group, queue.topic, queue.queue_id, found.next_begin_offset)
+            else:
+                self._buffer.skip((queue.topic, group, queue.queue_id), found.next_begin_offset)
+        batch.rest += max(0, queue.max_offset - found.next_begin_offset)
+
+    def _hand_out(
+        self,
+        batch: Batch,
+        header: PopMessageRequestHeader,
+        queue: ConsumeQueue,
+        start: int,
+        found: GetResult,
+        records: list[tuple[int, memoryview]],
+    ) -> None:
+        group = header.consumer_group
+        offsets = [offset for offset, _ in records]
+        if header.order:
+            info = self._orderly.popped(
+                queue.topic,
+                group,
+                queue.queue_id,
+                start,
+                offsets,
+                header.attempt_id,
+                header.invisible_time,
+                batch.pop_time,
+            )
+            self._offsets.commit(group, queue.topic, queue.queue_id, start)
+            batch.order_counts.append(
+                order_count_entries(queue.topic, queue.queue_id, info.consumed_counts, len(offsets))
+            )
+        else:
+            checkpoint = Checkpoint(
+                start_offset=start,
+                pop_time=batch.pop_time,
+                invisible_time=header.invisible_time,
+                count=len(offsets),
+                queue_id=queue.queue_id,
+                topic=queue.topic,
+                group=group,
+                diffs=[offset - start for offset in offsets],
+                broker_name=self._config.broker_name,
+            )
+            self._buffer.add(checkpoint, batch.revive_queue_id, found.next_begin_offset, batch.pop_time)
+        batch.start_offsets.append(start_offset_entry(queue.topic, queue.queue_id, start))
+        batch.message_offsets.append(message_offset_entry(queue.topic, queue.queue_id, offsets))
+        buffers: list[bytes | memoryview] = list(found.buffers)
+        if queue.topic.startswith(RETRY_TOPIC_PREFIX) and queue.topic != header.topic:
+            handle = ReceiptHandle(
+                start,
+                batch.pop_time,
+                header.invisible_time,
+                batch.revive_queue_id,
+                retry_flag(queue.topic),
+                self._config.broker_name,
+                queue.queue_id,
+            )
+            buffers = [_as_first_sent(record, header.topic, handle) for _, record in records]
+        batch.buffers += buffers
+        batch.size += sum(map(len, buffers))
+        self._deliveries.add(queue, group, found)
+        batch.count += len(offsets)
+
+    def _is_blocked(self, header: PopMessageRequestHeader, queue: ConsumeQueue, offset: int) -> bool:
+        group = header.consumer_group
+        if self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
+            self._orderly.clear(queue.topic, group, queue.queue_id)
+        return self._orderly.is_blocked(
+            queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, clock.now_ms()
+        )
+
+    def _first_offset(self, queue: ConsumeQueue, init_mode: int) -> int:
+        """Where a new group begins: at the oldest message, or at the newest one."""
+        if init_mode == INIT_FROM_MIN or queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            return queue.min_offset
+        if queue.min_offset <= 0 and self._config.init_pop_offset_by_check_msg_in_mem:
+            unit = queue.unit(0)
+            if unit is not None and self._store.max_physical_offset - unit[0] <= self._store.in_memory_bytes:
+                return 0
+        return max(0, queue.max_offset - 1)
+
+
+def _records_in(found: GetResult) -> list[tuple[int, memoryview]]:
+    """(queue offset, record) of what was found, up to the first one that is damaged."""
+    records: list[tuple[int, memoryview]] = []
+    last = -1
+    for buffer in found.buffers:
+        at = 0
+        while at < len(buffer):
+            size, offset = _size_and_offset(buffer, at)
+            if not FIXED_SIZE_V4 <= size <= len(buffer) - at or not last < offset < found.next_begin_offset:
+                return records
+            records.append((offset, buffer[at : at + size]))
+            last = offset
+            at += size
+    return records
+
+
+def _as_first_sent(buffer: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
+    """A record of a retry topic under the name of the first one, with its receipt handle as POP_CK.
+
+    One whose properties have no room for it keeps its retry topic, from which clients make the handle themselves.
+    """
+    try:
+        record = decode_record(buffer, check_crc=False)
+        fields = decode_properties(record.properties)
+        fields[names.POP_CK] = str(handle._replace(queue_offset=record.queue_offset))
+        return encode_again(record._replace(topic=topic.encode(), properties=encode_properties(fields)))
+    except (StructError, IllegalMessage, RecordError):
+        return buffer
