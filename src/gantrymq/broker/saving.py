@@ -9,7 +9,6 @@ The alternative that lost: a file is written with each change, as in Java. A hea
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -33,13 +32,12 @@ _AFTER_ERROR_S = 1.0
 class TableFile:
     """One table's file; `encode` gives its content. Made by `Saving.file`."""
 
-    __slots__ = ("_encode", "_file", "_lock", "_saving", "_waiters", "is_changed", "is_urgent")
+    __slots__ = ("_encode", "_file", "_saving", "_waiters", "is_changed", "is_urgent")
 
     def __init__(self, path: Path, encode: Callable[[], bytes], saving: Saving) -> None:
         self._file = JsonConfigFile(path)
         self._encode = encode
         self._saving = saving
-        self._lock = threading.Lock()
         self._waiters: list[asyncio.Future[None]] = []
         #: The table sets it when something has changed: it is written with the next round.
         self.is_changed = False
@@ -71,7 +69,8 @@ class TableFile:
         self.is_changed = self.is_urgent = False
         waiters, self._waiters = self._waiters, []
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._save, self._encode())
+            self._file.put(self._encode())
+            await asyncio.get_running_loop().run_in_executor(None, self._file.write)
         except BaseException as e:
             self.is_changed = self.is_urgent = True
             for waiter in waiters:
@@ -83,14 +82,12 @@ class TableFile:
                 waiter.set_result(None)
 
     def write_now(self) -> None:
-        """Writes it in this thread. Raises StoreError."""
-        self._save(self._encode())
-        self.is_changed = self.is_urgent = False
+        """Writes it in this thread. Raises StoreError.
 
-    def _save(self, data: bytes) -> None:
-        # A thread may still be at it whose caller was cancelled.
-        with self._lock:
-            self._file.save(data)
+        A thread whose caller was cancelled may still be at it: it doesn't write what is older than this.
+        """
+        self._file.save(self._encode())
+        self.is_changed = self.is_urgent = False
 
 
 class Saving(Part):
