@@ -137,6 +137,7 @@ _LEAVES = (
 #: JSON that `json` doesn't write: a number of 5,000 digits in place of this text.
 _DIGITS = "5000 digits"
 _LONG_LIST = 10_000
+_LARGE = 15_000_000
 
 _I16, _I32 = Struct(">h"), Struct(">i")
 _BINARY = Struct(">hBhiiii")
@@ -307,6 +308,30 @@ def hostile_bodies(known: Known) -> Iterator[Request]:
         if isinstance(at(example, path), list):
             many = _changed(example, path, at(example, path) * _LONG_LIST)
             yield Request(known.code, f"body {path}={_LONG_LIST} times", known.fields, json.dumps(many).encode())
+
+
+def large_bodies(known: Known) -> Iterator[Request]:
+    """Bodies as long as a frame may be, of JSON where that is known: what takes the longest to read, or to act on."""
+    if known.body_type is None:
+        return
+    for what, piece in (
+        ("zeros", b"\x00"),
+        ("bare keys", b"{1:"),
+        ("quotes", b'"'),
+        ("digits", b"1"),
+        ("commas", b"[1,"),
+    ):
+        yield Request(known.code, f"15 MB of {what}", known.fields, piece * (_LARGE // len(piece)))
+    example = json.loads(known.body)
+    for path in _paths(example):
+        part = at(example, path)
+        if isinstance(part, list):
+            count = _LARGE // 2 // len(json.dumps(part[0]))
+            many = json.dumps(_changed(example, path, ["#"])).replace('"#"', ",".join([json.dumps(part[0])] * count))
+            yield Request(known.code, f"{path}: {count} times", known.fields, many.encode())
+        elif isinstance(part, str):
+            long = json.dumps(_changed(example, path, "x" * _LARGE)).encode()
+            yield Request(known.code, f"{path}: 15 MB of text", known.fields, long)
 
 
 def _paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from every_request import Known, Request, hostile_bodies, hostile_fields, learn, unreadable_fields
+from every_request import Known, Request, hostile_bodies, hostile_fields, large_bodies, learn, unreadable_fields
 from hostile_support import UnderAttack, faults, not_yet
 
 from gantrymq.broker.broker import Broker
@@ -114,14 +114,18 @@ async def _known(server: Broker | NameServer) -> list[Known]:
         await server.stop()
 
 
-async def attack(server: ServerProcess, known: list[Known], attacks: Attacks, *, binary: bool) -> None:
+async def attack(
+    server: ServerProcess, known: list[Known], attacks: Attacks, *, binary: bool, at_once: int = 1000
+) -> None:
     """All attacks on all codes. Fails with the requests that got no answer, or that brought a fault into the log."""
     attacker = Attacker(server, binary=binary)
     failures = []
     read = server.log_path.stat().st_size
     for one in known:
         requests = list(attacks(one))
-        unanswered = await attacker.ask_all(requests)
+        unanswered = []
+        for start in range(0, len(requests), at_once):
+            unanswered += await attacker.ask_all(requests[start : start + at_once])
         if one.code not in UNANSWERED:
             failures += [f"{one.code}, {request.what}: no answer" for request in unanswered]
         found, read = _new_faults(server, read)
@@ -152,6 +156,13 @@ async def test_bodies_for_the_broker(under_attack: UnderAttack, tmp_path: Path) 
     assert sum(one.body_type is not None for one in known) > 12
     async with under_attack(properties={"recallMessageEnable": "true"}) as broker:
         await attack(broker.process, known, hostile_bodies, binary=False)
+
+
+async def test_large_bodies(under_attack: UnderAttack, tmp_path: Path) -> None:
+    brokers, name_servers = await known_to_broker(tmp_path / "learning"), await known_to_name_server(tmp_path)
+    async with under_attack() as broker:
+        await attack(broker.process, brokers, large_bodies, binary=False, at_once=1)
+        await attack(broker.name_server, name_servers, large_bodies, binary=False, at_once=1)
 
 
 @pytest.mark.parametrize("encoding", ["json", "binary"])

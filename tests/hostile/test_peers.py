@@ -1,0 +1,176 @@
+"""Clients and NameServers that are asked by the broker and don't answer, or answer nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from hostile_support import Peer, Target, UnderAttack, flood, frame, not_yet, send_header
+from waiting import until
+
+from gantrymq.clock import now_ms
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.frame_reader import FrameReader
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def _hung(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Takes all, says nothing."""
+    while await reader.read(1 << 16):
+        pass
+
+
+async def _deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Doesn't even take it."""
+    await asyncio.Event().wait()
+
+
+async def _leaving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Is gone as soon as it is asked."""
+    await reader.read(1)
+    writer.close()
+
+
+async def _stammering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Begins a large answer and never ends it."""
+    await reader.read(1)
+    writer.write(struct.pack(">iI", 16_000_000, 100))
+    while True:
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
+
+
+async def _mad(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers each request with something else, large or small."""
+    frames = FrameReader()
+    number = 0
+    while data := await reader.read(1 << 16):
+        for request in frames.feed(data):
+            number += 1
+            bodies = (b"", b"\x00" * 1000, b'{"table":5}', b"[" * 100_000, b"x" * 4_000_000)
+            answer = RemotingCommand.response((0, 1, -7, 99999)[number % 4], "a\nb" * 100, body=bodies[number % 5])
+            answer.opaque = request.opaque + (number % 3 == 2)
+            answer.flag |= RESPONSE_FLAG
+            writer.write(answer.encode() * (1 + number % 2))
+
+
+async def _flooding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Asks without end itself."""
+    request = frame(RequestCode.GET_BROKER_CONFIG) * 1000
+    try:
+        while True:
+            writer.write(request)
+            await writer.drain()
+    except ConnectionError:
+        return
+
+
+@asynccontextmanager
+async def serving(serve: Serve) -> AsyncIterator[str]:
+    """A server's address."""
+    tasks = set[asyncio.Task[None]]()
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(served, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+
+
+@not_yet(run=False, reason="a start waits 24 s for them")
+async def test_name_servers(under_attack: UnderAttack) -> None:
+    """A broker that knows none but bad ones works for those who know its address, and stops in time."""
+    async with AsyncExitStack() as stack:
+        bad = [
+            await stack.enter_async_context(serving(serve))
+            for serve in (_hung, _deaf, _leaving, _stammering, _mad, _flooding)
+        ]
+        bad += ["127.0.0.1:1", "no-such-host.invalid:9876"]
+        began = asyncio.get_running_loop().time()
+        async with under_attack(properties={"namesrvAddr": ";".join(bad)}) as broker:
+            peer = await broker.peer()
+            for number in range(100):
+                assert (await peer.send(f"topic-{number}", b"x")).code == ResponseCode.SUCCESS
+        assert asyncio.get_running_loop().time() - began < 15
+
+
+async def client_of_broker(broker: Target, serve: Serve) -> asyncio.Task[None]:
+    """A member of a group that serves as it likes."""
+    host, port = broker.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    consumer = ConsumerData("group", subscription_data_set=[SubscriptionData("orders")])
+    data = HeartbeatData("member@1", producer_data_set=[ProducerData("group")], consumer_data_set=[consumer])
+    writer.write(frame(RequestCode.HEART_BEAT, body=encode_json(data)))
+    await reader.read(1)
+
+    async def run() -> None:
+        try:
+            await serve(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    return asyncio.create_task(run())
+
+
+@not_yet(reason="some coroutines are never awaited when a connection closes")
+@pytest.mark.parametrize("serve", [_hung, _deaf, _leaving, _stammering, _mad], ids=lambda serve: serve.__name__[1:])
+async def test_members_of_a_group(under_attack: UnderAttack, serve: Serve) -> None:
+    """Administrators and other clients have the broker ask one: thousands of times at once."""
+    reply = send_header(
+        "DefaultCluster_REPLY_TOPIC", {"REPLY_TO_CLIENT": "member@1", "CORRELATION_ID": "1"}, producer_group="group"
+    )
+    asked = [
+        (RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "group", "clientId": "member@1"}, b""),
+        (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "orders", "group": "group"}, b""),
+        (
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            {"topic": "orders", "group": "group", "timestamp": "0", "isForce": "true"},
+            b"",
+        ),
+    ]
+    half = {"TRAN_MSG": "true", "PGROUP": "group", "UNIQ_KEY": "1", "CHECK_IMMUNITY_TIME_IN_SECONDS": "0"}
+    properties = {"transactionTimeOut": "0", "transactionCheckInterval": "500"}
+    async with under_attack(properties=properties) as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        member = await client_of_broker(broker, serve)
+        for _ in range(50):
+            header = send_header("orders", half, born_timestamp=now_ms())
+            await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"x")
+        with broker.socket() as attacker:
+            requests = b"".join(frame(code, body=body, **fields) for code, fields, body in asked)
+            requests += frame(RequestCode.SEND_REPLY_MESSAGE_V2, reply, b"x" * 1000)
+            await flood(attacker, requests * 2000)
+            await is_served(peer)
+        await is_served(peer)
+        member.cancel()
+
+
+async def is_served(peer: Peer) -> None:
+    async def is_answered() -> bool:
+        return (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+
+    await until(is_answered)
