@@ -2,162 +2,126 @@
 
 Checked as it goes: what was acknowledged reaches every group, the orderly group never skips a message of a key, every
 consumer that had time to gets messages, and the broker's memory stays flat. Exit status 1 when one of these fails.
+The load and each group are processes (`soak_clients.py`); this one reads what they write down, and only judges.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import random
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 
-from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from soak_clients import KEYS, RECORD, TOPIC
+
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message
 from gantrymq.testing.processes import ProcessCluster
 
-TOPIC = "soak"
-KEYS = 64
-PRODUCERS = 4
-#: Each group has so many consumers, fewer than the topic has queues.
-CONSUMERS = 3
-#: A consumer stays between so long and twice as long, s.
-STAY_S = 20.0
-#: One that stayed so long must have had messages.
-FAIR_S = 15.0
+CLIENTS = Path(__file__).with_name("soak_clients.py")
+GROUPS = ("concurrent", "orderly", "pop")
 #: How long after the last send a group may take to have everything, s.
 CATCH_UP_S = 60.0
+#: How long a client may take to stop, s.
+STOP_S = 60.0
 #: Anonymous memory of the broker: what the last third has more than the second, at most, in MiB.
 MAX_GROWTH_MIB = 8.0
 
 
-@dataclass
-class Group:
-    """What one consumer group received."""
+class RecordFile:
+    """Reads what has been appended to a file since the last look."""
 
-    name: str
-    counts: dict[int, Counter[int]] = field(default_factory=lambda: {key: Counter() for key in range(KEYS)})
-    #: By key: the highest number received.
-    highest: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(KEYS), -1))
-    gaps: list[str] = field(default_factory=list)
-    received: int = 0
-    starved: list[str] = field(default_factory=list)
-    consumers: int = 0
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._file = path.open("rb", buffering=0)
+        self._rest = b""
 
-    def take(self, body: bytes) -> None:
-        key, number = map(int, body.split(b" "))
-        if number > self.highest[key] + 1:
-            self.gaps.append(f"key {key}: {number} after {self.highest[key]}")
-        self.highest[key] = max(self.highest[key], number)
-        self.counts[key][number] += 1
-        self.received += 1
-
-    def missing(self, sent: dict[int, int]) -> int:
-        """How many of the messages that were acknowledged it hasn't got."""
-        return sum(1 for key, count in sent.items() for number in range(count) if not self.counts[key][number])
+    def new(self) -> list[tuple[int, int]]:
+        """(key, number) of each message, in the order of the file."""
+        data = self._rest + self._file.readall()
+        end = len(data) - len(data) % RECORD.size
+        self._rest = data[end:]
+        return list(RECORD.iter_unpack(data[:end]))
 
 
-class Stop:
-    """Says when the producers stop, and when the consumers do."""
+class Sent:
+    """What was acknowledged: of each key the numbers below `counts`."""
 
-    def __init__(self, minutes: float) -> None:
-        self.sending_until = time.monotonic() + 60 * minutes
-        self.done = asyncio.Event()
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(range(KEYS), 1)
+
+    def take(self, records: list[tuple[int, int]]) -> None:
+        for key, number in records:
+            self.counts[key] = number + 1
 
     @property
-    def is_sending(self) -> bool:
-        return time.monotonic() < self.sending_until
+    def total(self) -> int:
+        return sum(self.counts.values())
 
 
-async def produce(names: str, number: int, rate: float, stop: Stop, sent: dict[int, int]) -> None:
-    """One producer: its own keys, each key's messages one after the other."""
-    keys = [key for key in range(KEYS) if key % PRODUCERS == number]
-    async with Producer(names, "soak-producers") as producer:
-        next_at = time.monotonic()
-        while stop.is_sending:
-            key = random.choice(keys)
-            message = Message(TOPIC, b"%d %d" % (key, sent[key]))
-            while True:
-                # Not acknowledged may be stored nevertheless: the same number again, not the next.
-                try:
-                    await producer.send_with(message, select_by_hash, key)
-                    break
-                except GantryError as e:
-                    print(f"a send failed, again: {e}", file=sys.stderr)
-            sent[key] += 1
-            next_at += 1 / rate
-            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+class Received:
+    """What one group received."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        #: Received more than once: again after a send that failed, or a consumer that left.
+        self.again = 0
+        #: By key: the highest number, and those below it that haven't come yet.
+        self.highest = dict.fromkeys(range(KEYS), -1)
+        self.skipped: dict[int, set[int]] = {key: set() for key in range(KEYS)}
+        self.gaps: list[str] = []
+
+    def take(self, records: list[tuple[int, int]]) -> None:
+        for key, number in records:
+            self.total += 1
+            highest = self.highest[key]
+            if number > highest + 1:
+                self.gaps.append(f"key {key}: {number} after {highest}")
+                self.skipped[key].update(range(highest + 1, number))
+            if number > highest:
+                self.highest[key] = number
+            elif number in self.skipped[key]:
+                self.skipped[key].remove(number)
+            else:
+                self.again += 1
+
+    def missing(self, sent: Sent) -> int:
+        """How many of the messages that were acknowledged it hasn't got."""
+        behind = sum(max(0, count - 1 - self.highest[key]) for key, count in sent.counts.items())
+        return behind + sum(map(len, self.skipped.values()))
 
 
-async def push(names: str, group: Group, orderly: bool, until: Callable[[], Awaitable[None]]) -> int:
-    """One push consumer's life; how many messages it had."""
-    had = 0
+class Client:
+    """One process of `soak_clients.py`."""
 
-    async def handle(message: MessageExt) -> None:
-        nonlocal had
-        had += 1
-        group.take(message.body)
+    def __init__(self, kind: str, names: str, directory: Path, *options: str) -> None:
+        records = directory / f"{kind}.records"
+        self.records = RecordFile(records)
+        self._kind = kind
+        self._process = subprocess.Popen(
+            [sys.executable, CLIENTS, kind, names, records, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
-    consumer = PushConsumer(
-        names, group.name, handle, orderly=orderly, consume_from_where=CONSUME_FROM_FIRST_OFFSET, pull_batch_size=64
-    )
-    consumer.subscribe(TOPIC)
-    async with consumer:
-        await until()
-    return had
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
+    def stop(self) -> str:
+        """What it prints at its end; raises RuntimeError when that is none that was planned."""
+        output, _ = self._process.communicate(timeout=STOP_S)
+        if self._process.returncode:
+            raise RuntimeError(f"{self._kind} ended with status {self._process.returncode}")
+        return output.decode()
 
-async def pop(names: str, group: Group, until: Callable[[], Awaitable[None]]) -> int:
-    """One simple consumer's life; how many messages it had."""
-    had = 0
-    consumer = SimpleConsumer(names, group.name)
-    consumer.subscribe(TOPIC)
-
-    async def receive() -> None:
-        nonlocal had
-        while True:
-            for message in await consumer.receive(invisible_ms=10_000, await_ms=5000):
-                group.take(message.body)
-                had += 1
-                await consumer.ack(message)
-
-    async with consumer:
-        task = asyncio.create_task(receive())
-        await until()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    return had
-
-
-async def seat(names: str, group: Group, kind: str, stop: Stop) -> None:
-    """One place in a group: a consumer comes, stays a while, leaves, and the next one comes."""
-    while not stop.done.is_set():
-        stay_s = random.uniform(STAY_S, 2 * STAY_S)
-        began = time.monotonic()
-
-        async def until(stay_s: float = stay_s) -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(stay_s):
-                    await stop.done.wait()
-
-        if kind == "pop":
-            had = await pop(names, group, until)
-        else:
-            had = await push(names, group, kind == "orderly", until)
-        group.consumers += 1
-        if not had and time.monotonic() - began > FAIR_S and stop.is_sending:
-            group.starved.append(f"a {kind} consumer had nothing in {time.monotonic() - began:.0f} s")
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def anonymous_mib(pid: int) -> float:
@@ -168,59 +132,82 @@ def anonymous_mib(pid: int) -> float:
     return 0.0
 
 
-async def watch(pid: int, memory: list[float], sent: dict[int, int], groups: list[Group], stop: Stop) -> None:
-    """Samples the broker's memory each second, and reports each 10 s."""
-    began = time.monotonic()
-    while not stop.done.is_set():
-        memory.append(anonymous_mib(pid))
-        if len(memory) % 10 == 0:
-            received = ", ".join(f"{group.name} {group.received:,}" for group in groups)
-            print(
-                f"{time.monotonic() - began:5.0f} s: sent {sum(sent.values()):,}; received {received}; "
-                f"{memory[-1]:.1f} MiB",
-                flush=True,
-            )
-        await asyncio.sleep(1)
-
-
-async def soak(cluster: ProcessCluster, minutes: float, rate: float) -> list[str]:
-    """Runs it all; what went wrong."""
-    names = cluster.namesrv_addr
-    stop = Stop(minutes)
-    sent = dict.fromkeys(range(KEYS), 0)
-    kinds = {"soak-concurrent": "concurrent", "soak-orderly": "orderly", "soak-pop": "pop"}
-    groups = [Group(name) for name in kinds]
-    memory: list[float] = []
+async def send_first(names: str) -> None:
+    """Number 0 of each key: the topic is there when the groups come."""
     async with Producer(names, "soak-producers") as producer:
         for key in range(KEYS):
             await producer.send_with(Message(TOPIC, b"%d 0" % key), select_by_hash, key)
-            sent[key] = 1
-    tasks = [asyncio.create_task(watch(cluster.brokers[0].pid, memory, sent, groups, stop))]
-    tasks += [
-        asyncio.create_task(seat(names, group, kinds[group.name], stop)) for group in groups for _ in range(CONSUMERS)
-    ]
-    await asyncio.gather(*(produce(names, number, rate / PRODUCERS, stop, sent) for number in range(PRODUCERS)))
-    deadline = time.monotonic() + CATCH_UP_S
-    while any(group.missing(sent) for group in groups) and time.monotonic() < deadline:
-        await asyncio.sleep(0.5)
-    stop.done.set()
-    await asyncio.gather(*tasks)
 
-    problems = []
-    for group in groups:
-        total = sum(sent.values())
-        print(f"{group.name}: {group.received:,} received of {total:,} sent, {group.consumers} consumers came and went")
-        if missing := group.missing(sent):
-            problems.append(f"{group.name}: {missing:,} messages never came")
-        if group.gaps and kinds[group.name] == "orderly":
-            problems.append(f"{group.name}: out of order {len(group.gaps)} times, first {group.gaps[0]}")
-        problems += group.starved
-    third = len(memory) // 3
-    before, after = max(memory[third : 2 * third]), max(memory[2 * third :])
-    print(f"the broker's anonymous memory: {before:.1f} MiB at most in the second third, {after:.1f} MiB in the last")
-    if after - before > MAX_GROWTH_MIB:
-        problems.append(f"the broker's memory grew from {before:.1f} to {after:.1f} MiB")
-    return problems
+
+class Soak:
+    """Runs the clients, and looks each second."""
+
+    def __init__(self, cluster: ProcessCluster, directory: Path, minutes: float, rate: float) -> None:
+        names = cluster.namesrv_addr
+        asyncio.run(send_first(names))
+        self._broker = cluster.brokers[0].pid
+        self._began = time.monotonic()
+        self._memory: list[float] = []
+        self.sent = Sent()
+        self.received = {kind: Received() for kind in GROUPS}
+        self._groups = {kind: Client(kind, names, directory) for kind in GROUPS}
+        self._load = Client("load", names, directory, f"--rate={rate}", f"--minutes={minutes}")
+
+    def run(self) -> list[str]:
+        """What went wrong."""
+        while self._load.is_running:
+            self._look()
+            time.sleep(1)
+        self._load.stop()
+        sent_for_s = time.monotonic() - self._began
+        deadline = time.monotonic() + CATCH_UP_S
+        self._look()
+        print(f"sent {self.sent.total:,} in {sent_for_s:.0f} s, {self.sent.total / sent_for_s:,.0f} a second")
+        while time.monotonic() < deadline and any(one.missing(self.sent) for one in self.received.values()):
+            time.sleep(1)
+            self._look()
+        return [problem for kind in GROUPS for problem in self._judge(kind)] + self._judge_memory()
+
+    def kill(self) -> None:
+        for client in (self._load, *self._groups.values()):
+            client.kill()
+
+    def _look(self) -> None:
+        for kind, client in self._groups.items():
+            if not client.is_running:
+                raise RuntimeError(f"the consumers of {kind} have ended")
+            self.received[kind].take(client.records.new())
+        # After the groups: what they have is never ahead of what was sent by more than a moment's.
+        self.sent.take(self._load.records.new())
+        self._memory.append(anonymous_mib(self._broker))
+        if len(self._memory) % 10 == 0:
+            received = ", ".join(f"{kind} {received.total:,}" for kind, received in self.received.items())
+            print(
+                f"{time.monotonic() - self._began:5.0f} s: sent {self.sent.total:,}; received {received}; "
+                f"{self._memory[-1]:.1f} MiB",
+                flush=True,
+            )
+
+    def _judge(self, kind: str) -> list[str]:
+        received = self.received[kind]
+        missing = received.missing(self.sent)
+        report = json.loads(self._groups[kind].stop())
+        print(
+            f"{kind}: {received.total:,} received of {self.sent.total:,} sent, {received.again:,} of them again; "
+            f"{report['consumers']} consumers came and went"
+        )
+        problems = [f"{kind}: {missing:,} messages never came"] if missing else []
+        if received.gaps and kind == "orderly":
+            problems.append(f"{kind}: out of order {len(received.gaps)} times, first {received.gaps[0]}")
+        return problems + report["starved"]
+
+    def _judge_memory(self) -> list[str]:
+        third = len(self._memory) // 3
+        before, after = max(self._memory[third : 2 * third]), max(self._memory[2 * third :])
+        print(f"the broker's own memory: {before:.1f} MiB at most in the second third, {after:.1f} MiB in the last")
+        if after - before > MAX_GROWTH_MIB:
+            return [f"the broker's memory grew from {before:.1f} to {after:.1f} MiB"]
+        return []
 
 
 def main() -> int:
@@ -228,8 +215,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long messages are sent (%(default)s)")
     parser.add_argument("--rate", type=float, default=500.0, help="messages per second (%(default)s)")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory)) as cluster:
-        problems = asyncio.run(soak(cluster, args.minutes, args.rate))
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(ProcessCluster(directory))
+        soak = Soak(cluster, directory, args.minutes, args.rate)
+        stack.callback(soak.kill)
+        problems = soak.run()
     for problem in problems:
         print(problem, file=sys.stderr)
     print("failed" if problems else "nothing lost, nothing out of order, nobody starved, memory flat")

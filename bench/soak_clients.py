@@ -1,0 +1,215 @@
+"""The clients of a soak, each kind in a process of its own, so that nothing but its own work keeps it from receiving.
+
+What is acknowledged or received is appended to a file, a record for each message; `soak.py` reads it at its own pace.
+A process stops when its standard input closes, which it does with the starter's end, whatever that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from struct import Struct
+
+import uvloop
+
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+
+TOPIC = "soak"
+KEYS = 64
+PRODUCERS = 4
+#: Each group has so many consumers, fewer than the topic has queues.
+CONSUMERS = 3
+#: A consumer stays between so long and twice as long, s.
+STAY_S = 20.0
+#: One that stayed so long must have had messages.
+FAIR_S = 15.0
+#: How often records are written, s.
+WRITE_S = 0.1
+
+#: The key and the number of a message.
+RECORD = Struct("<BI")
+
+
+class Records:
+    """Appends to a file now and then; `add` costs next to nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._new = bytearray()
+
+    def add(self, key: int, number: int) -> None:
+        self._new += RECORD.pack(key, number)
+
+    async def write_on(self) -> None:
+        """Until it is cancelled; then what is left."""
+        try:
+            while True:
+                await asyncio.sleep(WRITE_S)
+                self._write()
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        new, self._new = self._new, bytearray()
+        self._file.write(new)
+
+
+async def produce(names: str, number: int, rate: float, until: float, records: Records) -> None:
+    """One producer: its own keys, each key's messages one after the other; number 0 is there already."""
+    keys = [key for key in range(KEYS) if key % PRODUCERS == number]
+    sent = dict.fromkeys(keys, 1)
+    async with Producer(names, "soak-producers") as producer:
+        next_at = time.monotonic()
+        while time.monotonic() < until:
+            key = random.choice(keys)
+            message = Message(TOPIC, b"%d %d" % (key, sent[key]))
+            while True:
+                # Not acknowledged may be stored nevertheless: the same number again, not the next.
+                try:
+                    await producer.send_with(message, select_by_hash, key)
+                    break
+                except GantryError as e:
+                    print(f"a send failed, again: {e}", file=sys.stderr)
+            records.add(key, sent[key])
+            sent[key] += 1
+            next_at += 1 / rate
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+
+
+class Group:
+    """The consumers of one group: each comes, stays a while, leaves, and the next one comes."""
+
+    def __init__(self, names: str, kind: str, records: Records, done: asyncio.Event) -> None:
+        self._names = names
+        self._name = f"soak-{kind}"
+        self._kind = kind
+        self._records = records
+        self._done = done
+        self.consumers = 0
+        self.starved: list[str] = []
+
+    async def seat(self) -> None:
+        """One place in the group."""
+        while not self._done.is_set():
+            stay_s = random.uniform(STAY_S, 2 * STAY_S)
+            began = time.monotonic()
+
+            async def until(stay_s: float = stay_s) -> None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(stay_s):
+                        await self._done.wait()
+
+            had = await (self._pop(until) if self._kind == "pop" else self._push(until))
+            self.consumers += 1
+            stayed_s = time.monotonic() - began
+            # Of the last ones nobody knows how long messages came.
+            if not had and stayed_s > FAIR_S and not self._done.is_set():
+                self.starved.append(f"a {self._kind} consumer had nothing in {stayed_s:.0f} s")
+
+    def _take(self, body: bytes) -> None:
+        key, number = body.split(b" ")
+        self._records.add(int(key), int(number))
+
+    async def _push(self, until: Callable[[], Awaitable[None]]) -> int:
+        """One push consumer's life; how many messages it had."""
+        had = 0
+
+        async def handle(message: MessageExt) -> None:
+            nonlocal had
+            had += 1
+            self._take(message.body)
+
+        consumer = PushConsumer(
+            self._names,
+            self._name,
+            handle,
+            orderly=self._kind == "orderly",
+            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            pull_batch_size=64,
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until()
+        return had
+
+    async def _pop(self, until: Callable[[], Awaitable[None]]) -> int:
+        """One simple consumer's life; how many messages it had."""
+        had = 0
+        consumer = SimpleConsumer(self._names, self._name)
+        consumer.subscribe(TOPIC)
+
+        async def receive() -> None:
+            nonlocal had
+            while True:
+                messages = await consumer.receive(invisible_ms=10_000, await_ms=5000)
+                for message in messages:
+                    self._take(message.body)
+                had += len(messages)
+                await asyncio.gather(*(consumer.ack(message) for message in messages))
+
+        async with consumer:
+            receiving = asyncio.create_task(receive())
+            await until()
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+        return had
+
+
+async def load(names: str, records: Records, rate: float, minutes: float, done: asyncio.Event) -> None:
+    """Sends for so long, or until it is told to stop."""
+    until = time.monotonic() + 60 * minutes
+    sending = asyncio.gather(*(produce(names, n, rate / PRODUCERS, until, records) for n in range(PRODUCERS)))
+    stopping = asyncio.create_task(done.wait())
+    await asyncio.wait([sending, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if sending.done():
+        sending.result()
+    sending.cancel()
+
+
+async def run(args: argparse.Namespace) -> None:
+    done = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 4096) or done.set())
+    records = Records(args.records)
+    writing = asyncio.create_task(records.write_on())
+    try:
+        if args.kind == "load":
+            await load(args.names, records, args.rate, args.minutes, done)
+        else:
+            group = Group(args.names, args.kind, records, done)
+            await asyncio.gather(*(group.seat() for _ in range(CONSUMERS)))
+            print(json.dumps({"consumers": group.consumers, "starved": group.starved}))
+    finally:
+        asyncio.get_running_loop().remove_reader(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("kind", choices=["load", "concurrent", "orderly", "pop"])
+    parser.add_argument("names", help="the NameServers")
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--minutes", type=float, default=0.0)
+    args = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(args))
+
+
+if __name__ == "__main__":
+    main()
