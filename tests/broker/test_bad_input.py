@@ -118,12 +118,9 @@ async def test_a_client_that_dies_in_a_long_poll_leaves_nothing(broker: Broker, 
     dying = Peer(await client.connection(broker.address))
     await peer.send("orders", b"x")
     waiting = asyncio.create_task(dying.pull("orders", 1, suspend_ms=60_000))
-    async with asyncio.timeout(10):
-        while not len(broker.polling):
-            await asyncio.sleep(0.01)
-        dying.connection.abort()
-        await asyncio.gather(waiting, return_exceptions=True)
-        while len(broker.polling):
-            await asyncio.sleep(0.01)
+    await until(lambda: len(broker.polling))
+    dying.connection.abort()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until(lambda: not len(broker.polling))
     assert (await peer.send("orders", b"y")).code == ResponseCode.SUCCESS
     await client.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from administration import send
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.config import load_properties, parse_properties
@@ -44,9 +44,12 @@ async def test_figures(peer: Peer, broker: Broker) -> None:
     assert 0 < float(empty["commitLogDiskRatio"]) < 1
     await send(peer, 5)
     await peer.send("orders", b"late", properties={"DELAY": "2"})
-    async with asyncio.timeout(10):
-        while (now := await figures(peer))["msgPutTotalTodayNow"] != "6":
-            await asyncio.sleep(0.05)
+
+    async def all_counted() -> dict[str, str] | None:
+        now = await figures(peer)
+        return now if now["msgPutTotalTodayNow"] == "6" else None
+
+    now = await until(all_counted)
     assert float(now["putTps"].split(" ")[0]) > 0
     assert int(now["commitLogMaxOffset"]) == int(now["putMessageSizeTotal"]) == broker.store.max_physical_offset
     assert float(now["putMessageAverageSize"]) == broker.store.max_physical_offset / 6
@@ -67,15 +70,15 @@ async def test_counters(peer: Peer) -> None:
             return None
         return decode_json(response.body, BrokerStatsData)
 
-    async with asyncio.timeout(10):
-        while (got := await counter("GROUP_GET_NUMS", "orders@consumers")) is None:
-            await asyncio.sleep(0.05)
-        await send(peer, 3)
-        await peer.pull("orders", 1)
-        while got is None or got.stats_minute.sum < 4:
-            await asyncio.sleep(0.05)
-            got = await counter("GROUP_GET_NUMS", "orders@consumers")
-        put = await counter("TOPIC_PUT_NUMS", "orders")
+    async def got_at_least(count: int) -> BrokerStatsData | None:
+        data = await counter("GROUP_GET_NUMS", "orders@consumers")
+        return data if data is not None and data.stats_minute.sum >= count else None
+
+    await until(lambda: got_at_least(0))
+    await send(peer, 3)
+    await peer.pull("orders", 1)
+    got = await until(lambda: got_at_least(4))
+    put = await counter("TOPIC_PUT_NUMS", "orders")
     assert put is not None
     assert (put.stats_minute.sum, put.stats_hour.sum, put.stats_day.sum) == (4, 4, 4)
     assert put.stats_minute.tps > 0

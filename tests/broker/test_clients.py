@@ -64,8 +64,11 @@ async def test_members_come_and_go_and_all_are_told(peer: Peer, broker: Broker) 
         await first.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
         assert told.empty()
         await listening.close()
-        while await members(peer):
-            await asyncio.sleep(0)
+
+        async def nobody_is_left() -> bool:
+            return not await members(peer)
+
+        await until(nobody_is_left)
     assert not broker.members.producers
     assert broker.topics.get("%RETRY%consumers") is not None
 

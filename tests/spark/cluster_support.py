@@ -9,13 +9,13 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
+from waiting import wait_until
 
 from gantrymq.spark.session import java_home
 
@@ -75,12 +75,12 @@ def started(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + START_S
-        while (found := re.search(ready, log.read_text())) is None:
+
+        def is_ready() -> re.Match[str] | None:
             assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.05)
-        yield found
+            return re.search(ready, log.read_text())
+
+        yield wait_until(is_ready, START_S)
     finally:
         _end(process)
 
