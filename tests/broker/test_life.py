@@ -166,14 +166,15 @@ async def test_every_job_survives_an_error(
     broker = Broker(config(tmp_path / "store", metrics_port=0))
     jobs = broker.jobs
     assert isinstance(jobs, FailingJobs)
-    jobs.error = error
     await broker.start()
     try:
+        peer = Peer(await remoting.connection(broker.address))
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        jobs.error = error
         for job in jobs.jobs:
             job.wake()
         await until(lambda: all(job.report.failures >= 2 for job in jobs.jobs))
-        peer = Peer(await remoting.connection(broker.address))
-        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        assert (await peer.send("orders", b"y")).code == ResponseCode.SUCCESS
         jobs.error = None
         await until(lambda: not jobs.failing())
         assert [job.report.name for job in jobs.jobs if not job.report.runs] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,25 +31,25 @@ CREATE_TOPIC = CreateTopicRequestHeader(
 class Disk:
     """Writes of tables, each with its thread; they wait while `may_go_on` isn't set, and fail with `error`."""
 
-    def __init__(self, save: object) -> None:
+    def __init__(self, write: Callable[[JsonConfigFile], None]) -> None:
         self.written: list[tuple[str, threading.Thread]] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.error: StoreError | None = None
-        self._save = save
+        self._write = write
 
-    def save(self, file: JsonConfigFile, data: bytes) -> None:
+    def write(self, file: JsonConfigFile) -> None:
         assert self.may_go_on.wait(20)
         self.written.append((file.path.name, threading.current_thread()))
         if self.error is not None:
             raise self.error
-        self._save(file, data)  # type: ignore[operator]
+        self._write(file)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(JsonConfigFile.save)
-    monkeypatch.setattr(JsonConfigFile, "save", lambda file, data: disk.save(file, data))
+    disk = Disk(JsonConfigFile.write)
+    monkeypatch.setattr(JsonConfigFile, "write", lambda file: disk.write(file))
     yield disk
     disk.may_go_on.set()
 
