@@ -6,15 +6,15 @@ waiting. So it is passed, counted, and named in the log.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from gantrymq.errors import RecordError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.record import Record
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 
 class QueueReader:

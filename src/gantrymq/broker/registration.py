@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.topic_config import (
     PERM_READ,
@@ -30,7 +30,7 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBroke
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: How long a stopping broker waits for a NameServer to take its goodbye, in ms.
 _UNREGISTER_TIMEOUT_MS = 1000

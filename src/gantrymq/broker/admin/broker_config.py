@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -21,6 +20,7 @@ from gantrymq.config import (
     unknown_keys,
 )
 from gantrymq.errors import ConfigError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -30,7 +30,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Java's black list (`AdminBrokerProcessor.initConfigBlackList`).
 _BLACK_LIST = {"brokerConfigPath", "configBlackList", "rocketmqHome"}

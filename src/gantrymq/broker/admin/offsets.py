@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
@@ -14,6 +12,7 @@ from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -28,7 +27,7 @@ from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 _MAX_LONG = 2**63 - 1
 #: What ResetOffsetRequestHeader.offset is when the time decides.

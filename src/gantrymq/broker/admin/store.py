@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.part import Part
 from gantrymq.clock import now_ms
+from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: cleanResourceInterval; while there is more to delete, a round follows after the shorter pause.
 _CLEAN_S = 10.0

@@ -7,7 +7,6 @@ is in a `PopBuffer`, or with `order` in `OrderlyPops`; a pop runs in one go, so 
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pull import DEFAULT_PULL_BYTES
 from gantrymq.errors import GantryError, IllegalMessage, RecordError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -43,7 +43,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 _size_and_offset = unpacker("size", "queue_offset")
 

@@ -10,7 +10,6 @@ The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record t
 
 from __future__ import annotations
 
-import logging
 from time import monotonic
 
 from gantrymq import clock
@@ -24,6 +23,7 @@ from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import BodyError, IllegalMessage, StoreError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import (
     ACK_TAG,
@@ -42,7 +42,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
 from gantrymq.store.consume_queue import ConsumeQueue
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 #: The queues of a pop retry topic (`PopAckConstants.retryQueueNum`).

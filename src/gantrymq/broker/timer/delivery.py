@@ -5,7 +5,6 @@ A plain state machine that is told the time. Each step is short, however many me
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.timer.message import NEVER_ENQUEUED, delete_keys, delivered_properties
 from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_fitting
@@ -26,7 +26,7 @@ from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.timer_log import MAGIC_ROLL, TimerEntry
 from gantrymq.store.timer_store import TimerStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: So many entries of the timer log are read in one step.
 _ENTRIES = 200

@@ -9,7 +9,6 @@ A round is an iterator that gives control back after each few messages, so that 
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from struct import error as StructError
@@ -23,6 +22,7 @@ from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import ClientError, ProtocolError, RequestRefused
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -35,7 +35,7 @@ from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANS
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 #: Half messages and op messages that are read in one slice of a round, and their bytes. An op message may list some
 #: hundred half messages.

@@ -6,12 +6,12 @@ share one message: they wait here until they are written to queue 0 of RMQ_SYS_T
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.clock import now_ms
+from gantrymq.logs import peer_log
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.record import Record
@@ -19,7 +19,7 @@ from gantrymq.protocol.topic_name import TRANSACTION_OP_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 _REMOVE_TAG = b"d"
 _PROPERTIES = b"TAGS\x01%b\x02" % _REMOVE_TAG
