@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from pop_support import PopPeer, now_ms, popped
 from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.pop.waiting import LineKey, Waiter
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.consume_queue import ConsumeQueue
 
 TOPIC, GROUP = "orders", "poppers"
 INT, LONG = 2**31 - 1, 2**63 - 1
@@ -242,20 +246,9 @@ async def test_of_a_batch_of_acknowledgements_all_is_taken_that_can_be(peer: Pop
 
 async def test_ten_thousand_acknowledgements_do_not_hold_up_others(peer: PopPeer, broker: Broker) -> None:
     acks = [batch_ack(0, 0, 1, 2, pt=now_ms() + n) for n in range(10_000)]
-    longest, done = 0.0, False
-
-    async def probe() -> None:
-        nonlocal longest
-        while not done:
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
-
-    probing = asyncio.create_task(probe())
-    assert (await send_acks(peer, acks)).code == ResponseCode.SUCCESS
-    done = True
-    await probing
-    assert longest < 0.05
+    sending = asyncio.create_task(send_acks(peer, acks))
+    assert await longest_step(sending.done) < 0.05
+    assert (await sending).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
@@ -279,3 +272,87 @@ async def test_a_damaged_record_is_passed_over(peer: PopPeer, broker: Broker, is
             came += [one.body for one in found]
     expected = [b"0", b"1", b"2", b"4", b"6", b"7"]
     assert sorted(came) == sorted(expected + [b"0", b"1", b"2"] * is_retry)
+
+
+async def longest_step(work: Callable[[], bool]) -> float:
+    """The longest turn of the loop until `work` says that it is done, s; of CPU time, as the machine may be busy."""
+    longest = 0.0
+    gc.collect()
+    gc.freeze()
+    try:
+        async with asyncio.timeout(60):
+            while not work():
+                began = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - began)
+    finally:
+        gc.unfreeze()
+    return longest
+
+
+class Waits:
+    """Pops without a network: so many that wait, and what became of them."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.waiting = broker.pops.waiting
+        (self.connection,) = broker._server.connections
+        self.answered: list[bool] = []
+        self.request = RemotingCommand.request(RequestCode.POP_MESSAGE)
+
+    def hold(
+        self, line: LineKey, queues: tuple[ConsumeQueue, ...], seconds: float, answers: Callable[[], bool]
+    ) -> bool:
+        def attempt(expired: bool) -> bool:
+            # As long as a pop takes that looks at some queues.
+            end = time.thread_time() + 0.0001
+            while time.thread_time() < end:
+                pass
+            if expired or answers():
+                self.answered.append(expired)
+                return True
+            return False
+
+        deadline = asyncio.get_running_loop().time() + seconds
+        return self.waiting.hold(line, queues, Waiter(self.connection, self.request, deadline, attempt))
+
+
+async def test_many_who_wait_are_answered_in_small_steps(broker: Broker, peer: PopPeer) -> None:
+    waits = Waits(broker)
+    queue = broker.store.queue(TOPIC, 0)
+    for number in range(2000):
+        line = (TOPIC, f"group-{number % 4}", 0)
+        assert waits.hold(line, (queue,), 60, lambda: True)
+    await peer.send(TOPIC, b"x")
+    assert await longest_step(lambda: len(waits.answered) == 2000) < 0.05
+    assert not any(waits.answered)
+
+
+async def test_many_whose_time_is_up_are_answered_in_small_steps(broker: Broker, peer: PopPeer) -> None:
+    waits = Waits(broker)
+    queue = broker.store.queue(TOPIC, 0)
+    for number in range(5000):
+        assert waits.hold((TOPIC, f"group-{number % 1000}", 0), (queue,), 0, lambda: False)
+    assert await longest_step(lambda: len(waits.answered) == 5000) < 0.05
+    assert all(waits.answered)
+    assert await longest_step(lambda: not waits.waiting._lines) < 0.05
+    assert (len(waits.waiting), waits.waiting._watched) == (0, {})
+
+
+async def test_what_is_watched_has_a_bound(broker: Broker, peer: PopPeer) -> None:
+    waits = Waits(broker)
+    queues = tuple(broker.store.queue("wide", queue_id) for queue_id in range(10_000))
+    taken = [waits.hold(("wide", f"group-{n}", -1), queues, 0, lambda: False) for n in range(60)]
+    assert taken == [True] * 50 + [False] * 10
+    await until(lambda: not waits.waiting._lines)
+    assert waits.hold(("wide", "group", -1), queues, 0, lambda: False)
+
+
+async def test_a_client_that_is_gone_leaves_nothing(broker: Broker, remoting: RemotingClient) -> None:
+    other = RemotingClient()
+    await PopPeer(await other.connection(broker.address)).send(TOPIC, b"x")
+    waits = Waits(broker)
+    queue = broker.store.queue(TOPIC, 0)
+    for number in range(5000):
+        assert waits.hold((TOPIC, f"group-{number % 1000}", 0), (queue,), 60, lambda: False)
+    await other.close()
+    assert await longest_step(lambda: not len(waits.waiting)) < 0.05

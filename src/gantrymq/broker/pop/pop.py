@@ -113,7 +113,7 @@ class Popping:
         batch = self._handing_out.pop(header, topic, wanted)
         if batch.rest > 0:
             # Others who wait for the same may have the rest.
-            self._waiting.wake_soon((header.topic, header.consumer_group, header.queue_id))
+            self._waiting.wake((header.topic, header.consumer_group, header.queue_id))
         if not batch.count:
             return None
         return _answer(request, ResponseCode.SUCCESS, batch, header.invisible_time, is_orderly=bool(header.order))
@@ -136,7 +136,7 @@ class Popping:
             # A peer that doesn't take what is sent to it may wait with any number of pops: no more is gathered for it.
             is_full = connection.is_full
             try:
-                reply = None if is_full else self._attempt(header, topic, wanted, request)
+                reply = None if is_full or self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
             except Exception as e:
                 reply = error_response(e, request, connection.address)
             if reply is None and (expired or is_full):

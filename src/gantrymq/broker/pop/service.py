@@ -156,7 +156,7 @@ class PopService(Part):
         """An orderly queue is free, or will be at another time than those know who wait for it."""
         for waiting in (self.waiting, self.waiting_notifications):
             for line in (-1, queue_id):
-                waiting.wake_soon((topic, group, line))
+                waiting.wake((topic, group, line))
 
     def _expire(self) -> float:
         return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S

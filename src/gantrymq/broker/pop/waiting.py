@@ -4,15 +4,19 @@ Those of one group that ask for the same queue, or for all of a topic, form a li
 messages come they are tried from the front until one comes back empty: a thousand idle consumers cost no more than one.
 A line that is empty goes at the next look at the deadlines, once a second, so that a busy consumer doesn't set its
 watches anew for each request.
+
+Whatever is to be done, for however many, is done in turns of some milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
+from time import perf_counter
 
 from gantrymq import clock
 from gantrymq.background.jobs import Jobs
@@ -31,8 +35,12 @@ LineKey = tuple[str, str, int]
 _LOOK_S = 1.0
 #: No line is tried again sooner, s: a clock may be a little behind the other.
 _SOONEST_S = 0.001
+#: So long the loop is held at most before others get their turn, s.
+_TURN_S = 0.005
 #: The part of all places that one connection gets at most.
 _SHARE = 4
+#: All lines together watch so many queues, each counted for each line: about 100 bytes.
+MAX_WATCHES = 500_000
 
 
 @dataclass(slots=True, eq=False)
@@ -65,15 +73,20 @@ class PopWaiting(Part):
         self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
         self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
         self._count = 0
+        self._watches = 0
         #: (when, line); what a line doesn't know any more is passed over.
         self._wakes: list[tuple[float, LineKey]] = []
-        #: Lines that are tried in this turn of the loop.
-        self._soon: set[LineKey] = set()
+        #: What is to be done: lines to be tried, requests whose time is up, lines to be forgotten.
+        self._due: dict[LineKey, None] = {}
+        self._expired: deque[tuple[_Line, Waiter]] = deque()
+        self._empty: deque[LineKey] = deque()
+        self._answering = jobs.repeating(f"answer waiting {name}", self._answer)
         self._looking = jobs.repeating(f"look after waiting {name}", self._look, _LOOK_S)
         self._next_look = 0.0
         self._stopped = False
 
     async def start(self) -> None:
+        self._answering.start()
         self._looking.start()
 
     def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
@@ -85,6 +98,8 @@ class PopWaiting(Part):
             or len(of_connection) >= max(self._limit // _SHARE, 1)
             or (line is not None and len(line.waiters) >= self._line_limit)
         ):
+            return False
+        if self._watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
             return False
         if line is None:
             line = self._lines[key] = _Line()
@@ -100,21 +115,9 @@ class PopWaiting(Part):
         return self._stopped
 
     def wake(self, key: LineKey) -> None:
-        """There may be messages for this line. Not to be called from an attempt: see `wake_soon`."""
-        line = self._lines.get(key)
-        if line is None:
-            return
-        while line.waiters:
-            waiter = next(iter(line.waiters))
-            if not self._attempt(waiter, expired=False):
-                return
-            self._remove(line, waiter)
-
-    def wake_soon(self, key: LineKey) -> None:
-        """As `wake`, in the next turn of the loop; once, however often it is asked for."""
-        if not self._soon:
-            self._loop.call_soon(self._wake_these)
-        self._soon.add(key)
+        """There may be messages for this line: it is tried soon, once, however often it is asked for."""
+        self._due[key] = None
+        self._answering.wake()
 
     def wake_in(self, key: LineKey, seconds: float) -> None:
         """As `wake`, after that time; the shortest one counts. Who waits must know by then whether it was in vain."""
@@ -135,51 +138,75 @@ class PopWaiting(Part):
 
     def connection_closed(self, connection: Connection) -> None:
         """A client is gone, and its requests with it."""
-        for waiter, line in list(self._by_connection.get(connection, {}).items()):
-            self._remove(line, waiter)
+        self._expired.extend((line, waiter) for waiter, line in self._by_connection.get(connection, {}).items())
+        self._answering.wake()
 
     async def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
         self._stopped = True
         self._looking.cancel()
-        for line in list(self._lines.values()):
-            for waiter in list(line.waiters):
-                self._remove(line, waiter)
-                self._attempt(waiter, expired=True)
+        self._answering.cancel()
+        for line in self._lines.values():
+            self._expired.extend((line, waiter) for waiter in line.waiters)
+        more: float | None = 0.0
+        while more is not None:
+            more = self._answer()
+            await asyncio.sleep(0)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
-        for key in list(self._watched.get(queue, ())):
-            self.wake(key)
-
-    def _wake_these(self) -> None:
-        keys, self._soon = self._soon, set()
-        for key in keys:
+        for key in self._watched.get(queue, ()):
             self.wake(key)
 
     def _look(self) -> float:
         now = self._loop.time()
-        due = []
         while self._wakes and self._wakes[0][0] <= now:
             at, key = heapq.heappop(self._wakes)
             line = self._lines.get(key)
             if line is not None and line.wake_at == at:
                 line.wake_at = inf
-                due.append(key)
-        for key in due:
-            self.wake(key)
+                self.wake(key)
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            self._expire(now)
+            for key, line in self._lines.items():
+                self._expired.extend((line, waiter) for waiter in line.waiters if waiter.deadline <= now)
+                if not line.waiters:
+                    self._empty.append(key)
+            self._answering.wake()
         return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
 
-    def _expire(self, now: float) -> None:
-        for key, line in list(self._lines.items()):
-            for waiter in [waiter for waiter in line.waiters if waiter.deadline <= now]:
+    def _answer(self) -> float | None:
+        """A turn's share of what is to be done; None when that was all."""
+        end = perf_counter() + _TURN_S
+        while perf_counter() < end:
+            if self._expired:
+                line, waiter = self._expired.popleft()
+                if waiter in line.waiters:
+                    self._remove(line, waiter)
+                    self._attempt(waiter, expired=True)
+            elif self._due:
+                key = next(iter(self._due))
+                del self._due[key]
+                self._try(key)
+            elif self._empty:
+                self._forget(self._empty.popleft())
+            else:
+                return None
+        return 0.0
+
+    def _try(self, key: LineKey) -> None:
+        """Tries the first of a line; the next one's turn comes after other lines."""
+        line = self._lines.get(key)
+        if line is not None and line.waiters:
+            waiter = next(iter(line.waiters))
+            if self._attempt(waiter, expired=False):
                 self._remove(line, waiter)
-                self._attempt(waiter, expired=True)
-            if not line.waiters:
-                self._watch(key, line, ())
-                del self._lines[key]
+                self._due[key] = None
+
+    def _forget(self, key: LineKey) -> None:
+        line = self._lines.get(key)
+        if line is not None and not line.waiters:
+            self._watch(key, line, ())
+            del self._lines[key]
 
     def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
         """Whether the request is answered now; one whose attempt raises is answered with the error."""
@@ -202,6 +229,7 @@ class PopWaiting(Part):
                 self._watched[queue] = {}
                 self._polling.watch(queue, self._arrived)
             self._watched[queue][key] = None
+        self._watches += len(queues) - len(line.queues)
         line.queues = queues
 
     def _remove(self, line: _Line, waiter: Waiter) -> None:
