@@ -112,6 +112,17 @@ async def test_taken_port_is_named_and_the_store_left_alone(broker: Broker, tmp_
     assert not (tmp_path / "other").exists()
 
 
+async def test_the_vip_channel_is_listened_on_when_it_is_asked_for(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = Broker(config(tmp_path / "store", fast_listen_enable=True))
+    await broker.start()
+    try:
+        for port in (broker.port, broker.port - 2):
+            peer = Peer(await remoting.connection(f"127.0.0.1:{port}"))
+            assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+    finally:
+        await broker.stop()
+
+
 async def test_second_broker_on_one_directory(broker: Broker, tmp_path: Path) -> None:
     second = Broker(config(tmp_path / "store"))
     with pytest.raises(StoreLocked):

@@ -115,6 +115,7 @@ class Broker:
             self._handlers,
             host=config.bind_address,
             port=config.listen_port,
+            fast_listen=config.fast_listen_enable,
             tls=config,
             on_close=self._connection_closed,
             jobs=self.jobs,

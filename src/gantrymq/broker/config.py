@@ -34,6 +34,8 @@ class BrokerConfig(TlsConfig):
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
     listen_port: int = DEFAULT_PORT
+    #: Listens on listenPort - 2, too: the "VIP channel", which Java's clients before 4.5.1 send to.
+    fast_listen_enable: bool = False
     ha_listen_port: int = 0
     namesrv_addr: list[str] = field(default_factory=list)
     broker_permission: int = PERM_READ | PERM_WRITE
