@@ -21,7 +21,7 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.headers.topic import TopicRequestHeader
-from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.server import RemotingServer
 
 SILENT = None
@@ -113,20 +113,20 @@ class ScriptedGroupBroker:
         self.send_back_code = ResponseCode.SUCCESS
         self.committed: dict[tuple[str, int], int] = {}
         self._client_id = ""
-        self.server = RemotingServer(
-            {
-                RequestCode.HEART_BEAT: self._heartbeat,
-                RequestCode.UNREGISTER_CLIENT: lambda connection, request: RemotingCommand.response(),
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_ids,
-                RequestCode.QUERY_CONSUMER_OFFSET: self._query_offset,
-                RequestCode.UPDATE_CONSUMER_OFFSET: self._update_offset,
-                RequestCode.GET_MAX_OFFSET: lambda connection, request: _offset(self.MAX_OFFSET),
-                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda connection, request: _offset(self.OFFSET_BY_TIME),
-                RequestCode.PULL_MESSAGE: self._pull,
-                RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
-            },
-            host="127.0.0.1",
-        )
+        self.server = RemotingServer(self.handlers(), host="127.0.0.1")
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.HEART_BEAT: self._heartbeat,
+            RequestCode.UNREGISTER_CLIENT: lambda connection, request: RemotingCommand.response(),
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_ids,
+            RequestCode.QUERY_CONSUMER_OFFSET: self._query_offset,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._update_offset,
+            RequestCode.GET_MAX_OFFSET: lambda connection, request: _offset(self.MAX_OFFSET),
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda connection, request: _offset(self.OFFSET_BY_TIME),
+            RequestCode.PULL_MESSAGE: self._pull,
+            RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+        }
 
     @property
     def address(self) -> str:

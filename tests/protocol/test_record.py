@@ -238,13 +238,26 @@ def test_compressed_messages_are_plain_to_their_reader(compression: CompressionT
     ("record", "error"),
     [
         (plain(topic=b"\xff\xfe"), RecordError),
-        (plain(b"not compressed", sys_flag=COMPRESSED), CompressionError),
         (plain()[:-1], RecordError),
     ],
 )
 def test_unreadable_messages(record: bytes, error: type[ProtocolError]) -> None:
     with pytest.raises(error):
         list(decode_messages(record))
+
+
+def test_a_body_is_decompressed_when_it_is_read() -> None:
+    (message,) = decode_messages(plain(b"not compressed", sys_flag=COMPRESSED), "broker-a")
+    assert message.stored_body == b"not compressed"
+    assert not message.is_undecodable
+    for _ in range(2):
+        with pytest.raises(CompressionError, match="on broker-a: body of 14 bytes doesn't decompress"):
+            _ = message.body
+    assert message.is_undecodable
+    assert not message.is_damaged
+    assert "14 compressed" in repr(message)
+    message.body = b"mine"
+    assert message.body == b"mine"
 
 
 def test_a_message_to_send() -> None:

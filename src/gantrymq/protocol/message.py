@@ -6,15 +6,15 @@ Sources: common/message/Message, MessageExt, MessageQueue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from gantrymq.errors import RecordError
+from gantrymq.errors import CompressionError, ProtocolError, RecordError
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.compression import decompress
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, Record, decode_host, decode_record
-from gantrymq.protocol.sys_flag import COMPRESSED
+from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 
 
 class MessageQueue(NamedTuple):
@@ -82,10 +82,24 @@ class Message:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
 
 
+class _Packed:
+    """A body that is to be decompressed, to `max_size` bytes at most; `damage` says why it can't be."""
+
+    __slots__ = ("damage", "flags", "max_size", "stored")
+
+    def __init__(self, stored: bytes, flags: int, max_size: int, damage: ProtocolError | None = None) -> None:
+        self.stored = stored
+        self.flags = flags
+        self.max_size = max_size
+        self.damage = damage
+
+
 class MessageExt(Message):
     """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch."""
 
     __slots__ = (
+        "_body",
+        "_packed",
         "_raw_properties",
         "_store_host",
         "born_host_bytes",
@@ -101,7 +115,7 @@ class MessageExt(Message):
         "sys_flag",
     )
 
-    def __init__(self, record: Record, broker_name: str = "") -> None:
+    def __init__(self, record: Record, broker_name: str = "", max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
         # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull. In one
         # go: sixteen look-ups in the record by name cost a tenth of it all.
         (
@@ -126,10 +140,93 @@ class MessageExt(Message):
             self.topic = topic.decode()
         except UnicodeDecodeError as e:
             raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
-        self.body = decompress(body, sys_flag) if sys_flag & COMPRESSED else body
+        #: None until it is decompressed.
+        self._body: bytes | None = body
+        self._packed: _Packed | None = None
         self._properties = None
         self.broker_name = broker_name
-        self.sys_flag = sys_flag & ~COMPRESSED
+        self.sys_flag = sys_flag
+        if sys_flag & COMPRESSED:
+            self._body = None
+            self._packed = _Packed(body, sys_flag & (COMPRESSED | COMPRESSION_MASK), max_body_size)
+            self.sys_flag = sys_flag & ~COMPRESSED
+
+    @classmethod
+    def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:
+        """Stands for a record that can't be read, or only in part: `body` raises `damage`."""
+        message = cls(record or _UNREADABLE, queue.broker_name)
+        message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
+        message._body, message._packed = None, _Packed(b"", 0, 0, damage)
+        return message
+
+    @property
+    def body(self) -> bytes:
+        """What was sent. It is decompressed when it is first read.
+
+        Raises CompressionError when it doesn't decompress, or to too much; RecordError when the record is damaged.
+        """
+        if self._body is None:
+            self._body = self._decompress()
+        return self._body
+
+    @body.setter
+    def body(self, body: bytes) -> None:
+        self._body = body
+
+    @property
+    def is_packed(self) -> bool:
+        """The first to read `body` will decompress it."""
+        return self._body is None
+
+    def _decompress(self) -> bytes:
+        packed = self._packed
+        assert packed is not None
+        if packed.damage is None:
+            try:
+                return decompress(packed.stored, packed.flags, packed.max_size)
+            except CompressionError as e:
+                # Not again for each who reads it.
+                packed.damage = e
+        raise type(packed.damage)(f"message {self.msg_id} at {self.place}: {packed.damage}")
+
+    def decompress_if_small(self, max_size: int) -> bool:
+        """Whether `body` is there, or never will be; decompresses one of at most `max_size` bytes."""
+        packed = self._packed
+        if self._body is None and packed is not None and packed.damage is None:
+            try:
+                self._body = decompress(packed.stored, packed.flags, min(max_size, packed.max_size))
+            except CompressionError:
+                return False
+        return True
+
+    @property
+    def stored_body(self) -> bytes:
+        """The body as it is stored, compressed or not; of a damaged record none."""
+        return self._packed.stored if self._packed is not None else self.body
+
+    @property
+    def compression_flags(self) -> int:
+        """The sysFlag bits that say how `stored_body` is compressed."""
+        return self._packed.flags if self._packed is not None else 0
+
+    @property
+    def is_undecodable(self) -> bool:
+        """Reading `body` raises, as somebody has found out: another try is in vain."""
+        return self._packed is not None and self._packed.damage is not None
+
+    @property
+    def is_damaged(self) -> bool:
+        """The record itself can't be read: there is nothing to hand on."""
+        return self._packed is not None and isinstance(self._packed.damage, RecordError)
+
+    @property
+    def place(self) -> str:
+        """Where it is stored, for people."""
+        return f"offset {self.queue_offset} of queue {self.queue_id} of {self.topic} on {self.broker_name or '?'}"
+
+    def __repr__(self) -> str:
+        size = f"{len(self.stored_body)} compressed" if self._body is None else len(self._body)
+        return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={size} bytes>"
 
     @property
     def properties(self) -> dict[str, str]:
@@ -162,8 +259,12 @@ class MessageExt(Message):
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
+#: In place of a record that can't be read at all.
+_UNREADABLE = Record(0, 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, b"", b"", b"")
+
+
 def decode_messages(body: Buffer, broker_name: str = "") -> Iterator[MessageExt]:
-    """The messages of a pull's body. Raises RecordError or CompressionError."""
+    """The messages of a pull's body. Raises RecordError at the first that can't be read."""
     pos, end = 0, len(body)
     while pos < end:
         record = decode_record(body, pos)

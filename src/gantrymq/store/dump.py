@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from gantrymq.errors import CompressionError, RecordError, StoreError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.message_index import keys_of
+from gantrymq.store.index_keys import keys_of
 from gantrymq.store.offline import OfflineLog
 
 
@@ -51,11 +50,14 @@ def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
     for record in reader:
         if wanted.accepts(record):
             try:
-                yield MessageExt(record)
-            except CompressionError:
-                yield MessageExt(record._replace(sys_flag=record.sys_flag & ~COMPRESSED))
+                message = MessageExt(record)
             except RecordError as e:
                 raise StoreError(str(e)) from e
+            try:
+                _ = message.body
+            except CompressionError:
+                message.body = message.stored_body
+            yield message
     if reader.problem:
         raise StoreError(f"the log can't be read any further than {reader.end}: {reader.problem}")
 

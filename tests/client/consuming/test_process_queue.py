@@ -40,12 +40,13 @@ def test_is_full_by_count() -> None:
 
 
 def test_is_full_by_size() -> None:
-    process_queue = ProcessQueue(QUEUE, 0, FlowLimits(max_bytes=1000))
-    process_queue.put([message_at(0, b"x" * 999)])
+    large, small = message_at(0, b"x" * 999), message_at(1, b"x")
+    process_queue = ProcessQueue(QUEUE, 0, FlowLimits(max_bytes=large.store_size + small.store_size))
+    process_queue.put([large])
     assert not process_queue.is_full
-    process_queue.put([message_at(1, b"x")])
+    process_queue.put([small])
     assert process_queue.is_full
-    process_queue.remove(message_at(0, b"x" * 999))
+    process_queue.remove(large)
     assert not process_queue.is_full
 
 

@@ -26,6 +26,7 @@ from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_TIMESTAMP,
     SubscriptionData,
 )
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
@@ -46,6 +47,8 @@ class PullOptions:
     consume_from_where: str = CONSUME_FROM_LAST_OFFSET
     consume_timestamp_ms: int = 0
     batch_size: int = PULL_BATCH_SIZE
+    #: No body is decompressed to more bytes.
+    max_body_size: int = MAX_DECOMPRESSED_SIZE
     limits: FlowLimits = field(default_factory=FlowLimits)
 
 
@@ -194,6 +197,7 @@ class AssignedQueues:
             self._moved,
             # Who wants to hold few messages isn't given many at once.
             batch_size=min(self._options.batch_size, self._options.limits.max_messages),
+            max_body_size=self._options.max_body_size,
             commits=self._commits_by_pull,
             lite=self._lite,
         )

@@ -83,7 +83,7 @@ class ConsumeConcurrently:
     def _handled(self, process_queue: ProcessQueue, message: MessageExt, error: BaseException | None) -> None:
         if error is None:
             process_queue.remove(message)
-        elif self._send_back_to is None:
+        elif self._send_back_to is None or message.is_damaged:
             log.warning("handler failed on %s, which is not delivered again", message.msg_id, exc_info=error)
             process_queue.remove(message)
         else:

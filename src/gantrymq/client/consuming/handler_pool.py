@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
+from gantrymq.client.consuming.large_bodies import LargeBodies
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
@@ -120,6 +121,7 @@ class TaskPool:
         self._spare: asyncio.Task[None] | None = None
         self._closing = False
         self._loop = asyncio.get_running_loop()
+        self._large_bodies = LargeBodies()
 
     def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
         if not self._closing:
@@ -168,7 +170,10 @@ class TaskPool:
             started = now()
             tasks[task] = (source, message, started)
             error: BaseException | None = None
+            held = 0
             try:
+                if message.is_packed:
+                    held = await self._large_bodies.decompress(message)
                 await handler(message)
             except (KeyboardInterrupt, SystemExit):
                 raise  # Of the whole program.
@@ -182,6 +187,9 @@ class TaskPool:
                 error = e
             except BaseException as e:
                 error = e
+            finally:
+                if held:
+                    self._large_bodies.release(held)
             tasks[task] = None
             # As `_tell`, without the call.
             source.last_consume = ended = now()

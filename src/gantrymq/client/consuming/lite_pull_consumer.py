@@ -33,6 +33,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 )
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection, RpcHook
 
@@ -65,6 +66,7 @@ class LitePullConsumer(PullingConsumer):
         consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
         consume_timestamp_ms: int = 0,
         pull_batch_size: int = PULL_BATCH_SIZE,
+        max_body_size: int = MAX_DECOMPRESSED_SIZE,
         flow_limits: FlowLimits | None = None,
         allocate: AllocateStrategy = allocate_averagely,
         broadcasting: bool = False,
@@ -77,7 +79,9 @@ class LitePullConsumer(PullingConsumer):
         super().__init__(
             name_servers,
             group,
-            PullOptions(consume_from_where, consume_timestamp_ms, pull_batch_size, flow_limits or FlowLimits()),
+            PullOptions(
+                consume_from_where, consume_timestamp_ms, pull_batch_size, max_body_size, flow_limits or FlowLimits()
+            ),
             allocate,
             broadcasting=broadcasting,
             offset_directory=offset_directory,

@@ -84,7 +84,7 @@ _ENDS = {
 class OrderLine:
     """`messages` come in at the end. One that failed `max_reconsume_times` is buried (None: never), others wait.
 
-    `suspend_s` is how long.
+    `suspend_s` is how long. What can't be decoded is buried at once: it would fail for ever.
     """
 
     def __init__(self, max_reconsume_times: int | None, suspend_s: float) -> None:
@@ -122,6 +122,8 @@ class OrderLine:
         return Step.HANDLE
 
     def _is_hopeless(self, message: MessageExt) -> bool:
+        if message.is_undecodable:
+            return True
         return self._max_reconsume_times is not None and message.reconsume_times >= self._max_reconsume_times
 
     def _suspend(self, pause_s: float) -> Step:

@@ -149,7 +149,7 @@ class ConsumeOrderly:
     async def _bury(self, process_queue: ProcessQueue, message: MessageExt) -> None:
         event = Event.NOT_BURIED
         try:
-            if self._send_back is not None:
+            if self._send_back is not None and not message.is_damaged:
                 await self._send_back.send_anew(message, self._wire_topic(message))
             process_queue.remove(message)
             event = Event.BURIED

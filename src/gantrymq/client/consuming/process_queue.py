@@ -16,7 +16,7 @@ class FlowLimits:
 
     #: pullThresholdForQueue.
     max_messages: int = 1000
-    #: pullThresholdSizeForQueue.
+    #: pullThresholdSizeForQueue; of records as they are stored, bodies may be compressed.
     max_bytes: int = 100 * 1024 * 1024
     #: consumeConcurrentlyMaxSpan: the distance between the oldest and the newest message's queue offsets. Consumers
     #: that handle a queue in order have none.
@@ -57,12 +57,13 @@ class ProcessQueue:
         pending = self._pending
         for message in messages:
             pending[message.queue_offset] = message
-            self._bytes += len(message.body)
+            # As stored: what a body decompresses to isn't known yet.
+            self._bytes += message.store_size
 
     def remove(self, message: MessageExt) -> None:
         """Says that a message is dealt with: consumed, or sent back to the broker."""
         if self._pending.pop(message.queue_offset, None) is not None:
-            self._bytes -= len(message.body)
+            self._bytes -= message.store_size
             if self.on_room is not None:
                 self._tell_of_room()
 

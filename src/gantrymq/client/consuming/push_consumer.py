@@ -42,6 +42,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 )
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.receipt_handle import normal_topic
@@ -81,6 +82,9 @@ class PushConsumer(PullingConsumer):
 
     `client_rebalance=False`: the broker shares out the queues; a topic in POP mode there is popped, as `pop` says.
 
+    No body is decompressed to more than `max_body_size` bytes. Reading the `body` of one that decompresses to more, or
+    not at all, raises a ProtocolError, which is a failure like any other; in order such a message is tried once.
+
     `enable_trace` has each message's consumption told to `trace_topic`; `consume_hooks` are called around the handler,
     `hooks` around requests.
     """
@@ -99,6 +103,7 @@ class PushConsumer(PullingConsumer):
         consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
         consume_timestamp_ms: int = 0,
         pull_batch_size: int = PULL_BATCH_SIZE,
+        max_body_size: int = MAX_DECOMPRESSED_SIZE,
         flow_limits: FlowLimits | None = None,
         allocate: AllocateStrategy = allocate_averagely,
         broadcasting: bool = False,
@@ -119,7 +124,7 @@ class PushConsumer(PullingConsumer):
         super().__init__(
             name_servers,
             group,
-            PullOptions(consume_from_where, consume_timestamp_ms, pull_batch_size, limits),
+            PullOptions(consume_from_where, consume_timestamp_ms, pull_batch_size, max_body_size, limits),
             allocate,
             broadcasting=broadcasting,
             offset_directory=offset_directory,
@@ -220,6 +225,7 @@ class PushConsumer(PullingConsumer):
             handler,
             self._concurrency,
             self._pop,
+            self._options.max_body_size,
             self._options.consume_from_where,
             self._most_reconsume_times,
             self._strip_namespace,

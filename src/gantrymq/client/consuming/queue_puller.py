@@ -13,13 +13,14 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.process_queue import ProcessQueue
-from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, GantryError
+from gantrymq.client.pulled_messages import Unreadable, decode_pulled
+from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, GantryError, HeaderError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
-from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = peer_log(__name__)
@@ -33,6 +34,10 @@ TIMEOUT_MS = 30_000
 PULL_BATCH_SIZE = 256
 #: The pause after a failed pull; after FLOW_CONTROL PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL.
 RETRY_DELAY_S = 1.0
+#: A record that can't be read is pulled so often.
+TRIES = 3
+#: A broker that says in less time than this that there is nothing new doesn't hold pulls (longPollingEnable=false).
+SHORT_POLL_S = 0.02
 FLOW_CONTROL_DELAY_S = 0.02
 
 #: Takes the pulled messages of a queue, which its ProcessQueue already holds.
@@ -58,6 +63,7 @@ class QueuePuller:
         moved: Moved,
         *,
         batch_size: int,
+        max_body_size: int,
         commits: bool,
         lite: bool,
     ) -> None:
@@ -68,6 +74,12 @@ class QueuePuller:
         self._sink = sink
         self._moved = moved
         self._batch_size = batch_size
+        self._max_body_size = max_body_size
+        #: The last record that couldn't be read, and how often.
+        self._unreadable_offset = -1
+        self._tries = 0
+        #: The pause after a pull that brought nothing, s.
+        self._idle_s = 0.0
         self._commits = commits
         self._lite = lite
         self._tags = set(subscription.tags_set) if subscription.expression_type == EXPRESSION_TAG else set()
@@ -98,18 +110,11 @@ class QueuePuller:
         address, header = self._request()
         process_queue.last_pull = started = time.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
+        self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
         match result.status:
             case PullStatus.FOUND:
-                messages = self._decode(result)
-                process_queue.next_offset = result.next_begin_offset
-                process_queue.put(messages)
-                counters = process_queue.counters
-                counters.pulls += 1
-                counters.pull_s += time.time() - started
-                counters.pulled += len(messages)
-                if messages:
-                    self._sink(process_queue, messages)
+                return self._found(result, started)
             case PullStatus.OFFSET_ILLEGAL:
                 log.warning(
                     "offset %d of %s is not there (%d to %d are): going on at %d",
@@ -125,8 +130,59 @@ class QueuePuller:
                 self._moved(process_queue, result.next_begin_offset)
                 return inf
             case _:
-                process_queue.next_offset = result.next_begin_offset
-        return 0.0
+                offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset
+                return self._pause_after_nothing(result.next_begin_offset > offset, time.time() - started)
+
+    def _refuse_nonsense(self, result: PullResult) -> None:
+        """Raises HeaderError for an answer that would be committed, and is none: it is asked for again."""
+        offset, following = self._process_queue.next_offset, result.next_begin_offset
+        least = 0 if result.status is PullStatus.OFFSET_ILLEGAL else offset
+        if not least <= following <= max(offset, result.max_offset):
+            raise HeaderError(
+                f"the answer to a pull of offset {offset} says to go on at {following}, the queue ends at "
+                f"{result.max_offset}"
+            )
+
+    def _pause_after_nothing(self, has_gone_on: bool, took_s: float) -> float:
+        """A broker holds a pull until something comes; one that doesn't is asked less and less often."""
+        if has_gone_on or took_s > SHORT_POLL_S:
+            self._idle_s = 0.0
+        else:
+            self._idle_s = min(max(2 * self._idle_s, SHORT_POLL_S), RETRY_DELAY_S)
+        return self._idle_s
+
+    def _found(self, result: PullResult, started: float) -> float:
+        process_queue, tags, offset = self._process_queue, self._tags, self._process_queue.next_offset
+        messages, rest = decode_pulled(result.body, process_queue.queue, offset, self._max_body_size, self._in_place_of)
+        following = result.next_begin_offset if rest is None else rest
+        if rest is None and following <= (messages[-1].queue_offset if messages else offset):
+            raise HeaderError(f"what a pull of offset {offset} found is followed by offset {following}")
+        self._idle_s = 0.0
+        if tags:
+            # The broker compares hash codes only: other tags may have the same one.
+            messages = [message for message in messages if message.tags in tags or message.is_damaged]
+        process_queue.next_offset = following
+        process_queue.put(messages)
+        counters = process_queue.counters
+        counters.pulls += 1
+        counters.pull_s += time.time() - started
+        counters.pulled += len(messages)
+        if messages:
+            self._sink(process_queue, messages)
+        return 0.0 if following > offset else RETRY_DELAY_S
+
+    def _in_place_of(self, unreadable: Unreadable) -> MessageExt | None:
+        """A record that can't be read is pulled again, it may be the connection's fault; at last it is handed on so."""
+        offset = unreadable.queue_offset
+        if offset != self._unreadable_offset:
+            self._unreadable_offset, self._tries = offset, 0
+        self._tries += 1
+        place = f"offset {offset} of {self._process_queue.queue}"
+        if self._tries < TRIES:
+            log.warning("the record at %s can't be read, pulling it again: %s", place, unreadable.error)
+            return None
+        log.error("the record at %s can't be read, it is handed on without its body: %s", place, unreadable.error)
+        return unreadable.stand_in(self._process_queue.queue)
 
     def _request(self) -> tuple[str, PullMessageRequestHeader]:
         process_queue, subscription, routes = self._process_queue, self._subscription, self._client.routes
@@ -155,14 +211,6 @@ class QueuePuller:
             subscription=subscription.sub_string if self._lite else None,
             expression_type=subscription.expression_type,
         )
-
-    def _decode(self, result: PullResult) -> list[MessageExt]:
-        messages = list(decode_messages(result.body, self._process_queue.queue.broker_name))
-        if self._tags:
-            # The broker compares hash codes only: other tags may have the same one.
-            tags = self._tags
-            messages = [message for message in messages if message.tags in tags]
-        return messages
 
     async def _recover(self, error: GantryError) -> float:
         """What to do about a failed pull; returns how long to wait then, in seconds."""

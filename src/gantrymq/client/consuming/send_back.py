@@ -71,13 +71,14 @@ class SendBack:
         properties[names.RETRY_TOPIC] = topic
         properties[names.DELAY_TIME_LEVEL] = str(_FIRST_DELAY_LEVEL + message.reconsume_times)
         properties.pop(names.TRANSACTION_PREPARED, None)
+        # As it is stored: one that doesn't decompress is for whoever looks at the dead letters.
         header = SendMessageRequestHeaderV2(
             producer_group=_PRODUCER_GROUP,
             topic=retry,
             default_topic=AUTO_CREATE_TOPIC,
             default_topic_queue_nums=len(queues),
             queue_id=queue.queue_id,
-            sys_flag=0,
+            sys_flag=message.compression_flags,
             born_timestamp=now_ms(),
             flag=message.flag,
             properties=encode_properties(properties).decode(),
@@ -89,5 +90,5 @@ class SendBack:
         )
         address = self._client.routes.master_address(queue.broker_name)
         assert address is not None  # write_queues names brokers with a master only
-        command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, message.body)
+        command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, message.stored_body)
         await self._client.api.send(address, command, queue, timeout_ms=_TIMEOUT_MS)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.pulled_messages import decode_popped
 from gantrymq.errors import BodyError, BrokerError, ConnectFailed, IllegalMessage
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
@@ -21,9 +24,11 @@ from gantrymq.protocol.headers.pop import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
-from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
-from gantrymq.protocol.receipt_handle import ReceiptHandle, parse_offset_info, real_topic, retry_flag
+from gantrymq.protocol.receipt_handle import ReceiptHandle, normal_topic, parse_offset_info, real_topic, retry_flag
+
+log = peer_log(__name__)
 
 #: What the broker may take beyond the time that it waits for messages.
 _GRACE_MS = 10_000
@@ -34,9 +39,10 @@ _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
 class PopApi:
     """POP for one group."""
 
-    def __init__(self, client: ClientInstance, group: str) -> None:
+    def __init__(self, client: ClientInstance, group: str, max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
         self._client = client
         self.group = group
+        self._max_body_size = max_body_size
 
     async def pop(self, broker_name: str, header: PopMessageRequestHeader) -> list[MessageExt]:
         """Messages with their receipt handles; none when none came in `poll_time`. POLLING_FULL is a BrokerError."""
@@ -47,11 +53,24 @@ class PopApi:
             return []
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, address)
-        messages = list(decode_messages(response.body, broker_name))
+        messages = [
+            message
+            for message in decode_popped(response.body, broker_name, self._max_body_size)
+            if self._is_of(message, header.topic)
+        ]
         give_handles(messages, response.read_header(PopMessageResponseHeader), broker_name, bool(header.order))
         for message in messages:
             message.topic = header.topic
         return messages
+
+    def _is_of(self, message: MessageExt, topic: str) -> bool:
+        """Whether it was sent to `topic`, or came back to it."""
+        if message.topic == topic or normal_topic(message.topic, self.group) == topic:
+            return True
+        log.error(
+            "broker %s gave %s of topic %s for one of %s", message.broker_name, message.msg_id, message.topic, topic
+        )
+        return False
 
     async def ack(self, message: MessageExt, topic: str) -> None:
         """Says that a message popped from `topic` is consumed. Raises IllegalMessage for one that wasn't popped."""

@@ -87,6 +87,7 @@ class PoppedQueues:
         handler: MessageHandler,
         concurrency: int,
         options: PopOptions,
+        max_body_size: int,
         consume_from_where: str,
         max_reconsume_times: int,
         prepare: Callable[[Sequence[MessageExt]], None],
@@ -94,7 +95,7 @@ class PoppedQueues:
     ) -> None:
         """`prepare` is called with what was popped, before the handler."""
         self.pool: HandlerPool = handler_pool(_in_time(handler), concurrency, self._handled)
-        self._api = PopApi(client, group)
+        self._api = PopApi(client, group, max_body_size)
         self._subscriptions = subscriptions
         self._options = options
         self._init_mode = INIT_FROM_MIN if consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX

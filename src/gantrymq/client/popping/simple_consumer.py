@@ -21,6 +21,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook
@@ -43,7 +44,8 @@ class SimpleConsumer(GroupConsumer):
     """Receives messages of the subscribed topics; any number of consumers of `group` share them, message by message.
 
     A message that is not acknowledged in its invisible time comes again, to whoever asks then. After the group's
-    retry times (16) it goes to the dead letter queue.
+    retry times (16) it goes to the dead letter queue. Reading the `body` of one that doesn't decompress, or to more
+    than `max_body_size` bytes, raises CompressionError.
 
         consumer = SimpleConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic")
@@ -59,12 +61,14 @@ class SimpleConsumer(GroupConsumer):
         group: str,
         *,
         consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
+        max_body_size: int = MAX_DECOMPRESSED_SIZE,
         namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
         self._consume_from_where = consume_from_where
+        self._max_body_size = max_body_size
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
         self._greetings = Tasks(f"telling brokers what group {group} is subscribed to")
@@ -104,7 +108,7 @@ class SimpleConsumer(GroupConsumer):
             raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
-        api = PopApi(client, self._wire_group)
+        api = PopApi(client, self._wire_group, self._max_body_size)
         deadline = time.monotonic() + await_ms / 1000
         targets = await self._targets(client)
         # All are asked once without waiting; then they wait in turns.
