@@ -77,7 +77,7 @@ CHANGE, NOTIFY, INFO = RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.NOT
 
 
 def handle(**changed: int) -> str:
-    words = {"start": 0, "pop_time": now_ms(), "invisible": 60_000, "revive": 0} | changed
+    words = {"start": 0, "pop_time": 1_700_000_000_000, "invisible": 60_000, "revive": 0} | changed
     return " ".join([*map(str, words.values()), "0", "broker-a", "0", "0"])
 
 
