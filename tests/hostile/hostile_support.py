@@ -63,7 +63,9 @@ class Target:
     directory: Path
     #: Where its files are for this process.
     store: Path
+    _prober: ProberProcess
     figures: Figures = field(default_factory=Figures)
+    is_probed_out: bool = False
     _connections: list[Connection] = field(default_factory=list)
 
     @property
@@ -83,6 +85,11 @@ class Target:
         found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text(), re.MULTILINE)
         assert found is not None
         return int(found[1])
+
+    async def probe_no_more(self) -> None:
+        """For a test that ends the broker itself."""
+        self.figures = await self._prober.stop()
+        self.is_probed_out = True
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
@@ -255,21 +262,22 @@ async def under_attack(
     ):
         assert cluster.name_server is not None
         files = (directory if disk is None else disk.outside) / "broker-a"
-        target = Target(cluster.brokers[0], cluster.name_server, directory, files)
-        prober = ProberProcess(target.process, target.name_server, inevitable)
+        prober = ProberProcess(cluster.brokers[0], cluster.name_server, inevitable)
+        target = Target(cluster.brokers[0], cluster.name_server, directory, files, prober)
         try:
             await prober.ready()
             resource.prlimit(target.pid, resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
             yield target
-            target.figures = await prober.stop()
+            if not target.is_probed_out:
+                target.figures = await prober.stop()
+                assert target.process.is_running, f"the broker ended:\n{target.log[-3000:]}"
         except BaseException:
             prober.kill()
             raise
         finally:
             for connection in target._connections:
                 connection.abort()
-        figures, served = target.figures, target.process
-        assert served.is_running, f"the broker ended:\n{target.log[-3000:]}"
+    figures = target.figures
     report(
         f"{figures.rounds} rounds, slowest answer {figures.slowest_ms:.0f} ms ({figures.slowest_of}, "
         f"{figures.starved_ms:.0f} ms of it starved), {figures.memory:.0f} MiB, log {len(target.log)} bytes"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from every_request import Known, Request, hostile_bodies, hostile_fields, large_bodies, learn, unreadable_fields
-from hostile_support import UnderAttack, faults, not_yet
+from hostile_support import UnderAttack, faults
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -141,7 +141,6 @@ def _new_faults(server: ServerProcess, read: int) -> tuple[list[str], int]:
     return faults(text.decode(errors="replace")), read + len(text)
 
 
-@not_yet(reason="the revive log's units have a wrong tags code")
 @pytest.mark.parametrize("encoding", ["json", "binary"])
 async def test_fields_for_the_broker(under_attack: UnderAttack, tmp_path: Path, encoding: str) -> None:
     known = await known_to_broker(tmp_path / "learning")
@@ -150,7 +149,6 @@ async def test_fields_for_the_broker(under_attack: UnderAttack, tmp_path: Path, 
         await attack(broker.process, known, hostile_fields, binary=encoding == "binary")
 
 
-@not_yet(reason="the revive log's units have a wrong tags code")
 async def test_bodies_for_the_broker(under_attack: UnderAttack, tmp_path: Path) -> None:
     known = await known_to_broker(tmp_path / "learning")
     assert sum(one.body_type is not None for one in known) > 12

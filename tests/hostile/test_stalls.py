@@ -156,7 +156,6 @@ async def test_a_key_that_every_message_has(under_attack: UnderAttack) -> None:
             assert (await ask(begin)).code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
-@not_yet(reason="the revive log's units have a wrong tags code")
 async def test_popped_and_never_acknowledged(under_attack: UnderAttack) -> None:
     """Each message by a pop of its own, and all come back at the same time."""
     count = 20_000
@@ -226,7 +225,6 @@ _WAITING = [
 ]
 
 
-@not_yet(reason="the revive log's units have a wrong tags code")
 @pytest.mark.parametrize(("code", "header"), _WAITING)
 @pytest.mark.parametrize("end", ["wake them", "leave"])
 async def test_a_hundred_thousand_waiting_requests(

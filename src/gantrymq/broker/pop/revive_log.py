@@ -14,6 +14,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import SYSTEM_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -58,6 +59,6 @@ class ReviveLog:
             {names.TAGS: tag, names.TIMER_DELIVER_MS: str(deliver_ms), names.UNIQUE_KEY: unique_key}
         )
         queue, properties, code = self._delay(
-            appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, now_ms
+            appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
         appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)

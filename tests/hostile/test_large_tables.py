@@ -1,0 +1,211 @@
+"""A broker with many topics, groups, offsets and messages, as an attacker can make them: what is asked of it then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from every_request import Known, Request
+from hostile_support import Peer, Target, UnderAttack, frame, pull_header, send_header
+from test_every_request import Attacker, known_to_broker, known_to_name_server
+from test_stalls import fill, heartbeat
+from waiting import until
+
+from gantrymq.clock import now_ms
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.headers.offset import QueueRequestHeader, UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+
+#: How often each request is made, one after the other on one connection.
+_TIMES = 200
+#: They end what the test needs, or wait.
+_LEFT_OUT = {
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.UPDATE_BROKER_CONFIG,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV,
+}
+
+
+async def create_topics(peer: Peer, count: int) -> None:
+    """In lists as long as one request may have."""
+    for start in range(0, count, 1000):
+        configs = [TopicConfig(f"topic-{number}", 1, 1) for number in range(start, start + 1000)]
+        body = encode_json({"topicConfigList": configs})
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)).code == ResponseCode.SUCCESS
+
+
+async def make_large(peer: Peer) -> None:
+    """20,000 topics, 5,000 groups with as many offsets, 100,000 messages in one queue."""
+    await peer.send("orders", b"x")
+    await create_topics(peer, 20_000)
+    for start in range(0, 5000, 1000):
+        groups = [f"group-{number}" for number in range(start, start + 1000)]
+        body = heartbeat(f"attacker@{start}", groups)
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+        offsets = [
+            UpdateConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=0, commit_offset=1)
+            for group in groups
+            for topic in ("orders", f"topic-{start}")
+        ]
+        await asyncio.gather(*(peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header) for header in offsets))
+    await fill(peer, "orders", 100_000)
+
+
+async def test_every_request_again_and_again(under_attack: UnderAttack, tmp_path: Path) -> None:
+    brokers, name_servers = await known_to_broker(tmp_path / "learning"), await known_to_name_server(tmp_path)
+    async with under_attack() as broker:
+        await make_large(await broker.peer())
+        for process, known in ((broker.process, brokers), (broker.name_server, name_servers)):
+            for one in known:
+                if one.code not in _LEFT_OUT:
+                    await Attacker(process).ask_all([plausible(one)] * _TIMES)
+
+
+def plausible(known: Known) -> Request:
+    return Request(known.code, "as it should be", known.fields, known.body)
+
+
+@pytest.mark.parametrize("queue_nums", [(1 << 31) - 1, 1_000_000])
+async def test_a_topic_of_more_queues_than_there_can_be(
+    under_attack: UnderAttack, tmp_path: Path, queue_nums: int
+) -> None:
+    """If such a topic is made at all, each request about it ends soon."""
+    brokers = await known_to_broker(tmp_path / "learning")
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        header = CreateTopicRequestHeader(
+            topic="orders", default_topic="TBW102", read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=6
+        )
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await peer.ask(RequestCode.PULL_MESSAGE, pull_header("orders"))
+        for one in brokers:
+            if one.code not in _LEFT_OUT:
+                fields = one.fields | ({"queueId": "-1"} if "queueId" in one.fields else {})
+                requests = [plausible(one), Request(one.code, "all queues", fields, one.body)]
+                await Attacker(broker.process).ask_all(requests)
+
+
+async def test_groups_made_by_pulls(under_attack: UnderAttack) -> None:
+    count = 30_000
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        for start in range(0, count, 500):
+            headers = [pull_header("orders", consumer_group=f"group-{n}") for n in range(start, start + 500)]
+            await asyncio.gather(*(peer.ask(RequestCode.PULL_MESSAGE, header) for header in headers))
+
+
+@pytest.mark.parametrize("properties", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "2000"}], ids=["level", "timer"])
+async def test_many_messages_that_are_due_at_once(under_attack: UnderAttack, properties: dict[str, str]) -> None:
+    count = 20_000
+    async with under_attack(properties={"messageDelayLevel": "2s"}) as broker:
+        peer = await broker.peer()
+        await peer.send_many("orders", count, properties)
+
+        async def have_come() -> bool:
+            answer = await peer.ask(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic="orders", queue_id=0))
+            return answer.ext_fields.get("offset") == str(count)
+
+        await until(have_come, 60)
+
+
+async def test_many_waiting_pulls_whose_time_is_up_at_once(under_attack: UnderAttack) -> None:
+    count = 50_000
+    async with under_attack() as broker:
+        await (await broker.peer()).send("orders", b"x")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(broker.address.rsplit(":", 1)[1]))
+        writer.write(frame(RequestCode.PULL_MESSAGE, pull_header("orders", 1, suspend_ms=1500)) * count)
+        answered = 0
+        while answered < count * 100:
+            data = await reader.read(1 << 20)
+            assert data
+            answered += len(data)
+        writer.close()
+
+
+async def test_all_units_of_a_queue(under_attack: UnderAttack) -> None:
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await fill(peer, "orders", 100_000, b"a\x01b\x02")
+        for count in (100_000, (1 << 31) - 1):
+            header = QueryConsumeQueueRequestHeader(
+                topic="orders", queue_id=0, index=0, count=count, consumer_group="attackers"
+            )
+            for _ in range(5):
+                await peer.ask(RequestCode.QUERY_CONSUME_QUEUE, header)
+
+
+async def test_thousands_of_brokers_at_the_name_server(under_attack: UnderAttack) -> None:
+    """All registered by one connection, which then closes."""
+    async with under_attack() as broker:
+        for end in ("asked", "closed"):
+            peer = await broker.peer_of(broker.name_server)
+            for start in range(0, 5000, 500):
+                headers = [
+                    RegisterBrokerRequestHeader(
+                        broker_name=f"broker-{number}",
+                        broker_addr=f"10.0.{number >> 8}.{number & 255}:10911",
+                        cluster_name=f"cluster-{number % 100}",
+                        broker_id=number % 3,
+                        ha_server_addr="",
+                    )
+                    for number in range(start, start + 500)
+                ]
+                await asyncio.gather(*(peer.ask(RequestCode.REGISTER_BROKER, header) for header in headers))
+            if end == "asked":
+                asked = [peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO) for _ in range(200)]
+                assert {answer.code for answer in await asyncio.gather(*asked)} == {ResponseCode.SUCCESS}
+            peer.connection.abort()
+
+
+async def test_thousands_of_values_at_the_name_server(under_attack: UnderAttack) -> None:
+    """Each is written to a file."""
+    async with under_attack() as broker:
+        peer = await broker.peer_of(broker.name_server)
+        for start in range(0, 3000, 500):
+            headers = [
+                PutKVConfigRequestHeader(namespace=f"n{number % 7}", key=f"k{number}", value="v" * 1000)
+                for number in range(start, start + 500)
+            ]
+            await asyncio.gather(*(peer.ask(RequestCode.PUT_KV_CONFIG, header) for header in headers))
+
+
+async def test_a_stop_in_the_middle_of_it(under_attack: UnderAttack) -> None:
+    """Senders and waiting clients go on until the broker closes their connections: it stops in time, and cleanly."""
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        request = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), b"x" * 100)
+        messages = encode_batch([(0, b"x", b"")] * 50_000)
+        batch = frame(RequestCode.SEND_BATCH_MESSAGE, send_header("orders", batch=True), messages)
+        waiting = frame(RequestCode.PULL_MESSAGE, pull_header("innocent", 1 << 40, suspend_ms=60_000))
+        floods = (request * 100, batch, waiting * 100, b"")
+        attackers = [asyncio.create_task(without_end(broker, data)) for data in floods]
+        await peer.send("orders", b"x")
+        await broker.probe_no_more()
+        broker.process.begin_stop()
+        began = now_ms()
+        await until(lambda: not broker.process.is_running, 25)
+        assert now_ms() - began < 10_000
+        await asyncio.gather(*attackers)
+
+
+async def without_end(broker: Target, data: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(broker.address.rsplit(":", 1)[1]))
+    try:
+        while True:
+            writer.write(data)
+            await writer.drain()
+            if not await reader.read(1 << 20):
+                return
+    except ConnectionError:
+        return
+    finally:
+        writer.close()
