@@ -64,7 +64,7 @@ def records(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
     queue = store.find_queue(topic, queue_id)
     found: list[Record] = []
     while queue is not None and len(found) < queue.max_offset:
-        for buffer in store.get(queue, len(found), 1000, 1 << 24).buffers:
+        for buffer in store.get(queue, len(found), 1000, 1 << 24, bulk=True).buffers:
             found += decode_records(buffer)
     return found
 

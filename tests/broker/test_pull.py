@@ -8,6 +8,7 @@ import pytest
 from broker_support import Peer
 from waiting import until
 
+from gantrymq.broker import pull
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import ConnectionLost
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -16,6 +17,7 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -40,6 +42,20 @@ async def test_count_and_byte_limits(peer: Peer) -> None:
     assert len(bodies((await peer.pull("orders", max_msg_nums=3)).body)) == 3
     assert len(bodies((await peer.pull("orders", max_msg_bytes=2500)).body)) in (1, 2)
     assert len(bodies((await peer.pull("orders", max_msg_bytes=1)).body)) == 1
+
+
+async def test_bulk_readers_say_so(peer: Peer, broker: Broker) -> None:
+    """Java's limits are for all others, whatever they ask for."""
+    for i in range(50):
+        await peer.send("orders", b"%d" % i)
+    assert len(bodies((await peer.pull("orders", max_msg_nums=50)).body)) == 32
+    bulk = await peer.pull("orders", max_msg_nums=1, bulk_msg_nums=50, bulk_msg_bytes=1 << 20)
+    assert bodies(bulk.body) == [b"%d" % i for i in range(50)]
+    broker.config.store.max_bulk_transfer_count = 40
+    assert len(bodies((await peer.pull("orders", bulk_msg_nums=50)).body)) == 40
+    size = len(bulk.body) // 50
+    broker.config.store.max_bulk_transfer_bytes = 10 * size
+    assert len(bodies((await peer.pull("orders", bulk_msg_nums=50, bulk_msg_bytes=1 << 20)).body)) <= 10
 
 
 async def test_tags_are_filtered_by_hash(peer: Peer) -> None:
@@ -178,3 +194,36 @@ async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: 
         }
     finally:
         writer.close()
+
+
+async def test_waiting_pulls_are_bounded(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "MAX_HELD_OF_ONE", 3)
+    await peer.send("orders", b"x")
+    waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(3)]
+    await until(lambda: len(broker.polling) == 3)
+    assert broker.polling.count_of(next(iter(broker._server.connections))) == 3
+    refused = await peer.pull("orders", 1, suspend_ms=15_000)
+    assert (refused.code, "3 pulls wait" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    # Who doesn't wait is served.
+    assert (await peer.pull("orders", 1)).code == ResponseCode.PULL_NOT_FOUND
+    await peer.send("orders", b"y")
+    assert {response.code for response in await asyncio.gather(*waiting)} == {ResponseCode.SUCCESS}
+    assert len(broker.polling) == 0
+
+
+async def test_an_arrival_has_many_pulls_answered_bit_by_bit(
+    peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are served between."""
+    monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
+    await peer.send("orders", b"x")
+    waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(500)]
+    await until(lambda: len(broker.polling) == 500)
+    other = Peer(await remoting.connection(f"localhost:{broker.port}"))
+    await other.send("orders", b"y")
+    answered = set()
+    while not all(pull.done() for pull in waiting):
+        await other.pull("orders", 0)
+        answered.add(sum(pull.done() for pull in waiting))
+    assert len(answered) > 2
+    assert {bodies(pull.result().body)[0] for pull in waiting} == {b"y"}

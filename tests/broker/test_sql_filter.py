@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,15 +17,21 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
 from gantrymq.broker.saving import Saving
+from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.connection import CheckClientRequestBody
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.group import UnregisterClientRequestHeader
+from gantrymq.protocol.headers.pop import PopMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUSPEND
+from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
+
+#: For expressions that no other test has compiled.
+NUMBERS = itertools.count()
 
 
 def bodies(response: RemotingCommand) -> list[bytes]:
@@ -83,6 +90,50 @@ async def test_a_pull_scans_so_far_and_no_further(peer: Peer) -> None:
     first = await peer.pull("orders", subscription="a = 2", expression_type="SQL92")
     assert (first.code, first.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "800")
     assert bodies(await peer.pull("orders", 800, subscription="a = 2", expression_type="SQL92")) == [b"found"]
+
+
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.CHECK_CLIENT_CONFIG])
+async def test_others_are_served_while_an_expression_takes_its_time(
+    peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """790 times two conditions for 2,000 messages, of which none fits."""
+    monkeypatch.setattr(long_requests, "TURN_S", 0.001)
+    # POP's code doesn't fit the binary header.
+    peer.serialize_type = SerializeType.JSON
+    body = encode_batch([(0, b"", b"a\x011\x02b\x013\x02")] * 2000)
+    assert (await peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.SUCCESS
+    # A text that isn't compiled yet.
+    expression = " OR ".join(["a = 1 AND b = 2"] * 790) + f" OR c = {next(NUMBERS)}"
+    other = Peer(await remoting.connection(f"localhost:{broker.port}"))
+    await other.send("others", b"first")
+    pop = PopMessageRequestHeader(
+        consumer_group="consumers",
+        topic="orders",
+        queue_id=0,
+        max_msg_nums=32,
+        invisible_time=10_000,
+        poll_time=0,
+        init_mode=0,
+        exp=expression,
+        exp_type="SQL92",
+    )
+    check = CheckClientRequestBody("client", "consumers", subscription_data=sql("orders", expression))
+    asked = {
+        RequestCode.PULL_MESSAGE: lambda: peer.pull("orders", subscription=expression, expression_type="SQL92"),
+        RequestCode.POP_MESSAGE: lambda: peer.ask(RequestCode.POP_MESSAGE, pop),
+        RequestCode.CHECK_CLIENT_CONFIG: lambda: peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=encode_json(check)),
+    }
+    answer = asyncio.create_task(asked[code]())
+    served = 0
+    while not answer.done():
+        assert (await other.send("others", b"x")).code == ResponseCode.SUCCESS
+        served += 1
+    response = await answer
+    if code == RequestCode.PULL_MESSAGE:
+        assert (response.code, response.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "800")
+    else:
+        assert response.code in (ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT)
+    assert served > 3
 
 
 async def test_the_expression_of_the_heartbeat(peer: Peer) -> None:

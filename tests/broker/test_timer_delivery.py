@@ -101,7 +101,7 @@ class World:
         self.now_ms = due_ms
 
     def delivered(self, topic: str = "orders") -> list[str]:
-        found = self.store.get(self.store.queue(topic, 1), 0, 100_000, 1 << 24)
+        found = self.store.get(self.store.queue(topic, 1), 0, 100_000, 1 << 24, bulk=True)
         if found.status is not GetStatus.FOUND:
             return []
         return [record.body.decode() for buffer in found.buffers for record in decode_records(buffer)]

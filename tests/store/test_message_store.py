@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ from store_support import (
 )
 
 from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
-from gantrymq.protocol.record import decode_records, encode_host
-from gantrymq.store import mapped_file, message_store
+from gantrymq.protocol.record import decode_record, decode_records, encode_host
+from gantrymq.store import collect, mapped_file, message_store
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -359,10 +360,45 @@ def test_bulk_readers(tmp_path, monkeypatch):
     asked = []
     units = ConsumeQueue.units
     monkeypatch.setattr(ConsumeQueue, "units", lambda self, at, count: asked.append(count) or units(self, at, count))
-    assert store.get(queue, 0, 2000, 1 << 20).message_count == 2000
-    assert store.get(queue, 0, 1 << 30, 1 << 20).message_count == 2500
-    assert store.get(queue, 0, 0, 1 << 20).message_count == 1
-    assert asked == [2000, store.config.max_transfer_count_on_message_in_memory, 1]
+    assert store.get(queue, 0, 2000, 1 << 20, bulk=True).message_count == 2000
+    assert store.get(queue, 0, 1 << 30, 1 << 20, bulk=True).message_count == 2500
+    assert store.get(queue, 0, 0, 1 << 20, bulk=True).message_count == 1
+    assert store.get(queue, 0, 1 << 30, 1 << 20).message_count == 32
+    assert asked == [2000, store.config.max_bulk_transfer_count, 1, 32]
+    store.config.max_bulk_transfer_bytes = 1000
+    assert store.get(queue, 0, 2000, 1 << 20, bulk=True).size <= 1000
+    store.close()
+
+
+def test_limits_are_those_of_java(tmp_path):
+    store = open_store(tmp_path)
+    config = store.config
+    assert (config.max_transfer_count_on_message_in_memory, config.max_transfer_count_on_message_in_disk) == (32, 8)
+    assert config.max_transfer_bytes_on_message_in_memory == 256 * 1024
+    assert config.max_transfer_bytes_on_message_in_disk == 64 * 1024
+    store.close()
+
+
+def test_a_filter_that_takes_long_ends_a_result(tmp_path, monkeypatch):
+    """It begins where it would go on, and makes a step in any case."""
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for n in range(40):
+        put(store, queue, b"%d" % n)
+    now = [0.0]
+    monkeypatch.setattr(collect, "perf_counter", lambda: now[0])
+
+    def matches(record, wanted=()):
+        now[0] += 0.001
+        return decode_record(record).body in wanted
+
+    result = store.get(queue, 5, 32, 1 << 20, None, matches)
+    assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 8)
+    result = store.get(queue, 5, 32, 1 << 20, None, partial(matches, wanted={b"6", b"9"}))
+    assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 1, 8)
+    monkeypatch.setattr(collect, "_MATCHING_S", 0.0)
+    result = store.get(queue, 5, 32, 1 << 20, None, matches)
+    assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 6)
     store.close()
 
 

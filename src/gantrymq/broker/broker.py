@@ -141,7 +141,10 @@ class Broker:
         filters = MessageFilters(config, members, self.consumer_filters)
 
         # Messages on their way in and out.
-        self._pulling = Pulling(config, store, topics, groups, filters, offsets, deliveries, jobs=jobs)
+        long_requests = LongRequests(jobs)
+        self._pulling = Pulling(
+            config, store, topics, groups, filters, offsets, deliveries, jobs=jobs, long_requests=long_requests
+        )
         self.polling = self._pulling.polling
         appender = Appender(store, store_host, self.polling)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
@@ -149,7 +152,6 @@ class Broker:
         self._timer = Timer(config.store, appender, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
-        long_requests = LongRequests(jobs)
         self._sending = Sending(
             config, appender, topics, self._schedule, self._timer, retry, flush_waits, long_requests=long_requests
         )

@@ -143,9 +143,9 @@ class Clients(Part):
     def check_config(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Whether this broker can filter by a subscription."""
         subscription = decode_request_json(request.body, CheckClientRequestBody).subscription_data
-        if subscription is not None:
-            self._filters.check(subscription)
-        return RemotingCommand.response()
+        if subscription is None:
+            return RemotingCommand.response()
+        return self._long_requests.run(connection, request, self._filters.check_in_steps(subscription))
 
     def connection_closed(self, connection: Connection) -> None:
         self.notify(self._members.drop(connection))

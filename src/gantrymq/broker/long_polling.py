@@ -60,6 +60,7 @@ class LongPolling(Part):
         self._by_second: dict[int, set[WaitingPull]] = {}
         self._by_connection: dict[Connection, set[WaitingPull]] = {}
         self._arrived: set[ConsumeQueue] = set()
+        self._count = 0
         self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
 
@@ -75,6 +76,7 @@ class LongPolling(Part):
         self._wanted.add(pull.queue)
         self._by_second.setdefault(int(pull.deadline), set()).add(pull)
         self._by_connection.setdefault(pull.connection, set()).add(pull)
+        self._count += 1
 
     def watch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
         """Calls `watcher` whenever the queue gets messages, until `unwatch`."""
@@ -106,7 +108,11 @@ class LongPolling(Part):
             self._try(pull, expired=True)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._count
+
+    def count_of(self, connection: Connection) -> int:
+        """How many pulls of one connection wait."""
+        return len(self._by_connection.get(connection, ()))
 
     def _answer(self) -> None:
         arrived, self._arrived = self._arrived, set()
@@ -135,6 +141,7 @@ class LongPolling(Part):
             pull.connection.reply(pull.request, error_response(e, pull.request, pull.connection.address))
 
     def _remove(self, pull: WaitingPull) -> None:
+        self._count -= pull in self._by_connection.get(pull.connection, ())
         _discard(self._waiting, pull.queue, pull)
         _discard(self._by_second, int(pull.deadline), pull)
         _discard(self._by_connection, pull.connection, pull)

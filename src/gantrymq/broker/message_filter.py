@@ -7,8 +7,8 @@ queue (enableCalcFilterBitMap, off by default), which aren't written here.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -16,16 +16,19 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.errors import ClientError, RecordError, RequestRefused
-from gantrymq.filter.sql import SqlFilter, compile_sql
+from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_in_steps, compile_sql
+from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING, EXPRESSION_SQL92, EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.properties import RETRY_TOPIC, find_property
 from gantrymq.protocol.record import record_properties
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.long_requests import Steps
 
-log = logging.getLogger(__name__)
+log = peer_log(__name__)
 
 _RETRY_TOPIC = RETRY_TOPIC.encode()
 #: Characters of a tag expression that is kept for the next pull.
@@ -72,10 +75,21 @@ class MessageFilters:
             return tag_filter(subscription.sub_string)
         return self._sql_filter(name, topic, self._compiled(name, subscription, version))
 
-    def check(self, subscription: SubscriptionData) -> None:
+    def sql_of_group(self, group: str, topic: str) -> str | None:
+        """The expression of a group that filters a topic by SQL92, as far as one is known; None for tags."""
+        online = self._members.consumers.get(group)
+        subscription = None if online is None else online.subscriptions.get(topic)
+        if subscription is None or is_tag_type(subscription.expression_type):
+            return None
+        found = self._filters.find(topic, group)
+        return "" if found is None else found.expression
+
+    def check_in_steps(self, subscription: SubscriptionData) -> Steps:
         """Whether this broker can filter by a subscription (`ClientManageProcessor.checkClientConfig`)."""
         if not is_tag_type(subscription.expression_type):
+            yield from compiling(subscription.sub_string)
             self._compile(subscription.sub_string, subscription.expression_type)
+        return RemotingCommand.response()
 
     def _compile(self, expression: str, expression_type: str | None) -> SqlFilter:
         self._check_type(expression_type)
@@ -124,13 +138,24 @@ class MessageFilters:
             return True
 
 
+def compiling(expression: str) -> Generator[None, None, None]:
+    """Compiles an expression in steps. What is wrong with it is kept, and told where it is used."""
+    with suppress(ClientError):
+        yield from compile_in_steps(expression)
+
+
 def is_tag_type(expression_type: str | None) -> bool:
     """Tags are what is meant without a type, too (`ExpressionType.isTagType`)."""
     return expression_type == EXPRESSION_TAG or not expression_type
 
 
 def tag_filter(expression: str) -> MessageFilter:
-    """The filter for `*` or `a || b`."""
+    """The filter for `*` or `a || b`. Raises RequestRefused for one that is too long."""
+    if len(expression) > MAX_LENGTH:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"tags of {len(expression)} characters: at most {MAX_LENGTH} are taken",
+        )
     return _remembered(expression) if len(expression) <= _LONGEST_REMEMBERED else _tag_filter(expression)
 
 

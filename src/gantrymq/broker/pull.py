@@ -6,14 +6,14 @@ A found pull is answered with slices of the mapped log: nothing is decoded and n
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Generator
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.long_polling import LongPolling, WaitingPull
-from gantrymq.broker.message_filter import MessageFilter, MessageFilters
+from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compiling, is_tag_type
 from gantrymq.broker.part import Part
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
@@ -29,18 +29,21 @@ from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import encode_pull_head
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
-
 #: What a pull gets that names no limit of its own (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`), bytes. The
-#: store's own limits hold for all.
+#: store's own limits hold for all, others for bulk readers.
 DEFAULT_PULL_BYTES = 256 * 1024
 
 #: No pull is held longer: past it the client's connection counts as idle.
 MAX_SUSPEND_MS = 120_000
+#: So many pulls may wait, of one connection and of all. Java has no bound; a consumer has one for each of its queues.
+MAX_HELD_OF_ONE = 10_000
+MAX_HELD = 100_000
 
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -67,6 +70,7 @@ class Pulling(Part):
         deliveries: Deliveries,
         *,
         jobs: Jobs,
+        long_requests: LongRequests,
     ) -> None:
         self._config = config
         self._store = store
@@ -76,6 +80,7 @@ class Pulling(Part):
         self._offsets = offsets
         self._deliveries = deliveries
         self._loop = asyncio.get_running_loop()
+        self._long_requests = long_requests
         self.polling = LongPolling(self._retry, jobs)
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -85,17 +90,63 @@ class Pulling(Part):
         """Answers with messages, or holds the request until there are some."""
         header = decode_pull_request(request)
         queue, group = self._queue(header)
+        expression = self._sql_of(header)
+        if expression is not None:
+            steps = self._pull_filtered(connection, request, header, queue, group, expression)
+            return self._long_requests.run(connection, request, steps)
+        wanted = self._wanted(header, group)
+        self._commit(header)
+        return self._answer_or_hold(connection, request, header, queue, wanted, self._get(queue, header, wanted), group)
+
+    def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
+        """The SQL92 expression by which a pull is filtered, which takes its time; None for tags."""
         if header.sys_flag & PULL_SUBSCRIPTION:
-            wanted = self._filters.of_expression(
+            return None if is_tag_type(header.expression_type) else header.subscription or ""
+        return self._filters.sql_of_group(header.consumer_group, header.topic)
+
+    def _wanted(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return self._filters.of_expression(
                 header.consumer_group, header.topic, header.subscription or SUBSCRIBE_ALL, header.expression_type
             )
-        else:
-            wanted = self._filters.of_group(group, header.topic, header.sub_version)
+        return self._filters.of_group(group, header.topic, header.sub_version)
+
+    def _commit(self, header: PullMessageRequestHeader) -> None:
         if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        result = self._get(queue, header, wanted)
+
+    def _pull_filtered(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        queue: ConsumeQueue,
+        group: SubscriptionGroupConfig,
+        expression: str,
+    ) -> Steps:
+        """As `pull`, some milliseconds at a time."""
+        yield from compiling(expression)
+        wanted = self._wanted(header, group)
+        self._commit(header)
+        result = yield from self._get_filtered(connection, queue, header, wanted)
+        return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
+
+    def _answer_or_hold(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        queue: ConsumeQueue,
+        wanted: MessageFilter,
+        result: GetResult,
+        group: SubscriptionGroupConfig,
+    ) -> Reply:
         code = _code(result, header)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:
+            if self.polling.count_of(connection) >= MAX_HELD_OF_ONE or len(self.polling) >= MAX_HELD:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY, f"{len(self.polling)} pulls wait for messages: try again later"
+                )
             suspend_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
             deadline = self._loop.time() + suspend_ms / 1000
             self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline))
@@ -106,29 +157,71 @@ class Pulling(Part):
         """Called by `LongPolling`: messages came, or the time is up."""
         if pull.connection.is_closed:
             return
-        header = pull.header
-        group = self._groups.get(header.consumer_group)
+        # A message may have thousands of pulls answered.
+        reply = self._long_requests.run(pull.connection, pull.request, self._retry_in_steps(pull, expired))
+        if reply is not None:
+            pull.connection.reply(pull.request, reply)
+
+    def _retry_in_steps(self, pull: WaitingPull, expired: bool) -> Steps:
         if pull.connection.is_full:
             # Its peer may wait with any number of pulls; what it doesn't take isn't gathered for it.
-            queue = pull.queue
-            result = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, queue.min_offset, queue.max_offset)
+            result = _nothing(pull.queue, pull.header)
+        elif pull.wanted.matches is None:
+            result = self._get(pull.queue, pull.header, pull.wanted)
         else:
-            result = self._get(pull.queue, header, pull.wanted)
+            result = yield from self._get_filtered(pull.connection, pull.queue, pull.header, pull.wanted)
+        return self._answer_again(pull, result, expired)
+
+    def _answer_again(self, pull: WaitingPull, result: GetResult, expired: bool) -> Reply:
+        """The answer, or None when it is held once more."""
+        header = pull.header
         code = _code(result, header)
         caught_up = result.next_begin_offset >= pull.queue.max_offset
         if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
             # What was filtered out isn't looked at again.
             header.queue_offset = result.next_begin_offset
             self.polling.hold(pull)
-            return
-        pull.connection.reply(pull.request, self._answer(pull.request, code, result, group))
+            return None
+        return self._answer(pull.request, code, result, self._groups.get(header.consumer_group))
 
-    def _get(self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter) -> GetResult:
-        max_bytes = header.max_msg_bytes or DEFAULT_PULL_BYTES
-        result = self._store.get(queue, header.queue_offset, header.max_msg_nums, max_bytes, *wanted)
+    def _get(
+        self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
+    ) -> GetResult:
+        if header.bulk_msg_nums is None:
+            max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
+        else:
+            max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
+        result = self._store.get(
+            queue,
+            header.queue_offset,
+            max_messages,
+            max_bytes or DEFAULT_PULL_BYTES,
+            *wanted,
+            bulk=header.bulk_msg_nums is not None,
+            end=end,
+        )
         if result.next_begin_offset != header.queue_offset:
             self._deliveries.add(queue, header.consumer_group, result)
         return result
+
+    def _get_filtered(
+        self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter
+    ) -> Generator[None, None, GetResult]:
+        """As `_get`, which looks at records for a few milliseconds: goes on while it finds nothing.
+
+        A pull looks at as many as in Java; the next one goes on where it ended.
+        """
+        end = header.queue_offset + max(self._store.config.max_filter_message_size // UNIT_SIZE, 1)
+        while True:
+            if connection.is_full:
+                return _nothing(queue, header)
+            result = self._get(queue, header, wanted, end)
+            following = result.next_begin_offset
+            nothing_fits = result.status is GetStatus.NO_MATCHED_MESSAGE and following > header.queue_offset
+            if not nothing_fits or following >= min(end, queue.max_offset):
+                return result
+            header.queue_offset = following
+            yield
 
     def _answer(
         self, request: RemotingCommand, code: int, result: GetResult, group: SubscriptionGroupConfig | None
@@ -165,6 +258,11 @@ class Pulling(Part):
             )
         check_queue_id(readable_topic(self._topics, header.topic, "pulling"), header.queue_id)
         return self._store.queue(header.topic, header.queue_id), group
+
+
+def _nothing(queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult:
+    """Whoever asks is to ask again, from where it is."""
+    return GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, queue.min_offset, queue.max_offset)
 
 
 def _code(result: GetResult, header: PullMessageRequestHeader) -> int:

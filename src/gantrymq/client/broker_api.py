@@ -201,6 +201,8 @@ class BrokerApi:
             queue_offset=offset,
             max_msg_nums=max_messages,
             max_msg_bytes=max_bytes,
+            bulk_msg_nums=max_messages,
+            bulk_msg_bytes=max_bytes,
             sys_flag=PULL_SUBSCRIPTION,
             commit_offset=0,
             suspend_timeout_millis=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import islice
+from time import perf_counter
 
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.store.commit_log import CommitLog
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 #: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
 _MAX_PULL_BYTES = 128 * 1024 * 1024
 _LEAST_PULL_BYTES = 100
+#: A result looks for so long at most at records that have to be tested, s; the next one goes on from there.
+_MATCHING_S = 0.003
 
 _unpack_place = unpacker("size", "queue_offset", "physical_offset")
 
@@ -31,17 +34,26 @@ def collect(
     max_bytes: int,
     accepts: Callable[[int], bool] | None,
     matches: Callable[[memoryview], bool] | None,
+    *,
+    bulk: bool,
 ) -> None:
     """Puts the records of the units into the result; those that lie side by side in the log become one buffer.
 
     The result's `next_begin_offset` is the first unit's. What begins before `in_memory_from` counts as on the disk.
-    `accepts(tags_code)` and `matches(record)` say which records are wanted; None takes all.
+    `accepts(tags_code)` and `matches(record)` say which records are wanted; None takes all. Bulk readers have limits of
+    their own.
     """
     max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
     log_end = log.position
-    on_disk = True
-    most = min(max_messages, config.max_transfer_count_on_message_in_disk)
-    most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
+    on_disk = not bulk
+    if bulk:
+        most = min(max_messages, config.max_bulk_transfer_count)
+        most_bytes = min(max_bytes, config.max_bulk_transfer_bytes)
+    else:
+        most = min(max_messages, config.max_transfer_count_on_message_in_disk)
+        most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
+    # For a filter that costs much there is no bound but this.
+    matching_ends = perf_counter() + _MATCHING_S
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0
@@ -59,6 +71,8 @@ def collect(
             most = min(max_messages, config.max_transfer_count_on_message_in_memory)
             most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
         if (count >= most or total + size > most_bytes) and count:
+            break
+        if matches is not None and offset > first_offset and perf_counter() >= matching_ends:
             break
         offset += 1
         if accepts is not None and not accepts(tags_code):

@@ -63,12 +63,13 @@ class StoreConfig:
     )
     max_message_size: int = field(default=4 * 1024 * 1024, metadata={"minimum": 10, "maximum": _MAX_FILE_SIZE})
     max_filter_message_size: int = field(default=16_000, metadata={"minimum": 0})
-    # Not Java's defaults (32 and 256 KiB, 8 and 64 KiB): its clients ask for 32 messages at a time, but bulk readers
-    # such as Spark for more, and reading is sequential in mapped memory.
-    max_transfer_bytes_on_message_in_memory: int = field(default=4 * 1024 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_memory: int = field(default=10_000, metadata={"minimum": 1})
-    max_transfer_bytes_on_message_in_disk: int = field(default=1024 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_disk: int = field(default=10_000, metadata={"minimum": 1})
+    max_transfer_bytes_on_message_in_memory: int = field(default=256 * 1024, metadata={"minimum": 1})
+    max_transfer_count_on_message_in_memory: int = field(default=32, metadata={"minimum": 1})
+    max_transfer_bytes_on_message_in_disk: int = field(default=64 * 1024, metadata={"minimum": 1})
+    max_transfer_count_on_message_in_disk: int = field(default=8, metadata={"minimum": 1})
+    # Not Java's: what bulk readers, who say so, get at most. Reading is sequential in mapped memory.
+    max_bulk_transfer_bytes: int = field(default=4 * 1024 * 1024, metadata={"minimum": 1})
+    max_bulk_transfer_count: int = field(default=10_000, metadata={"minimum": 1})
     #: Per cent of the machine's memory: as much of the log's end is taken to be in the page cache.
     access_message_in_memory_max_ratio: int = field(default=40, metadata={"minimum": 0, "maximum": 100})
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"

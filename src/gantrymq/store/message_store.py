@@ -286,11 +286,15 @@ class MessageStore:
         max_bytes: int,
         accepts: Callable[[int], bool] | None = None,
         matches: Callable[[memoryview], bool] | None = None,
+        *,
+        bulk: bool = False,
+        end: int | None = None,
     ) -> GetResult:
         """The records from a queue offset on. `accepts(tags_code)` and `matches(record)` say which; None takes all.
 
-        At least one record comes however large it is; `max_transfer_*` of the configuration limit them further. No
-        result reaches over the end of a queue file. Raises StoreError when the store is closed.
+        At least one record comes however large it is; `max_transfer_*` of the configuration limit them further, or,
+        with `bulk`, `max_bulk_transfer_*`. No result reaches over the queue offset `end` or the end of a queue file,
+        and where `matches` takes long it is short. Raises StoreError when the store is closed.
         """
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -309,11 +313,24 @@ class MessageStore:
         else:
             config = self.config
             # No more are looked at than a result can have, however many are asked for.
-            wanted = min(max_messages, config.max_transfer_count_on_message_in_memory)
-            units = queue.units(offset, max(config.max_filter_message_size // UNIT_SIZE, wanted, 1))
+            most = config.max_bulk_transfer_count if bulk else config.max_transfer_count_on_message_in_memory
+            wanted = min(max_messages, most)
+            looked_at = max(config.max_filter_message_size // UNIT_SIZE, wanted, 1)
+            units = queue.units(offset, looked_at if end is None else min(looked_at, end - offset))
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
-                collect(result, units, self._log, in_memory_from, config, max_messages, max_bytes, accepts, matches)
+                collect(
+                    result,
+                    units,
+                    self._log,
+                    in_memory_from,
+                    config,
+                    max_messages,
+                    max_bytes,
+                    accepts,
+                    matches,
+                    bulk=bulk,
+                )
             else:
                 result.status = GetStatus.OFFSET_FOUND_NULL
                 result.next_begin_offset = queue.next_file_offset(offset)

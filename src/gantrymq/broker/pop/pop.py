@@ -9,7 +9,7 @@ import asyncio
 
 from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.message_filter import MessageFilter, MessageFilters
+from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compiling, is_tag_type
 from gantrymq.broker.pop.handing_out import Batch, HandingOut
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
@@ -26,6 +26,7 @@ from gantrymq.protocol.headers.pop import PeekMessageRequestHeader, PopMessageRe
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.get_result import GetStatus
 
 #: No request may be older than it was willing to wait by more, ms.
@@ -43,7 +44,10 @@ class Popping:
         handing_out: HandingOut,
         orderly: OrderlyPops,
         waiting: PopWaiting,
+        *,
+        long_requests: LongRequests,
     ) -> None:
+        self._long_requests = long_requests
         self._config = config
         self._queues = queues
         self._filters = filters
@@ -69,6 +73,20 @@ class Popping:
         self._queues.check_invisible_time(header.invisible_time)
         self._queues.check_attempt_id(header.attempt_id)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
+        if is_tag_type(header.exp_type):
+            return self._pop_or_hold(connection, request, header, topic)
+        return self._long_requests.run(connection, request, self._pop_filtered(connection, request, header, topic))
+
+    def _pop_filtered(
+        self, connection: Connection, request: RemotingCommand, header: PopMessageRequestHeader, topic: TopicConfig
+    ) -> Steps:
+        """By SQL92, which takes its time."""
+        yield from compiling(header.exp or "")
+        return self._pop_or_hold(connection, request, header, topic)
+
+    def _pop_or_hold(
+        self, connection: Connection, request: RemotingCommand, header: PopMessageRequestHeader, topic: TopicConfig
+    ) -> Reply:
         wanted = self._filter(header)
         reply = None if self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
         if reply is not None:

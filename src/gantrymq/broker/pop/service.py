@@ -92,7 +92,9 @@ class PopService(Part):
             deliveries,
             REVIVE_QUEUE_NUMS,
         )
-        popping = Popping(config, self.queues, filters, handing_out, self._orderly, self.waiting)
+        popping = Popping(
+            config, self.queues, filters, handing_out, self._orderly, self.waiting, long_requests=long_requests
+        )
         acks = PopAcks(
             config,
             offsets,

@@ -7,7 +7,11 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class PullMessageRequestHeader(Header):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); `sys_flag` holds the PULL_ bits of `protocol.sys_flag`."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); `sys_flag` holds the PULL_ bits of `protocol.sys_flag`.
+
+    `bulk_msg_nums` and `bulk_msg_bytes` are ours, and ignored by Java's brokers: with the first, a bulk reader wants so
+    many messages and bytes, whatever `max_msg_nums` and `max_msg_bytes` say to those.
+    """
 
     consumer_group: str
     topic: str
@@ -23,6 +27,8 @@ class PullMessageRequestHeader(Header):
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
     proxy_froward_client_id: str | None = None
+    bulk_msg_nums: Int32 | None = None
+    bulk_msg_bytes: Int32 | None = None
 
 
 class PullMessageResponseHeader(Header):
