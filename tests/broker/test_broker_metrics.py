@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from administration import commit, send
+from bare_store import damage
 from broker_support import Peer, config
 from pop_support import PopPeer, popped
 from transaction_support import Producer
@@ -211,6 +212,19 @@ async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
     assert figures.value("timing_messages", STORAGE, topic="orders") == 2
     assert figures.value("timer_enqueue_lag", STORAGE) == figures.value("timer_dequeue_latency", STORAGE) == 0
     assert figures.value("timer_dequeue_total", STORAGE) == 0
+
+
+async def test_damage_is_counted(peer: PopPeer, broker: Broker) -> None:
+    await peer.send("orders", b"later", properties={"DELAY": "1"})
+    await peer.send("orders", b"later", properties={"TIMER_DELAY_MS": "1000"})
+    for topic in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
+        unit = broker.store.queue(topic, 0).unit(0)
+        assert unit is not None
+        damage(broker.store, unit[0])
+    await until(lambda: broker._schedule.skipped and broker._timer.skipped)
+    figures = await scrape(broker)
+    for name, count in {"delay levels": 1, "timer": 1, "pop": 0, "transactions": 0}.items():
+        assert figures.samples["gantry_skipped_messages_total", frozenset((NODE | {"by": name}).items())] == count
 
 
 async def test_store_and_broker(peer: PopPeer, broker: Broker) -> None:

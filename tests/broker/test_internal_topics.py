@@ -39,6 +39,9 @@ async def test_no_request_writes_to_it(broker: Broker, peer: Peer, topic: str) -
     answers.append(
         await peer.send(topic, b"x", properties={"TRAN_MSG": "true", "PGROUP": "p"}, sys_flag=TRANSACTION_PREPARED)
     )
+    answers.append(
+        await peer.send(topic, b"x", code=RequestCode.SEND_REPLY_MESSAGE_V2, properties={"REPLY_TO_CLIENT": "c"})
+    )
     for answer in answers:
         assert (answer.code, answer.remark) == (
             ResponseCode.NO_PERMISSION,

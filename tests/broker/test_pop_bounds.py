@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from bare_store import damage
-from broker_support import config
+from broker_support import config, longest_step
 from pop_support import PopPeer, now_ms, popped
 from waiting import until
 
@@ -272,22 +271,6 @@ async def test_a_damaged_record_is_passed_over(peer: PopPeer, broker: Broker, is
             came += [one.body for one in found]
     expected = [b"0", b"1", b"2", b"4", b"6", b"7"]
     assert sorted(came) == sorted(expected + [b"0", b"1", b"2"] * is_retry)
-
-
-async def longest_step(work: Callable[[], bool]) -> float:
-    """The longest turn of the loop until `work` says that it is done, s; of CPU time, as the machine may be busy."""
-    longest = 0.0
-    gc.collect()
-    gc.freeze()
-    try:
-        async with asyncio.timeout(60):
-            while not work():
-                began = time.thread_time()
-                await asyncio.sleep(0)
-                longest = max(longest, time.thread_time() - began)
-    finally:
-        gc.unfreeze()
-    return longest
 
 
 class Waits:

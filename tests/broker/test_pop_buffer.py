@@ -164,3 +164,17 @@ def test_what_is_passed_over_moves_no_offset_over_what_is_out() -> None:
     assert (pops.next_offset(QUEUE), offsets.query("g", "t", 0)) == (100, 0)
     pops.ack(checkpoint(0, 3).key, [0, 1, 2])
     assert offsets.query("g", "t", 0) == 100
+
+
+def test_what_is_passed_over_takes_one_place() -> None:
+    pops, _, offsets = buffer()
+    pops.add(checkpoint(0), 0, 1, 0)
+    for offset in range(2, 1000):
+        pops.skip(QUEUE, offset)
+    pops.add(checkpoint(999), 0, 1000, 0)
+    pops.skip(QUEUE, 1500)
+    assert pops.held_offsets == 4
+    pops.ack(checkpoint(0).key, [0])
+    assert offsets.query("g", "t", 0) == 999
+    pops.ack(checkpoint(999).key, [999])
+    assert (offsets.query("g", "t", 0), pops.held_offsets) == (1500, 0)

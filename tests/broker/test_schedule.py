@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
-from broker_support import config
+from broker_support import config, longest_step
 from waiting import until
 
 from gantrymq import clock
@@ -93,6 +93,28 @@ async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
     world.schedule._deliveries[1].wake()
     await until(lambda: world.passed() == 3)
     assert bodies(world.store, "orders") == [b"0", b"1", b"2"]
+
+
+async def test_all_levels_together_hold_the_loop_for_one_turn(world: World, tmp_path: Path) -> None:
+    """The largest messages that are due at the same time, of each level."""
+    levels = 18
+    schedule = Schedule(
+        tmp_path / "levels.json",
+        [DELAY_MS] * levels,
+        world.appender,
+        world.jobs,
+        saving=Saving(config(tmp_path), world.jobs),
+    )
+    body = b"x" * 1_500_000
+    for level in range(1, levels + 1):
+        for _ in range(2):
+            queue = world.store.queue("orders", level)
+            queue, properties, code = schedule.redirect(queue, b"", level, clock.now_ms())
+            world.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, code)
+    await schedule.start()
+    assert await longest_step(lambda: list(schedule.offsets().values()) == [2] * levels) < 0.05
+    assert {world.store.queue("orders", level).max_offset for level in range(1, levels + 1)} == {2}
+    await schedule.stop()
 
 
 async def test_a_queue_that_lost_its_end_goes_on(world: World) -> None:

@@ -204,6 +204,21 @@ def test_ten_thousand_in_one_slot_come_in_order_in_small_steps(world: World) -> 
     assert world.delivered() == [str(n) for n in range(10_000)]
 
 
+def test_large_messages_that_take_others_back_are_read_in_small_steps(world: World) -> None:
+    world.send("drop", 500, key="B")
+    for _ in range(20):
+        world.send("x" * 1_000_000, 500, key="B", TIMER_DEL_UNIQKEY="B")
+    world.work()
+    world.now_ms += 1000
+    steps = 0
+    while world.timer.due_ms() is not None:
+        world.timer.step(world.now_ms)
+        steps += 1
+    # No more than two megabytes in one step.
+    assert steps > 10
+    assert world.delivered() == []
+
+
 @pytest.mark.parametrize("delete_key", ["B", "orders+B"])
 def test_taken_back(world: World, delete_key: str) -> None:
     world.send("keep", 5000, key="A")

@@ -205,6 +205,7 @@ class Broker:
             self._timer,
             self._transactions,
             self.pops,
+            self._schedule,
             jobs,
             self._server.loop_watch,
         )

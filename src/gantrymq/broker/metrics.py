@@ -18,6 +18,7 @@ from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.service import PopService
+from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
@@ -58,6 +59,7 @@ class BrokerMetrics(Part):
         timer: Timer,
         transactions: Transactions,
         pops: PopService,
+        schedule: Schedule,
         jobs: Jobs,
         loop_watch: LoopWatch,
     ) -> None:
@@ -78,6 +80,7 @@ class BrokerMetrics(Part):
         self._timer = timer
         self._transactions = transactions
         self._pops = pops
+        self._schedule = schedule
         self._jobs = jobs
         self._loop_watch = loop_watch
         self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
@@ -99,6 +102,7 @@ class BrokerMetrics(Part):
         if self._config.store.timer_wheel_enable:
             yield from self._timers()
         yield from self._popping()
+        yield from self._skipped()
         yield from job_metrics(self._jobs, self._labels)
         yield from self._loop_watch.metrics(self._labels)
 
@@ -265,6 +269,19 @@ class BrokerMetrics(Part):
             Kind.GAUGE,
             "Records of the revive topic that aren't read yet, by queue.",
             [(self._of(queue_id=str(id_)), lag) for id_, lag in enumerate(self._pops.revive_lags())],
+        )
+
+    def _skipped(self) -> Iterator[Metric]:
+        counts = {
+            "delay levels": self._schedule.skipped,
+            "timer": self._timer.skipped,
+            "pop": self._pops.skipped,
+            "transactions": self._transactions.skipped,
+        }
+        yield _counter(
+            "gantry_skipped_messages_total",
+            "Messages on their way inside the broker that are damaged or can't be delivered: the log names each.",
+            [(self._of(by=name), count) for name, count in counts.items()],
         )
 
     # -- labels -------------------------------------------------------------------------------------------------

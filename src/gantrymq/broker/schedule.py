@@ -7,6 +7,7 @@ and only its head matters. How far each level has got is delayOffset.json.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -30,10 +31,9 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: Messages of one level that are delivered before the loop gets its turn, and for how long, s: 18 may have their turn
-#: one behind the other.
+#: Messages of one level that are delivered before the loop gets its turn, and for how long all levels may hold it, s.
 _BATCH = 256
-_TURN_S = 0.002
+_TURN_S = 0.005
 #: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
 _AFTER_ERROR_S = 10.0
 
@@ -52,6 +52,8 @@ class Schedule(Part):
         self._appender = appender
         self._reader = QueueReader(appender.store, "delayed messages")
         self._offsets = _DelayOffsets()
+        #: When the levels have held the loop for long enough; 0 before the first one's turn.
+        self._turn_ends = 0.0
         self._deliveries = {
             level: jobs.repeating(
                 f"deliver delay level {level}", partial(self._deliver_due, level), after_error_s=_AFTER_ERROR_S
@@ -109,10 +111,17 @@ class Schedule(Part):
 
         Raises GantryError or OSError when the store takes nothing; what is stored isn't stored once more.
         """
+        began = monotonic()
+        if not self._turn_ends:
+            self._turn_ends = began + _TURN_S
+            asyncio.get_running_loop().call_soon(self._turn_ended)
+        elif began >= self._turn_ends:
+            # The levels before it have used up this turn of the loop.
+            return 0.0
         queue = self._queue(level)
         delay_ms = self._levels_ms[level - 1]
         offset = self._offsets.offset_table.get(level, 0)
-        now_ms, end = clock.now_ms(), monotonic() + _TURN_S
+        now_ms = clock.now_ms()
         for next_offset, record in self._reader.records(queue, offset, _BATCH):
             if record is not None:
                 due_ms = record.store_timestamp + delay_ms
@@ -120,9 +129,12 @@ class Schedule(Part):
                     return (due_ms - now_ms) / 1000
                 self._deliver(queue, record)
             self._advance(level, next_offset)
-            if monotonic() >= end:
+            if monotonic() >= self._turn_ends:
                 break
         return inf if self._offsets.offset_table.get(level, 0) >= queue.max_offset else 0.0
+
+    def _turn_ended(self) -> None:
+        self._turn_ends = 0.0
 
     def _deliver(self, queue: ConsumeQueue, record: Record) -> None:
         try:

@@ -154,7 +154,11 @@ class PopBuffer:
         if entry is None or self._was_moved(queue, entry):
             topic, group, queue_id = queue
             entry = self._queues[queue] = _Queue(self._offsets.query(group, topic, queue_id), deque())
-        entry.pops.append(pop)
+        if pop.is_settled and entry.pops and entry.pops[-1].is_settled:
+            # While the first ones wait, a subscription may pass over any number of messages.
+            entry.pops[-1].next_offset = pop.next_offset
+        else:
+            entry.pops.append(pop)
         self._commit(queue, entry)
 
     def _settle(self, pop: _Pop) -> None:

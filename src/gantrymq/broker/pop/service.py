@@ -136,6 +136,11 @@ class PopService(Part):
         self.waiting.connection_closed(connection)
         self.waiting_notifications.connection_closed(connection)
 
+    @property
+    def skipped(self) -> int:
+        """Records and messages that were lost since the start, since they can't be read or brought back."""
+        return self._revive.skipped
+
     def revive_lags(self) -> list[int]:
         """By revive queue, how many of its records aren't read yet."""
         return self._revive.lags()

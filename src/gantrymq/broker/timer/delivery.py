@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 
 from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.real_queue import real_queue
@@ -28,8 +27,9 @@ from gantrymq.store.timer_store import TimerStore
 
 log = peer_log(__name__)
 
-#: So many entries of the timer log are read in one step.
+#: So many entries of the timer log are read in one step, and so many bytes of records that take others back.
 _ENTRIES = 200
+_GATHERED_BYTES = 1024 * 1024
 
 #: What a message can do without where its properties have no room for more, first what was added last.
 _ABOUT_WAITING = (names.TIMER_DEQUEUE_MS, names.TIMER_ENQUEUE_MS, names.TIMER_ROLL_TIMES)
@@ -195,19 +195,24 @@ class TimerDelivery:
 
     def _gather(self, slot: _Slot) -> None:
         """Looks at some more entries: what takes others back has to be known first."""
-        count = 0
+        count = size = 0
         try:
-            for place, entry in islice(slot.chain, _ENTRIES):
+            while count < _ENTRIES and size < _GATHERED_BYTES:
+                found = next(slot.chain, None)
+                if found is None:
+                    slot.is_gathered = True
+                    return
+                place, entry = found
                 count += 1
                 if entry.is_delete:
                     slot.taken_back |= self._taken_back(entry)
+                    size += entry.size
                 else:
                     slot.places.append(place)
         except (StoreError, OSError):
             # Nothing is delivered yet: it begins anew.
             self._slot = None
             raise
-        slot.is_gathered = count < _ENTRIES
 
     def _taken_back(self, entry: TimerEntry) -> set[tuple[str, str]]:
         """(topic, delete key) of a message that takes another one back."""

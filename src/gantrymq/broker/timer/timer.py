@@ -215,6 +215,11 @@ class Timer(Part):
         """Messages that wait, by topic."""
         return self._metrics.counts()
 
+    @property
+    def skipped(self) -> int:
+        """Messages that were lost since the start, since they can't be read or delivered."""
+        return self._delivery.skipped
+
     def totals(self) -> Iterator[tuple[str, int]]:
         """Messages that went onto the wheel, and from there on, since the start."""
         yield "enqueue", self._delivery.taken_in

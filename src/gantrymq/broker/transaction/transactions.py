@@ -124,6 +124,11 @@ class Transactions(Part):
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
             raise
 
+    @property
+    def skipped(self) -> int:
+        """Half messages and op messages that couldn't be read since the start."""
+        return self._check.skipped
+
     def open_count(self) -> int:
         """How many half messages wait for their transaction's end."""
         return self._check.open_count
