@@ -52,7 +52,7 @@ def collect(
         "Brokers that are registered.",
         [({"cluster": cluster, "role": role}, count) for (cluster, role), count in sorted(brokers.items())],
     )
-    yield gauge("rocketmq_topic_number", "Topics of all brokers.", len(table.all_topics().topic_list))
+    yield gauge("rocketmq_topic_number", "Topics of all brokers.", table.topic_count)
     yield gauge("rocketmq_namesrv_connections", "Connections of brokers and clients.", connections)
     yield gauge("rocketmq_namesrv_uptime_seconds", "Time since the start.", uptime_s)
     yield Metric(

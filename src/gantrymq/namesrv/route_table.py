@@ -404,6 +404,10 @@ class RouteTable:
         broker = self._brokers.get(broker_name)
         return dict(broker.broker_addrs) if broker is not None else {}
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def all_topics(self) -> TopicList:
         return TopicList(self._topics.names())
 
