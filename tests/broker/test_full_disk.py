@@ -182,3 +182,29 @@ async def test_transactions_end_once_there_is_room(tmp_path: Path) -> None:
     finally:
         await producer.client.close()
         await broker.stop()
+
+
+async def test_a_slot_is_finished_when_the_broker_stops(tmp_path: Path, remoting: RemotingClient) -> None:
+    async with started(tmp_path, remoting) as (broker, peer):
+        due = str(now_ms() + 1200)
+        for n in range(400):
+            await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due})
+        await until(lambda: broker.store.queue(TOPIC, 0).max_offset > 0)
+    async with started(tmp_path, remoting) as (broker, peer):
+        await until(lambda: broker._timer.behind().waiting == 0)
+        assert bodies(broker.store, TOPIC) == [b"%d" % n for n in range(400)]
+
+
+async def test_a_slot_that_cannot_be_finished_is_no_reason_not_to_stop(
+    tmp_path: Path, remoting: RemotingClient
+) -> None:
+    async with started(tmp_path, remoting) as (broker, peer):
+        for n in range(3):
+            await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": str(now_ms() + 500)})
+        await until(lambda: broker._timer.waiting() == {TOPIC: 3})
+        with full_disk(broker.store):
+            await until(lambda: broker._timer.behind().overdue_ms > 0 and broker._timer._delivery.is_delivering)
+            await broker.stop()
+    async with started(tmp_path, remoting) as (broker, peer):
+        await until(lambda: broker._timer.waiting() == {TOPIC: 0})
+        assert bodies(broker.store, TOPIC) == [b"0", b"1", b"2"]

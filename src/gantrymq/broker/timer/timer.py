@@ -20,7 +20,7 @@ from gantrymq.broker.timer.delivery import Step, TimerDelivery
 from gantrymq.broker.timer.message import slot_time
 from gantrymq.broker.timer.metrics import TimerMetrics
 from gantrymq.clock import now_ms
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -101,14 +101,22 @@ class Timer(Part):
         self._delivering.cancel()
         await self._flushing.stop()
         try:
-            end = self._loop.time() + _FINISH_S
-            while self._delivery.is_delivering and self._loop.time() < end:
-                if self._delivery.step(now_ms()) is Step.BLOCKED:
-                    break
+            await self._finish_slot()
             if self._files.is_used:
                 await self._flush()
         finally:
             self._files.close()
+
+    async def _finish_slot(self) -> None:
+        """A slot that is left half delivered comes again as a whole after the next start."""
+        end = self._loop.time() + _FINISH_S
+        more = True
+        try:
+            while more and self._delivery.is_delivering and self._loop.time() < end:
+                more = self._turn() == 0.0
+                await asyncio.sleep(0)
+        except (StoreError, OSError) as e:
+            log.error("what is due isn't delivered before the stop: %s", e)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
