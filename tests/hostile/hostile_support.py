@@ -91,6 +91,20 @@ class Target:
         self.figures = await self._prober.stop()
         self.is_probed_out = True
 
+    async def start_again(self) -> None:
+        """After its end: on the same store, and stopped again at once."""
+        properties = load_properties(self._config)
+        again = ServerProcess("broker", "broker-a", self.directory, properties, ())
+        try:
+            again.wait_until_ready(time.monotonic() + 30)
+        finally:
+            again.stop()
+        self.process = again
+
+    @property
+    def _config(self) -> Path:
+        return self.directory / "conf" / "broker-a.properties"
+
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
@@ -295,7 +309,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> N
         assert server._process.returncode == 0, f"{server.name} had to be killed"
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)
         assert not found, f"{server.name}: {found[:5]}"
-    settings = load_properties(target.directory / "conf" / f"{target.process.name}.properties")
+    settings = load_properties(target._config)
     settings |= {"storePathRootDir": str(target.store), "storePathCommitLog": str(target.store / "commitlog")}
     report = verify(from_properties(StoreConfig, settings, source="the broker's configuration"))
     assert not report.problem_count, report.problems[:5]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +20,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.processes import ServerProcess
@@ -30,8 +36,13 @@ UNANSWERED = {
 }
 #: Codes from here on don't fit a binary header.
 _JSON_ONLY = 1 << 15
+#: A line of Prometheus' text format.
+_FIGURE = re.compile(r'#.*|[a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\\n]|\\.)*",?)*\})? \S+')
 #: No answer for so long: there is none.
 _SILENCE_S = 2.0
+
+#: All requests of a code together write no more into the log: 20 lines for each place in the code.
+MOST_LINES = 100
 
 Attacks = Callable[[Known], Iterator[Request]]
 
@@ -43,6 +54,8 @@ class Attacker:
         host, port = server.address.rsplit(":", 1)
         self._address = host, int(port)
         self._binary = binary
+        #: How often each code was answered.
+        self.answers = Counter[int]()
 
     async def ask_all(self, requests: list[Request]) -> list[Request]:
         """Sends all at once; those that got no answer."""
@@ -59,7 +72,9 @@ class Attacker:
                     break
                 if not data:
                     break
-                waiting -= {answer.opaque for answer in frames.feed(data)}
+                answers = list(frames.feed(data))
+                waiting -= {answer.opaque for answer in answers}
+                self.answers.update(answer.code for answer in answers)
             return [requests[opaque] for opaque in sorted(waiting)]
         finally:
             writer.close()
@@ -116,22 +131,33 @@ async def _known(server: Broker | NameServer) -> list[Known]:
 
 async def attack(
     server: ServerProcess, known: list[Known], attacks: Attacks, *, binary: bool, at_once: int = 1000
-) -> None:
-    """All attacks on all codes. Fails with the requests that got no answer, or that brought a fault into the log."""
+) -> Counter[int]:
+    """All attacks on all codes; how often they were answered with which code.
+
+    Fails with the requests that got no answer, or that brought a fault into the log.
+    """
     attacker = Attacker(server, binary=binary)
     failures = []
     read = server.log_path.stat().st_size
     for one in known:
         requests = list(attacks(one))
+        lines = _lines(server)
         unanswered = []
         for start in range(0, len(requests), at_once):
             unanswered += await attacker.ask_all(requests[start : start + at_once])
         if one.code not in UNANSWERED:
             failures += [f"{one.code}, {request.what}: no answer" for request in unanswered]
+        if (written := _lines(server) - lines) > MOST_LINES:
+            failures.append(f"{one.code}: {len(requests)} requests wrote {written} lines into the log")
         found, read = _new_faults(server, read)
         if found:
             failures.append(f"{one.code}: {found[0]}")
     assert not failures, "\n".join(failures)
+    return attacker.answers
+
+
+def _lines(server: ServerProcess) -> int:
+    return server.log_path.read_bytes().count(b"\n")
 
 
 def _new_faults(server: ServerProcess, read: int) -> tuple[list[str], int]:
@@ -145,8 +171,52 @@ def _new_faults(server: ServerProcess, read: int) -> tuple[list[str], int]:
 async def test_fields_for_the_broker(under_attack: UnderAttack, tmp_path: Path, encoding: str) -> None:
     known = await known_to_broker(tmp_path / "learning")
     assert sum(bool(one.fields) for one in known) > 50
-    async with under_attack(properties={"recallMessageEnable": "true"}) as broker:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    properties = {"recallMessageEnable": "true", "metricsPort": str(port)}
+    async with under_attack(properties=properties) as broker:
         await attack(broker.process, known, hostile_fields, binary=encoding == "binary")
+        figures = await asyncio.to_thread(read_figures, port)
+        assert not [line for line in figures.splitlines() if not _FIGURE.fullmatch(line)]
+    assert not list(broker.directory.rglob("escaped*"))
+
+
+def read_figures(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+#: A user of 5.x, who may do everything; and what somebody else may say of himself.
+_ROOT = '{"username":"root","password":"secret"}'
+_CREDENTIALS: list[dict[str, str | bytes]] = [
+    {"AccessKey": access_key, "Signature": signature}
+    for access_key in ("", "root", "nobody", "x" * 32_768, "a\nb\x00")
+    for signature in ("", "x", "\xff" * 32_768)
+]
+
+
+async def test_fields_of_those_who_have_no_rights(under_attack: UnderAttack, tmp_path: Path) -> None:
+    """None gets further than to be told so. The innocent needs no rights here: its two codes are on the white lists."""
+    open_to_all = "310,11"
+    properties = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "initAuthenticationUser": _ROOT,
+        "authenticationWhitelist": open_to_all,
+        "authorizationWhitelist": open_to_all,
+    }
+    known = [one for one in await known_to_broker(tmp_path / "learning") if one.code not in (310, 11)]
+
+    def strangers(one: Known) -> Iterator[Request]:
+        for credentials in ({}, *_CREDENTIALS):
+            for request in islice(hostile_fields(one), 3):
+                yield replace(request, fields={**request.fields, **credentials})
+            yield Request(one.code, "as it should be", {**one.fields, **credentials}, one.body)
+
+    async with under_attack(properties=properties) as broker:
+        answers = await attack(broker.process, known, strangers, binary=False)
+        assert set(answers) == {ResponseCode.NO_PERMISSION}, answers
 
 
 async def test_bodies_for_the_broker(under_attack: UnderAttack, tmp_path: Path) -> None:
