@@ -64,8 +64,8 @@ async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(
     await until(lambda: {name for name, _ in disk.written} >= set(names))
     assert sorted(name for name, _ in disk.written if name in names) == names
     assert all(thread is not threading.main_thread() for _, thread in disk.written)
-    content = (broker.config.store.config_directory / "subscriptionGroup.json").read_bytes()
-    assert b"group-499" in content
+    table = broker.config.store.config_directory / "subscriptionGroup.json"
+    await until(lambda: table.exists() and b"group-499" in table.read_bytes())
 
 
 @pytest.mark.parametrize("request_of", ["a topic", "a group", "offsets"])
@@ -156,9 +156,9 @@ async def test_what_changes_while_it_is_written_is_written_again(disk: Disk, tmp
     table = Table(saving, tmp_path / "table")
     await saving.start()
     disk.may_go_on.clear()
-    first = asyncio.create_task(table.file.written())
+    first = asyncio.ensure_future(table.file.written())
     await until(lambda: table.encoded)
-    second = asyncio.create_task(table.file.written())
+    second = asyncio.ensure_future(table.file.written())
     await asyncio.sleep(0)
     disk.may_go_on.set()
     await asyncio.gather(first, second)

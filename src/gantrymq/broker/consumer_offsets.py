@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,9 +31,9 @@ class ConsumerOffsets(Part):
     def load(self) -> None:
         self._table = self._file.load(_OffsetFile) or self._table
 
-    async def written(self) -> None:
-        """Returns when all changes are on the disk. Raises StoreError."""
-        await self._file.written()
+    def written(self) -> Awaitable[None]:
+        """Done when all changes are on the disk. Raises StoreError."""
+        return self._file.written()
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """The next offset to consume, None if the group never committed one."""

@@ -56,13 +56,15 @@ class TableFile:
         self.is_changed = self.is_urgent = True
         self._saving.wake(SOON_S)
 
-    async def written(self) -> None:
-        """Returns when all that has changed so far is on the disk. Raises StoreError."""
+    def written(self) -> asyncio.Future[None]:
+        """Done when all that has changed so far is on the disk. Raises StoreError."""
         self.is_changed = self.is_urgent = True
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
+        # Nobody may wait any more.
+        waiter.add_done_callback(lambda waiter: waiter.cancelled() or waiter.exception())
         self._saving.wake(0.0)
-        await waiter
+        return waiter
 
     async def write(self) -> None:
         """Writes the content, in another thread. Raises StoreError; then it is still to be written."""

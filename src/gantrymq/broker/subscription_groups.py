@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 
 from gantrymq.broker.part import Part
@@ -32,9 +32,9 @@ class SubscriptionGroupTable(Part):
     def load(self) -> None:
         self._table = self._file.load(SubscriptionGroupWrapper) or self._table
 
-    async def written(self) -> None:
-        """Returns when all changes are on the disk. Raises StoreError."""
-        await self._file.written()
+    def written(self) -> Awaitable[None]:
+        """Done when all changes are on the disk. Raises StoreError."""
+        return self._file.written()
 
     @property
     def table(self) -> SubscriptionGroupWrapper:

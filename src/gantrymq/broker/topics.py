@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
@@ -65,9 +65,9 @@ class BrokerTopics(Part):
             self._table.topic_config_table[topic.topic_name] = topic
             self.system_topics.add(topic.topic_name)
 
-    async def written(self) -> None:
-        """Returns when all changes are on the disk. Raises StoreError."""
-        await self._file.written()
+    def written(self) -> Awaitable[None]:
+        """Done when all changes are on the disk. Raises StoreError."""
+        return self._file.written()
 
     @property
     def table(self) -> TopicConfigTable:
