@@ -80,7 +80,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-keyout", key, "-out", cert],
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
         check=True,
         capture_output=True,
         timeout=60,
