@@ -93,7 +93,7 @@ class Target:
 
     async def start_again(self) -> None:
         """After its end: on the same store, and stopped again at once."""
-        properties = load_properties(self._config)
+        properties = load_properties(self.config)
         again = ServerProcess("broker", "broker-a", self.directory, properties, ())
         try:
             again.wait_until_ready(time.monotonic() + 30)
@@ -102,7 +102,8 @@ class Target:
         self.process = again
 
     @property
-    def _config(self) -> Path:
+    def config(self) -> Path:
+        """Its file."""
         return self.directory / "conf" / "broker-a.properties"
 
     def descriptors(self) -> int:
@@ -309,7 +310,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> N
         assert server._process.returncode == 0, f"{server.name} had to be killed"
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)
         assert not found, f"{server.name}: {found[:5]}"
-    settings = load_properties(target._config)
+    settings = load_properties(target.config)
     settings |= {"storePathRootDir": str(target.store), "storePathCommitLog": str(target.store / "commitlog")}
     report = verify(from_properties(StoreConfig, settings, source="the broker's configuration"))
     assert not report.problem_count, report.problems[:5]

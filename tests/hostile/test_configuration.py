@@ -11,9 +11,10 @@ from hostile_support import Peer, UnderAttack, pull_header
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.config import from_properties, parse_properties, to_properties
+from gantrymq.config import from_properties, load_properties, parse_properties, to_properties
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.config import StoreConfig
 
@@ -55,6 +56,62 @@ async def works(peer: Peer) -> bool:
     waiting = asyncio.create_task(peer.ask(RequestCode.PULL_MESSAGE, pull_header(topic, offset + 1, suspend_ms=5000)))
     await peer.send(topic, b"x" * 100)
     return found.code == (await waiting).code == ResponseCode.SUCCESS
+
+
+_TEXTS = {
+    "backslashes": "\\" * 1_000_000,
+    "signs": "=" * 1_000_000,
+    "blanks": " " * 1_000_000 + "x",
+    "continued": "a\\\n" * 300_000,
+    "lines": "a=b\n" * 250_000,
+    "escapes": "\\u" * 300_000,
+    "comment": "#" * 1_000_000,
+}
+#: Keys that nobody changes from outside, and other ways to write one.
+_FIXED = ("listenPort", "listen\\u0050ort", " listenPort", "storePathRootDir", "brokerConfigPath", "brokerName")
+
+
+@pytest.mark.parametrize("name", _TEXTS)
+async def test_texts_that_are_hard_to_parse(under_attack: UnderAttack, name: str) -> None:
+    async with under_attack() as broker:
+        peer, other = await broker.peer(), await broker.peer_of(broker.name_server)
+        for _ in range(3):
+            await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=_TEXTS[name].encode())
+            await other.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=_TEXTS[name].encode())
+
+
+async def test_values_that_hold_other_keys(under_attack: UnderAttack) -> None:
+    """A value with lines of its own is one value in the file, too, and what may not be changed isn't."""
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        before = load_properties(broker.config)
+        for value in ("x\\u000alistenPort=1", "x\\nlistenPort=1", "x\\\n listenPort=1", "x\\r\\nlistenPort\\=1"):
+            await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=f"regionId={value}\n".encode())
+            after = load_properties(broker.config)
+            assert {key: after[key] for key in before} == before
+        for key in (
+            "listenPort",
+            "listen\\u0050ort",
+            " listenPort",
+            "storePathRootDir",
+            "brokerConfigPath",
+            "brokerName",
+        ):
+            answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=f"{key}=1\n".encode())
+            assert answer.code != ResponseCode.SUCCESS
+        assert {key: load_properties(broker.config)[key] for key in before} == before
+
+
+@pytest.mark.parametrize("key", ["kvConfigPath", "configStorePath", "configBlackList", "rocketmqHome", "listenPort"])
+async def test_what_a_name_server_lets_nobody_change(under_attack: UnderAttack, key: str) -> None:
+    """Else it would write its files wherever somebody likes."""
+    async with under_attack() as broker:
+        peer = await broker.peer_of(broker.name_server)
+        path = broker.directory / "somewhere-else"
+        answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={path}\n".encode())
+        assert answer.code != ResponseCode.SUCCESS
+        await peer.ask(RequestCode.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="a", key="b", value="c"))
+        assert not path.exists()
 
 
 def _keys() -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from every_request import Known, Request
-from hostile_support import Peer, Target, UnderAttack, frame, pull_header, send_header
+from hostile_support import Peer, Target, UnderAttack, frame, not_yet, pull_header, send_header
 from test_every_request import Attacker, known_to_broker, known_to_name_server
 from test_stalls import fill, heartbeat
 from waiting import until
@@ -17,6 +17,7 @@ from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.auth import AclRequestHeader, UserRequestHeader
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.headers.offset import QueueRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
@@ -175,6 +176,32 @@ async def test_thousands_of_values_at_the_name_server(under_attack: UnderAttack)
                 for number in range(start, start + 500)
             ]
             await asyncio.gather(*(peer.ask(RequestCode.PUT_KV_CONFIG, header) for header in headers))
+
+
+@not_yet(run=False, reason="all users are written to their file in each request")
+async def test_thousands_of_users(under_attack: UnderAttack) -> None:
+    """Each with rights of his own."""
+    policy = encode_json(
+        {"policies": [{"entries": [{"resource": "Topic:*", "actions": ["Pub"], "decision": "Allow"}]}]}
+    )
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        for start in range(0, 2000, 500):
+            names = [f"user-{number}" for number in range(start, start + 500)]
+            users = [
+                peer.ask(
+                    RequestCode.AUTH_CREATE_USER,
+                    UserRequestHeader(username=name),
+                    encode_json({"username": name, "password": "secret"}),
+                )
+                for name in names
+            ]
+            assert {answer.code for answer in await asyncio.gather(*users)} == {ResponseCode.SUCCESS}
+            acls = [
+                peer.ask(RequestCode.AUTH_CREATE_ACL, AclRequestHeader(subject=f"User:{name}"), policy)
+                for name in names
+            ]
+            assert {answer.code for answer in await asyncio.gather(*acls)} == {ResponseCode.SUCCESS}
 
 
 async def test_a_stop_in_the_middle_of_it(under_attack: UnderAttack) -> None:

@@ -74,10 +74,12 @@ async def log_end(peer: Peer) -> int:
     return int(info["commitLogMaxOffset"])
 
 
-async def test_properties(under_attack: UnderAttack) -> None:
-    async with under_attack(properties={"messageDelayLevel": "1s 2s"}) as broker:
+@pytest.mark.parametrize("crc", ["false", "true"])
+async def test_properties(under_attack: UnderAttack, crc: str) -> None:
+    """A record may have a checksum as its last property, too."""
+    async with under_attack(properties={"messageDelayLevel": "1s 2s", "enabledAppendPropCRC": crc}) as broker:
         peer = await broker.peer()
-        topics = ["orders", "%RETRY%attackers", "%DLQ%attackers", "RMQ_SYS_TRACE_TOPIC", "TBW102"]
+        topics = ["orders", "%RETRY%attackers", "%DLQ%attackers", "RMQ_SYS_TRACE_TOPIC", "%RETRY%" + "x" * 240]
         for topic in topics:
             await peer.send(topic, b"x")
         properties = list(hostile_properties())

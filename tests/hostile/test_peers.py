@@ -135,7 +135,6 @@ async def client_of_broker(broker: Target, serve: Serve) -> asyncio.Task[None]:
     return asyncio.create_task(run())
 
 
-@not_yet(run=False, reason="some coroutines are never awaited when a connection closes")
 @pytest.mark.parametrize("serve", [_hung, _deaf, _leaving, _stammering, _mad], ids=lambda serve: serve.__name__[1:])
 async def test_members_of_a_group(under_attack: UnderAttack, serve: Serve) -> None:
     """Administrators and other clients have the broker ask one: thousands of times at once."""

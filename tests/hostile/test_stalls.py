@@ -241,11 +241,16 @@ async def test_a_hundred_thousand_waiting_requests(
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
 
 
-@pytest.mark.parametrize(("connections", "requests"), [(1, 200_000), (50, 4_000)])
-async def test_a_flood_of_cheap_requests(under_attack: UnderAttack, connections: int, requests: int) -> None:
+@pytest.mark.parametrize(
+    ("connections", "requests", "flush"),
+    [(1, 100_000, "ASYNC_FLUSH"), (50, 2_000, "ASYNC_FLUSH"), (50, 2_000, "SYNC_FLUSH")],
+)
+async def test_a_flood_of_cheap_requests(
+    under_attack: UnderAttack, connections: int, requests: int, flush: str
+) -> None:
     """As a producer makes them that is in a hurry."""
     request = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), b"x")
-    async with under_attack() as broker:
+    async with under_attack(properties={"flushDiskType": flush}, inevitable=[ResponseCode.SYSTEM_BUSY]) as broker:
         await (await broker.peer()).send("orders", b"x")
         await asyncio.gather(*(in_a_hurry(broker, request, requests) for _ in range(connections)))
 
