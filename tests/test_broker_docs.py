@@ -17,7 +17,7 @@ import pytest
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.plain_acl import parse_plain_acl
-from gantrymq.broker.admin.broker_config import _READ_AT_START
+from gantrymq.broker.admin.broker_config import READ_AT_START
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import parse_properties, property_key, to_properties
 from gantrymq.store.config import StoreConfig
@@ -158,7 +158,7 @@ def test_the_table_has_all_keys_with_their_defaults() -> None:
         else:
             # Without one, or described in words.
             assert "`" not in default.replace("`-c`", ""), key
-        assert (when == "*start*") == (key in _READ_AT_START), key
+        assert (when == "*start*") == (key in READ_AT_START), key
 
 
 def test_the_table_has_all_metrics(tmp_path: Path) -> None:

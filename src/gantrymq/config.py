@@ -2,8 +2,9 @@
 
 A configuration class is a plain dataclass. Its field `flush_disk_type` is Java's key `flushDiskType`; a name that
 doesn't follow the rule says so: `field(default=..., metadata={"key": "brokerIP1"})`. `minimum` and `maximum` in the
-metadata bound a number. Java spreads one file over several objects, so each class takes the keys it knows;
-`unknown_keys` are those that none took. Sources: java.util.Properties, common/MixAll (properties2Object).
+metadata bound a number; `bounded` writes them, and a class that is also made by code calls `check_bounds`. Java spreads
+one file over several objects, so each class takes the keys it knows; `unknown_keys` are those that none took.
+Sources: java.util.Properties, common/MixAll (properties2Object).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, field, fields
 from enum import Enum
 from pathlib import Path
 from stat import S_IMODE
@@ -26,6 +27,12 @@ T = TypeVar("T")
 
 #: No configuration file is larger; what is, is not one.
 MAX_FILE_BYTES = 1024 * 1024
+#: Java's largest int; for a number that has no other end.
+MAX_INT = (1 << 31) - 1
+#: What a time between two rounds of something may be at most, ms.
+DAY_MS = 24 * 3600 * 1000
+#: A whole number as Java reads it.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -159,6 +166,30 @@ def _escape(text: str, separators: str) -> str:
 # -- dataclasses ------------------------------------------------------------------------------------------------
 
 
+def bounded(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:
+    """A field for a whole number from `minimum` to `maximum`: outside of them it can't work, or can't be meant."""
+    metadata: dict[str, Any] = {"minimum": minimum, "maximum": maximum}
+    return field(default=default, metadata=metadata if key is None else metadata | {"key": key})
+
+
+def check_bounds(config: object) -> None:
+    """Raises ConfigError, which names key, value and bounds, for a number that is out of them."""
+    for each in fields(config):  # type: ignore[arg-type]
+        problem = _bounds_problem(each, getattr(config, each.name))
+        if problem:
+            raise ConfigError(problem)
+
+
+def _bounds_problem(each: Field[Any], value: Any) -> str:
+    minimum, maximum = each.metadata.get("minimum"), each.metadata.get("maximum")
+    if (minimum is None or value >= minimum) and (maximum is None or value <= maximum):
+        return ""
+    bounds = " and ".join(
+        [f"at least {minimum}"] * (minimum is not None) + [f"at most {maximum}"] * (maximum is not None)
+    )
+    return f"{property_key(each)}={str(value)[:200]}: must be {bounds}"
+
+
 def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str) -> T:
     """An instance of the dataclass `cls` with what `properties` say, defaults for the rest; other keys are ignored.
 
@@ -167,12 +198,12 @@ def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str)
     """
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        key = property_key(field)
+    for each in fields(cls):  # type: ignore[arg-type]
+        key = property_key(each)
         text = properties.get(key)
         if text is not None:
-            values[field.name] = _value(field, hints[field.name], text.strip(), source)
-        elif field.default is MISSING and field.default_factory is MISSING:
+            values[each.name] = _value(each, hints[each.name], text.strip(), source)
+        elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{source}: the key {key} is missing")
     return cls(**values)
 
@@ -180,40 +211,37 @@ def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str)
 def to_properties(config: object) -> dict[str, str]:
     """Java's keys and the text of each value; None is left out."""
     properties: dict[str, str] = {}
-    for field in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
+    for each in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, each.name)
         if value is not None:
-            properties[property_key(field)] = _text(value)
+            properties[property_key(each)] = _text(value)
     return properties
 
 
 def unknown_keys(classes: Iterable[type], properties: Mapping[str, str]) -> list[str]:
     """The keys that belong to none of the dataclasses, sorted: the caller warns."""
-    known = {property_key(field) for cls in classes for field in fields(cls)}
+    known = {property_key(each) for cls in classes for each in fields(cls)}
     return sorted(properties.keys() - known)
 
 
-def property_key(field: Field[Any]) -> str:
+def property_key(each: Field[Any]) -> str:
     """Java's key of a dataclass field."""
-    key: str | None = field.metadata.get("key")
+    key: str | None = each.metadata.get("key")
     if key is not None:
         return key
-    first, *rest = field.name.split("_")
+    first, *rest = each.name.split("_")
     return first + "".join(word[:1].upper() + word[1:] for word in rest)
 
 
-def _value(field: Field[Any], hint: Any, text: str, source: str) -> Any:
+def _value(each: Field[Any], hint: Any, text: str, source: str) -> Any:
     hint = _without_none(hint)
     try:
         value = _parse(hint, text)
     except ValueError as e:
-        raise ConfigError(f"{source}: {property_key(field)}={text[:200]}: {e}") from e
-    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
-    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
-        bounds = " and ".join(
-            [f"at least {minimum}"] * (minimum is not None) + [f"at most {maximum}"] * (maximum is not None)
-        )
-        raise ConfigError(f"{source}: {property_key(field)}={text[:200]}: must be {bounds}")
+        raise ConfigError(f"{source}: {property_key(each)}={text[:200]}: {e}") from e
+    problem = _bounds_problem(each, value)
+    if problem:
+        raise ConfigError(f"{source}: {problem}")
     return value
 
 
@@ -222,11 +250,15 @@ def _parse(hint: Any, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError("must be true or false")
         return text.lower() == "true"
-    if hint is int or hint is float:
+    if hint is int:
+        if not _NUMBER.fullmatch(text):
+            raise ValueError("must be a whole number")
+        return int(text)
+    if hint is float:
         try:
-            return hint(text)
+            return float(text)
         except ValueError as e:
-            raise ValueError("must be a whole number" if hint is int else "must be a number") from e
+            raise ValueError("must be a number") from e
     if hint is Path:
         return Path(text).expanduser()
     if hint == list[str]:

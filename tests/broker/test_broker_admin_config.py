@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from functools import partial
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from administration import send
 from broker_support import Peer, config
 from waiting import until
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
-from gantrymq.config import load_properties, parse_properties
-from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.send import Sending
+from gantrymq.config import from_properties, load_properties, parse_properties, property_key
+from gantrymq.errors import ConfigError
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.bodies.route import ClusterInfo, KVTable
 from gantrymq.protocol.bodies.stats import BrokerStatsData
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.steps import finish
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.config import StoreConfig
+
+CLUSTER_INFO = partial(RemotingCommand.request, RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 async def figures(peer: Peer) -> dict[str, str]:
@@ -126,9 +141,141 @@ async def test_topics_may_be_created_where_they_could_not_at_the_start(
     await broker.stop()
 
 
+async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
+    """Those that Java applies while it runs, and some more."""
+    store = broker.store
+    assert store._flushers is not None
+    log_flusher, queue_flusher = store._flushers
+    [sending] = [part for part in broker._parts if isinstance(part, Sending)]
+    index_before = store.keys.index_last_update
+    text = """
+        regionId=moon
+        traceOn=false
+        maxMessageSize=1000
+        defaultTopicQueueNums=3
+        flushConsumerOffsetInterval=60000
+        registerNameServerPeriod=60000
+        popPollingSize=0
+        maxPopPollingSize=7
+        popCkStayBufferTime=1234
+        popCkStayBufferTimeOut=2345
+        popCkMaxBufferSize=3456
+        flushIntervalCommitLog=111
+        flushIntervalConsumeQueue=222
+        flushConsumeQueueLeastPages=3
+        flushConsumeQueueThoroughInterval=444
+        accessMessageInMemoryMaxRatio=0
+        deleteWhen=05;06
+        messageIndexEnable=false
+        timerFlushIntervalMs=555
+    """
+    assert (await update(peer, text)).code == ResponseCode.SUCCESS
+    sent = await peer.send("orders", bytes(1000), default_topic_queue_nums=100, properties={"KEYS": "k"})
+    assert (sent.ext_fields["MSG_REGION"], sent.ext_fields["TRACE_ON"]) == ("moon", "false")
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    assert topic.write_queue_nums == 3
+    assert (await peer.send("orders", bytes(1001))).code == ResponseCode.MESSAGE_ILLEGAL
+    batch = encode_batch([(0, bytes(1001), b"")])
+    assert (await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.MESSAGE_ILLEGAL
+    assert sending._appender.max_message_size == 1000
+    assert broker.saving._period_s == 60.0
+    assert (log_flusher.interval_s, queue_flusher.interval_s) == (0.111, 0.222)
+    assert (queue_flusher.least_pages, queue_flusher.thorough_interval_s) == (3, 0.444)
+    assert store.in_memory_bytes == 0
+    assert (broker.pops.buffer._stay_ms, broker.pops.buffer._leave_before_ms) == (1234, 2345)
+    assert broker.pops.buffer._max_size == 3456
+    for waiting in (broker.pops.waiting, broker.pops.waiting_notifications):
+        assert (waiting._line_limit, waiting._limit) == (0, 7)
+    assert store.keys.build_index(1.0)
+    assert store.keys.index_last_update == index_before
+    # Switched on again, it makes up for what it missed.
+    assert (await update(peer, "messageIndexEnable=true")).code == ResponseCode.SUCCESS
+    assert store.keys.build_index(1.0)
+    assert store.keys.index_last_update > index_before
+
+
+async def test_an_index_that_was_off_at_the_start(tmp_path: Path, remoting: RemotingClient) -> None:
+    settings = config(tmp_path / "store")
+    settings.store.message_index_enable = False
+    broker = Broker(settings)
+    await broker.start()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await peer.send("orders", b"x", properties={"KEYS": "k"})
+    assert (await update(peer, "messageIndexEnable=true")).code == ResponseCode.SUCCESS
+    assert broker.store.keys.build_index(1.0)
+    assert finish(broker.store.keys.find_by_key("orders", "k", 0, 1 << 62, 10)) == [0]
+    await broker.stop()
+
+
+async def test_other_name_servers(tmp_path: Path, remoting: RemotingClient) -> None:
+    """The broker leaves the old ones and goes to the new ones."""
+    servers = [NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1")) for _ in range(3)]
+    for server in servers:
+        await server.start()
+    first, second, third = (server.address for server in servers)
+    broker = Broker(config(tmp_path / "store", namesrv_addr=[first, second]))
+    await broker.start()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+
+    async def knows(address: str) -> bool:
+        cluster = decode_json((await remoting.call(address, CLUSTER_INFO())).body, ClusterInfo)
+        return "broker-a" in cluster.broker_addr_table
+
+    assert [await knows(address) for address in (first, second, third)] == [True, True, False]
+    assert (await update(peer, f"namesrvAddr={second};{third}")).code == ResponseCode.SUCCESS
+    await until(lambda: knows(third))
+
+    async def left() -> bool:
+        return not await knows(first)
+
+    await until(left)
+    assert await knows(second)
+    await broker.stop()
+    assert [await knows(address) for address in (first, second, third)] == [False, False, False]
+    for server in servers:
+        await server.stop()
+
+
+async def test_a_change_that_is_no_configuration(peer: Peer) -> None:
+    response = await update(peer, "a=1\n" * 20_000)
+    assert (response.code, "at most" in (response.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+
+
+def numbers() -> Iterator[tuple[type, Field[int]]]:
+    for cls in (BrokerConfig, StoreConfig, AuthConfig, NamesrvConfig):
+        hints = get_type_hints(cls)
+        yield from ((cls, each) for each in fields(cls) if hints[each.name] in (int, float))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("cls", "each"), [pytest.param(*pair, id=property_key(pair[1])) for pair in numbers()])
+def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) -> None:
+    """At the start and later; the error names key, value and bounds."""
+    key = property_key(each)
+    minimum, maximum = each.metadata["minimum"], each.metadata["maximum"]
+    assert minimum <= each.default <= maximum  # type: ignore[operator]
+    for value in (minimum - 1, maximum + 1, -(2**40), 2**40):
+        with pytest.raises(ConfigError, match=f"x: {key}={value}: must be at least {minimum} and at most {maximum}"):
+            from_properties(cls, {key: str(value), "storePathRootDir": "/"}, source="x")
+        if cls in (BrokerConfig, StoreConfig):
+            kwargs = {"store_path_root_dir": tmp_path} if cls is StoreConfig else {}
+            with pytest.raises(ConfigError, match=f"^{key}={value}: must be at least"):
+                cls(**{each.name: value}, **kwargs)
+
+
 @pytest.mark.parametrize(
     ("text", "code", "key"),
     [
+        (
+            "flushConsumerOffsetInterval=0",
+            ResponseCode.INVALID_PARAMETER,
+            "flushConsumerOffsetInterval=0: must be at least",
+        ),
+        ("channelExpiredTimeout=-1", ResponseCode.INVALID_PARAMETER, "channelExpiredTimeout=-1: must be at least"),
+        ("syncFlushTimeout=0", ResponseCode.INVALID_PARAMETER, "syncFlushTimeout=0: must be at least"),
+        ("brokerPermission=8", ResponseCode.INVALID_PARAMETER, "brokerPermission=8: must be at least 0 and at most 7"),
+        ("defaultTopicQueueNums=2147483647", ResponseCode.INVALID_PARAMETER, "at most 65536"),
+        ("brokerPermission=1_0", ResponseCode.INVALID_PARAMETER, "whole number"),
         ("longPollingEnable=maybe", ResponseCode.INVALID_PARAMETER, "longPollingEnable"),
         ("defaultTopicQueueNums=0", ResponseCode.INVALID_PARAMETER, "defaultTopicQueueNums"),
         ("maxFilterMessageSize=-1", ResponseCode.INVALID_PARAMETER, "maxFilterMessageSize"),

@@ -42,7 +42,7 @@ def crowded(tmp_path_factory):
         mapped_file_size_commit_log=64 << 20,
         max_hash_slot_num=100,
         max_index_num=100_000,
-        max_msgs_num_batch=1 << 30,
+        max_msgs_num_batch=1_000_000,
     )
     put(store, store.queue("T", 0), b"the oldest", properties=properties(COLLIDING[0]))
     keys = cycle(COLLIDING[1:])
@@ -110,7 +110,7 @@ def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
     used = 10.0
     monkeypatch.setattr(cleaner, "used_percent", lambda path: used)
-    store = open_store(tmp_path, max_msgs_num_batch=1 << 30, flush_interval_commit_log_ms=1)
+    store = open_store(tmp_path, max_msgs_num_batch=1_000_000, flush_interval_commit_log_ms=1)
     queue = store.queue("T", 0)
     expected: list[int] = []
 

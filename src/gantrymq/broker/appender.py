@@ -40,13 +40,18 @@ class Appender:
         self.store = store
         self.store_host = store_host
         self._polling = polling
-        config = store.config
+        self.max_message_size = 0
+        self.config_changed()
+        self.max_properties_length = MAX_PROPERTIES_LENGTH
+        if store.config.enabled_append_prop_crc:
+            self.max_properties_length -= record_crc.CRC_LENGTH
+
+    def config_changed(self) -> None:
+        """Takes maxMessageSize from the configuration."""
+        config = self.store.config
         # What is taken once must fit into a file under a longer topic's name, too.
         file_size = config.mapped_file_size_commit_log
         self.max_message_size = min(config.max_message_size, max(file_size - _BESIDE_BODY, file_size // 2))
-        self.max_properties_length = MAX_PROPERTIES_LENGTH
-        if config.enabled_append_prop_crc:
-            self.max_properties_length -= record_crc.CRC_LENGTH
 
     def append(
         self,

@@ -295,7 +295,9 @@ class Broker:
 
     def _config_changed(self) -> None:
         self.groups.auto_create = self.config.auto_create_subscription_group
-        self.topics.config_changed()
+        self.store.config_changed()
+        for part in self._parts:
+            part.config_changed()
 
     def _connection_closed(self, connection: Connection) -> None:
         for part in self._parts:

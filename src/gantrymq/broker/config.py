@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gantrymq.auth.config import AuthConfig
+from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 
+#: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
+MAX_QUEUE_NUMS = 65_536
 #: BrokerStartup sets this one; BrokerConfig's own default isn't used.
 DEFAULT_PORT = 10911
 
@@ -30,18 +33,18 @@ class BrokerConfig(TlsConfig):
 
     broker_name: str = field(default_factory=socket.gethostname)
     broker_cluster_name: str = "DefaultCluster"
-    broker_id: int = 0
+    broker_id: int = bounded(0, 0, MAX_INT)
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
-    listen_port: int = DEFAULT_PORT
+    listen_port: int = bounded(DEFAULT_PORT, 0, 65535)
     #: Listens on listenPort - 2, too: the "VIP channel", which Java's clients before 4.5.1 send to.
     fast_listen_enable: bool = False
-    ha_listen_port: int = 0
+    ha_listen_port: int = bounded(0, 0, 65535)
     namesrv_addr: list[str] = field(default_factory=list)
-    broker_permission: int = PERM_READ | PERM_WRITE
+    broker_permission: int = bounded(PERM_READ | PERM_WRITE, 0, 7)
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
-    default_topic_queue_nums: int = 8
+    default_topic_queue_nums: int = bounded(8, 1, MAX_QUEUE_NUMS)
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
@@ -58,50 +61,47 @@ class BrokerConfig(TlsConfig):
     slave_read_enable: bool = False
     store_reply_message_enable: bool = True
     #: So many sends may wait for the disk with SYNC_FLUSH; further ones are answered SYSTEM_BUSY.
-    send_thread_pool_queue_capacity: int = field(default=10_000, metadata={"minimum": 1})
+    send_thread_pool_queue_capacity: int = bounded(10_000, 1, 1_000_000)
     #: Pops that wait for one queue or topic of a group, and in all.
-    pop_polling_size: int = field(default=1024, metadata={"minimum": 0})
-    max_pop_polling_size: int = field(default=100_000, metadata={"minimum": 0})
+    pop_polling_size: int = bounded(1024, 0, 1_000_000)
+    max_pop_polling_size: int = bounded(100_000, 0, 1_000_000)
     #: What was popped is in memory alone for so many ms, but not in the last ms before it comes back; so many pops.
-    pop_ck_stay_buffer_time: int = field(default=10_000, metadata={"minimum": 0})
-    pop_ck_stay_buffer_time_out: int = field(default=3_000, metadata={"minimum": 2_000})
-    pop_ck_max_buffer_size: int = field(default=200_000, metadata={"minimum": 0})
+    pop_ck_stay_buffer_time: int = bounded(10_000, 0, DAY_MS)
+    pop_ck_stay_buffer_time_out: int = bounded(3_000, 2_000, DAY_MS)
+    pop_ck_max_buffer_size: int = bounded(200_000, 0, 10_000_000)
     init_pop_offset_by_check_msg_in_mem: bool = True
     enable_retry_topic_v2: bool = False
     retrieve_message_from_pop_retry_topic_v1: bool = True
     #: In percent of pops what comes back is looked at first.
-    pop_from_retry_probability: int = field(default=20, metadata={"minimum": 0, "maximum": 100})
+    pop_from_retry_probability: int = bounded(20, 0, 100)
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
-    default_pop_share_queue_num: int = -1
-    register_name_server_period: int = 30_000
-    register_broker_timeout_mills: int = 24_000
-    flush_consumer_offset_interval: int = 5_000
-    channel_expired_timeout: int = 120_000
+    default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
+    register_name_server_period: int = bounded(30_000, 1, MAX_INT)
+    register_broker_timeout_mills: int = bounded(24_000, 100, DAY_MS)
+    flush_consumer_offset_interval: int = bounded(5_000, 10, DAY_MS)
+    channel_expired_timeout: int = bounded(120_000, 1_000, DAY_MS)
     reject_transaction_message: bool = False
     #: ms from a half message's birth to the first question about it, and between two rounds of questions.
-    transaction_time_out: int = field(default=6_000, metadata={"minimum": 0})
-    transaction_check_interval: int = field(default=30_000, metadata={"minimum": 1})
-    transaction_check_max: int = field(default=15, metadata={"minimum": 0})
+    transaction_time_out: int = bounded(6_000, 0, MAX_INT)
+    transaction_check_interval: int = bounded(30_000, 10, DAY_MS)
+    transaction_check_max: int = bounded(15, 0, MAX_INT)
     #: Op messages are written when they have so many bytes, or after so many ms.
-    transaction_op_msg_max_size: int = field(default=4096, metadata={"minimum": 1})
-    transaction_op_batch_interval: int = field(default=3_000, metadata={"minimum": 0})
+    transaction_op_msg_max_size: int = bounded(4096, 1, 1024 * 1024)
+    transaction_op_batch_interval: int = bounded(3_000, 0, DAY_MS)
     #: Delayed messages may be taken back (RECALL_MESSAGE).
     recall_message_enable: bool = False
     broker_config_path: Path | None = None
     #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
-    metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
+    metrics_port: int = bounded(0, 0, 65535)
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if self.broker_id != 0:
             raise ConfigError(f"brokerId={self.broker_id}: only masters (brokerId=0) are supported so far")
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
-        if not 0 <= self.listen_port < 65536:
-            raise ConfigError(f"listenPort={self.listen_port}: a port is 0 to 65535")
-        if self.default_topic_queue_nums < 1:
-            raise ConfigError(f"defaultTopicQueueNums={self.default_topic_queue_nums}: at least 1")
         # BrokerController.start: registration at most every 10 s, at least every 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))

@@ -27,6 +27,9 @@ class Part:
     def save(self) -> None:
         """Writes what isn't in its files yet, at the end; until then see `Saving`. Raises StoreError."""
 
+    def config_changed(self) -> None:
+        """The configuration, which all parts have in common, was changed while the broker runs."""
+
     async def stop(self) -> None:
         """Ends its work, and answers who waits."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.background.repeating import Repeating
+from gantrymq.background.tasks import Tasks
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
@@ -56,35 +59,66 @@ class Registration(Part):
         self._config = config
         self._address = address
         self._topics = topics
+        self._all_jobs = jobs
         self._remoting = RemotingClient(ssl_context=client_context(config))
-        self._period_s = config.register_name_server_period / 1000
-        self._servers = [_NameServer(address) for address in config.namesrv_addr]
-        self._jobs = [
-            jobs.repeating(f"register with {server.address}", partial(self._register, server))
-            for server in self._servers
-        ]
+        self._servers: dict[str, _NameServer] = {}
+        self._jobs: dict[str, Repeating] = {}
+        self._leaving = Tasks("unregistering")
+        self._add(config.namesrv_addr)
 
     async def start(self) -> None:
         """Registers everywhere once, then every registerNameServerPeriod, and what changes at once."""
-        pauses_s = await asyncio.gather(*map(self._register, self._servers))
-        for server, job, pause_s in zip(self._servers, self._jobs, pauses_s, strict=True):
+        pauses_s = await asyncio.gather(*map(self._register, self._servers.values()))
+        for server, pause_s in zip(self._servers.values(), pauses_s, strict=True):
             # What changed while another one kept us waiting.
-            job.start(0.0 if server.topics else pause_s)
+            self._jobs[server.address].start(0.0 if server.topics else pause_s)
 
     def topics_changed(self, names: Collection[str]) -> None:
         """Tells every NameServer of these topics; of all when no name is given."""
-        for server, job in zip(self._servers, self._jobs, strict=True):
+        for address, server in self._servers.items():
             server.topics.update(names)
             server.everything |= not names
-            job.wake()
+            self._jobs[address].wake()
+
+    def config_changed(self) -> None:
+        """Registers with NameServers that are new in namesrvAddr, and leaves those that aren't there any more."""
+        for address in self._servers.keys() - set(self._config.namesrv_addr):
+            del self._servers[address]
+            self._leaving.start(self._leave(address))
+        for address in self._add(self._config.namesrv_addr):
+            self._jobs[address].start(0.0)
 
     async def stop(self) -> None:
         """Unregisters from every NameServer that answers."""
         try:
-            await asyncio.gather(*(job.stop() for job in self._jobs))
-            await asyncio.gather(*(self._unregister(server.address) for server in self._servers))
+            await self._leaving.stop()
+            await asyncio.gather(*(job.stop() for job in self._jobs.values()))
+            await asyncio.gather(*map(self._unregister, self._servers))
         finally:
             await self._remoting.close()
+
+    def _add(self, addresses: Iterable[str]) -> list[str]:
+        """Those of them that are new."""
+        added = [address for address in dict.fromkeys(addresses) if address not in self._servers]
+        for address in added:
+            self._servers[address] = _NameServer(address)
+            if address not in self._jobs:
+                work = partial(self._register_again, address)
+                self._jobs[address] = self._all_jobs.repeating(f"register with {address}", work)
+        return added
+
+    async def _leave(self, address: str) -> None:
+        await self._jobs[address].stop()
+        if address not in self._servers:
+            await self._unregister(address)
+
+    async def _register_again(self, address: str) -> float:
+        server = self._servers.get(address)
+        return inf if server is None else await self._register(server)
+
+    @property
+    def _period_s(self) -> float:
+        return self._config.register_name_server_period / 1000
 
     async def _register(self, server: _NameServer) -> float:
         """Registers what has changed, or everything when nothing has; returns when it is to be done again."""

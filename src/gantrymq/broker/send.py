@@ -87,6 +87,12 @@ class Sending(Part):
             RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
         }
 
+    def config_changed(self) -> None:
+        config = self._config
+        self._trace_on = "true" if config.trace_on else "false"
+        self._responses = SendResponses(self._appender.store_host, config.region_id, config.trace_on)
+        self._appender.config_changed()
+
     def topics_changed(self, names: Collection[str] = ()) -> None:
         """These topics, all when none is named, are looked at anew."""
         for name in names:

@@ -91,9 +91,15 @@ class BrokerTopics(Part):
             self._changed([topic.topic_name for topic in topics])
 
     def config_changed(self) -> None:
-        """Adds the system's own topics that the changed configuration wants."""
+        """Adds the system's own topics that the changed configuration wants, and changes the one that others come from.
+
+        The NameServers are told: they may be others, and brokerPermission may have changed.
+        """
+        topics = self._table.topic_config_table
         for topic in system_topics(self._config):
-            self._table.topic_config_table.setdefault(topic.topic_name, topic)
+            if topic.topic_name == AUTO_CREATE_TOPIC:
+                topics[AUTO_CREATE_TOPIC] = topic
+            topics.setdefault(topic.topic_name, topic)
             self.system_topics.add(topic.topic_name)
         self._changed()
 

@@ -9,14 +9,13 @@ from time import perf_counter
 
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.config import MAX_PULL_BYTES, UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.get_result import GetResult, GetStatus
 
 logger = logging.getLogger(__name__)
 
-#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`), and a limit isn't taken to be lower than 100.
-_MAX_PULL_BYTES = 128 * 1024 * 1024
+#: A limit isn't taken to be lower than these bytes.
 _LEAST_PULL_BYTES = 100
 #: A result looks for so long at most at records that have to be tested, s; the next one goes on from there.
 _MATCHING_S = 0.003
@@ -43,7 +42,7 @@ def collect(
     `accepts(tags_code)` and `matches(record)` say which records are wanted; None takes all. Bulk readers have limits of
     their own.
     """
-    max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), _MAX_PULL_BYTES)
+    max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), MAX_PULL_BYTES)
     log_end = log.position
     on_disk = not bulk
     if bulk:

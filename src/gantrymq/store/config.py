@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
+from gantrymq.protocol.command import MAX_FRAME_LENGTH
 from gantrymq.store.delay_level import parse_delay_levels
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
@@ -13,8 +15,8 @@ SYNC_FLUSH = "SYNC_FLUSH"
 
 #: Bytes of one unit of a consume queue (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
 UNIT_SIZE = 20
-#: A file's size is an int in Java.
-_MAX_FILE_SIZE = (1 << 31) - 1
+#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`).
+MAX_PULL_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -45,65 +47,49 @@ class StoreConfig:
 
     store_path_root_dir: Path
     store_path_commit_log: Path | None = None
-    mapped_file_size_commit_log: int = field(
-        default=1024 * 1024 * 1024, metadata={"minimum": 4096, "maximum": _MAX_FILE_SIZE}
-    )
-    mapped_file_size_consume_queue: int = field(
-        default=300_000 * UNIT_SIZE, metadata={"minimum": UNIT_SIZE, "maximum": _MAX_FILE_SIZE - UNIT_SIZE}
-    )
+    mapped_file_size_commit_log: int = bounded(1024 * 1024 * 1024, 4096, MAX_INT)
+    mapped_file_size_consume_queue: int = bounded(300_000 * UNIT_SIZE, UNIT_SIZE, MAX_INT - UNIT_SIZE)
     flush_disk_type: str = ASYNC_FLUSH
-    sync_flush_timeout_ms: int = field(default=5000, metadata={"key": "syncFlushTimeout", "minimum": 0})
-    flush_interval_commit_log_ms: int = field(default=500, metadata={"key": "flushIntervalCommitLog", "minimum": 1})
-    flush_interval_consume_queue_ms: int = field(
-        default=1000, metadata={"key": "flushIntervalConsumeQueue", "minimum": 1}
-    )
-    flush_consume_queue_least_pages: int = field(default=2, metadata={"minimum": 0})
-    flush_consume_queue_thorough_interval_ms: int = field(
-        default=60_000, metadata={"key": "flushConsumeQueueThoroughInterval", "minimum": 0}
-    )
-    max_message_size: int = field(default=4 * 1024 * 1024, metadata={"minimum": 10, "maximum": _MAX_FILE_SIZE})
-    max_filter_message_size: int = field(default=16_000, metadata={"minimum": 0})
-    max_transfer_bytes_on_message_in_memory: int = field(default=256 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_memory: int = field(default=32, metadata={"minimum": 1})
-    max_transfer_bytes_on_message_in_disk: int = field(default=64 * 1024, metadata={"minimum": 1})
-    max_transfer_count_on_message_in_disk: int = field(default=8, metadata={"minimum": 1})
+    sync_flush_timeout_ms: int = bounded(5000, 1, DAY_MS, key="syncFlushTimeout")
+    flush_interval_commit_log_ms: int = bounded(500, 1, DAY_MS, key="flushIntervalCommitLog")
+    flush_interval_consume_queue_ms: int = bounded(1000, 1, DAY_MS, key="flushIntervalConsumeQueue")
+    flush_consume_queue_least_pages: int = bounded(2, 0, 1 << 19)
+    flush_consume_queue_thorough_interval_ms: int = bounded(60_000, 0, DAY_MS, key="flushConsumeQueueThoroughInterval")
+    max_message_size: int = bounded(4 * 1024 * 1024, 10, MAX_FRAME_LENGTH)
+    max_filter_message_size: int = bounded(16_000, 0, 100_000 * UNIT_SIZE)
+    max_transfer_bytes_on_message_in_memory: int = bounded(256 * 1024, 1, MAX_PULL_BYTES)
+    max_transfer_count_on_message_in_memory: int = bounded(32, 1, 100_000)
+    max_transfer_bytes_on_message_in_disk: int = bounded(64 * 1024, 1, MAX_PULL_BYTES)
+    max_transfer_count_on_message_in_disk: int = bounded(8, 1, 100_000)
     # Not Java's: what bulk readers, who say so, get at most. Reading is sequential in mapped memory.
-    max_bulk_transfer_bytes: int = field(default=4 * 1024 * 1024, metadata={"minimum": 1})
-    max_bulk_transfer_count: int = field(default=10_000, metadata={"minimum": 1})
+    max_bulk_transfer_bytes: int = bounded(4 * 1024 * 1024, 1, MAX_PULL_BYTES)
+    max_bulk_transfer_count: int = bounded(10_000, 1, 100_000)
     #: Per cent of the machine's memory: as much of the log's end is taken to be in the page cache.
-    access_message_in_memory_max_ratio: int = field(default=40, metadata={"minimum": 0, "maximum": 100})
+    access_message_in_memory_max_ratio: int = bounded(40, 0, 100)
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     message_index_enable: bool = True
-    max_hash_slot_num: int = field(default=5_000_000, metadata={"minimum": 1, "maximum": 50_000_000})
-    max_index_num: int = field(default=20_000_000, metadata={"minimum": 2, "maximum": 80_000_000})
-    max_msgs_num_batch: int = field(default=64, metadata={"minimum": 1})
+    max_hash_slot_num: int = bounded(5_000_000, 1, 50_000_000)
+    max_index_num: int = bounded(20_000_000, 2, 80_000_000)
+    max_msgs_num_batch: int = bounded(64, 1, 1_000_000)
     enabled_append_prop_crc: bool = field(default=False, metadata={"key": "enabledAppendPropCRC"})
     force_verify_prop_crc: bool = field(default=False, metadata={"key": "forceVerifyPropCRC"})
     #: Hours of the day, local time, as `04` or `04;16`.
     delete_when: str = "04"
-    file_reserved_time: int = field(default=72, metadata={"minimum": 0})
+    file_reserved_time: int = bounded(72, 0, MAX_INT)
     clean_file_forcibly_enable: bool = True
-    disk_max_used_space_ratio: int = 75
-    disk_space_clean_forcibly_ratio: int = 85
-    disk_space_warning_level_ratio: int = 90
+    disk_max_used_space_ratio: int = bounded(75, 0, 100)
+    disk_space_clean_forcibly_ratio: int = bounded(85, 0, 100)
+    disk_space_warning_level_ratio: int = bounded(90, 0, 100)
     timer_wheel_enable: bool = True
-    timer_precision_ms: int = field(default=1000, metadata={"minimum": 1})
-    timer_roll_window_slot: int = 2 * 24 * 3600
-    timer_max_delay_sec: int = field(default=3 * 24 * 3600, metadata={"minimum": 1})
-    timer_congest_num_each_slot: int = field(default=(1 << 31) - 1, metadata={"minimum": 1})
-    timer_flush_interval_ms: int = field(default=1000, metadata={"minimum": 1})
-    mapped_file_size_timer_log: int = field(
-        default=100 * 1024 * 1024, metadata={"minimum": 4096, "maximum": _MAX_FILE_SIZE}
-    )
+    timer_precision_ms: int = bounded(1000, 1, MAX_INT)
+    timer_roll_window_slot: int = bounded(2 * 24 * 3600, 0, MAX_INT)
+    timer_max_delay_sec: int = bounded(3 * 24 * 3600, 1, MAX_INT)
+    timer_congest_num_each_slot: int = bounded(MAX_INT, 1, MAX_INT)
+    timer_flush_interval_ms: int = bounded(1000, 1, DAY_MS)
+    mapped_file_size_timer_log: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
 
     def __post_init__(self) -> None:
-        for name, spec in self.__dataclass_fields__.items():
-            value, key = getattr(self, name), spec.metadata.get("key", name)
-            minimum, maximum = spec.metadata.get("minimum"), spec.metadata.get("maximum")
-            if minimum is not None and value < minimum:
-                raise ConfigError(f"{key}={value}: at least {minimum}")
-            if maximum is not None and value > maximum:
-                raise ConfigError(f"{key}={value}: at most {maximum}")
+        check_bounds(self)
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ConfigError(f"flushDiskType={self.flush_disk_type}: {ASYNC_FLUSH} or {SYNC_FLUSH}")
         parse_delay_levels(self.message_delay_level)

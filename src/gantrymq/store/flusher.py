@@ -38,7 +38,8 @@ class Flusher:
     def __init__(self, name: str, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         self._name = name
         self._log = commit_log
-        self._interval_s = interval_s
+        #: May be changed meanwhile; `wake` has it take effect at once.
+        self.interval_s = interval_s
         self._report = report
         self._awake = threading.Event()
         self._stopping = False
@@ -67,7 +68,7 @@ class Flusher:
         while not is_last:
             is_last = self._stopping
             if not is_last:
-                self._awake.wait(self._interval_s)
+                self._awake.wait(self.interval_s)
             self._awake.clear()
             began = time.monotonic()
             try:
@@ -168,8 +169,9 @@ class QueueFlusher(Flusher):
         self._trash = trash
         self._checkpoint = checkpoint
         self._checkpoint_path = checkpoint_path
-        self._least_bytes = least_pages * _PAGE
-        self._thorough_interval_s = thorough_interval_s
+        #: May be changed meanwhile.
+        self.least_pages = least_pages
+        self.thorough_interval_s = thorough_interval_s
         self._is_asked = False
         self._next_thorough = 0.0
         #: Why nothing of it counts as flushed any more.
@@ -189,7 +191,7 @@ class QueueFlusher(Flusher):
         finally:
             if thorough:
                 ended = time.monotonic()
-                self._next_thorough = ended + min(self._thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
+                self._next_thorough = ended + min(self.thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
             self._trash.empty()
 
     def flush(self, *, thorough: bool) -> None:
@@ -205,7 +207,7 @@ class QueueFlusher(Flusher):
         problem: Exception | None = None
         for _ in range(len(self._dirty)):
             queue = self._dirty.popleft()
-            if thorough or queue.unflushed >= self._least_bytes:
+            if thorough or queue.unflushed >= self.least_pages * _PAGE:
                 queue.dirty = False
                 try:
                     queue.flush()

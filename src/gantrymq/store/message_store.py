@@ -66,14 +66,14 @@ class MessageStore:
         self._store_host = store_host
         self._hosts_v4 = 0 if len(store_host) == HOST_SIZE_V4 else STORE_HOST_V6
         self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
-        self.in_memory_bytes = memory * config.access_message_in_memory_max_ratio // 100
+        self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
         self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log)
         self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
         self._dirty = self._queues.dirty
         self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
+        self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
         self._trash = Trash()
@@ -131,6 +131,23 @@ class MessageStore:
                 flusher.start()
             self._flushers = log_flusher, queue_flusher
             self._open = stack.pop_all()
+
+    def config_changed(self) -> None:
+        """The configuration has another content: what was taken from it when the store was opened is taken again."""
+        config = self.config
+        self.in_memory_bytes = _in_memory_bytes(config)
+        if config.message_index_enable and not self._is_indexed:
+            # What was built before it was switched off is kept as far as it is on the disk for sure.
+            self._index.open(0, was_aborted=True)
+            self._is_indexed = True
+        if self._flushers is not None:
+            log_flusher, queue_flusher = self._flushers
+            log_flusher.interval_s = config.flush_interval_commit_log_ms / 1000
+            queue_flusher.interval_s = config.flush_interval_consume_queue_ms / 1000
+            queue_flusher.least_pages = config.flush_consume_queue_least_pages
+            queue_flusher.thorough_interval_s = config.flush_consume_queue_thorough_interval_ms / 1000
+            for flusher in self._flushers:
+                flusher.wake()
 
     def close(self) -> None:
         """Brings all to the disk, answers who waits for that, and unlocks the directory.
@@ -413,3 +430,8 @@ class MessageStore:
     def flushed_offset(self) -> int:
         """All before it is on the disk."""
         return self._log.flushed
+
+
+def _in_memory_bytes(config: StoreConfig) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory * config.access_message_in_memory_max_ratio // 100

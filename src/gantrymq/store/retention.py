@@ -25,7 +25,6 @@ class Cleaning(NamedTuple):
 class Retention:
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
-        self._hours = delete_hours(config.delete_when)
         #: Somebody asked to delete what has expired, whatever the hour.
         self.is_asked = False
 
@@ -39,7 +38,7 @@ class Retention:
         is_due = (
             is_urgent
             or used_percent > config.disk_max_used_space_ratio
-            or time.localtime(now_ms / 1000).tm_hour in self._hours
+            or time.localtime(now_ms / 1000).tm_hour in delete_hours(config.delete_when)
             or self.is_asked
         )
         return Cleaning(now_ms - config.file_reserved_time * _HOUR_MS if is_due else float("-inf"), is_full)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gantrymq.broker.admin.topics import MAX_QUEUE_NUMS
 from gantrymq.broker.attributes import altered
+from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part

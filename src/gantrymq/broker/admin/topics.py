@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gantrymq.broker.attributes import altered, parse_changes
+from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import answer_after
@@ -24,8 +25,6 @@ from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
-MAX_QUEUE_NUMS = 65_536
 #: `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")

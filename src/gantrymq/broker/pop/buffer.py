@@ -72,6 +72,12 @@ class PopBuffer:
         self._leaving: list[tuple[int, int, PopKey]] = []
         self._count = 0
 
+    def set_limits(self, *, stay_ms: int, leave_before_ms: int, max_size: int) -> None:
+        """For the checkpoints that come from now on."""
+        self._stay_ms = stay_ms
+        self._leave_before_ms = leave_before_ms
+        self._max_size = max_size
+
     def __len__(self) -> int:
         return len(self._by_key)
 

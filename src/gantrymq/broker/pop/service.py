@@ -69,6 +69,7 @@ class PopService(Part):
         saving: Saving,
         long_requests: LongRequests,
     ) -> None:
+        self._config = config
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self.buffer = PopBuffer(
             offsets,
@@ -118,6 +119,16 @@ class PopService(Part):
         )
         self._expiring = jobs.repeating("write down what is popped", self._expire, _TICK_S)
         self._reviving = jobs.repeating("bring back what wasn't acknowledged", self._bring_back, _TICK_S)
+
+    def config_changed(self) -> None:
+        config = self._config
+        self.buffer.set_limits(
+            stay_ms=config.pop_ck_stay_buffer_time,
+            leave_before_ms=config.pop_ck_stay_buffer_time_out,
+            max_size=config.pop_ck_max_buffer_size,
+        )
+        for waiting in (self.waiting, self.waiting_notifications):
+            waiting.set_limits(line_limit=config.pop_polling_size, limit=config.max_pop_polling_size)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return self._handlers

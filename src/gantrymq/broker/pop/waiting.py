@@ -110,6 +110,11 @@ class PopWaiting(Part):
         self._count += 1
         return True
 
+    def set_limits(self, *, line_limit: int, limit: int) -> None:
+        """For requests that come from now on."""
+        self._line_limit = line_limit
+        self._limit = limit
+
     @property
     def is_stopped(self) -> bool:
         return self._stopped
