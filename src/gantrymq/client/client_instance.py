@@ -17,6 +17,7 @@ from functools import partial
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
 from gantrymq.client.name_server_discovery import (
     POLL_INTERVAL_S,
     fetch_name_servers,
@@ -24,11 +25,12 @@ from gantrymq.client.name_server_discovery import (
     split_addresses,
 )
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
-from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.errors import ClientClosed
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import CLOSE_TIMEOUT_S as REMOTING_CLOSE_TIMEOUT_S
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 
 log = peer_log(__name__)
@@ -100,11 +102,16 @@ class ClientInstance:
         for job in self._jobs:
             job.start()
 
-    async def close(self) -> None:
-        """Takes the group off the brokers that were told of it, closes the connections."""
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Takes the group off the brokers that were told of it, for so long at most, and closes the connections."""
         await asyncio.gather(*(job.stop() for job in self._jobs))
-        await asyncio.gather(*(self._unregister(address) for address in self._greeted))
-        await self.remoting.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(self._unregister(address) for address in self._greeted))
+        except TimeoutError:
+            log.info("not all brokers answered that this client closes; they notice the closed connections")
+        finally:
+            await self.remoting.close(min(timeout_s, REMOTING_CLOSE_TIMEOUT_S))
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
@@ -167,6 +174,6 @@ class ClientInstance:
                 producer_group=self._producer_data.group_name if self._producer_data else None,
                 consumer_group=self._consumer_data.group_name if self._consumer_data else None,
             )
-        except GantryError as e:
-            # The broker notices the closed connection anyway.
+        except Exception as e:
+            # Whatever it is (hooks are the user's), the broker notices the closed connection.
             log.info("broker %s was not told that this client closes: %s", address, e)

@@ -200,10 +200,10 @@ class TraceDispatcher:
         self._job.wake(0.0 if len(self._waiting) >= BATCH else FLUSH_INTERVAL_S)
         return True
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Sends what waits; returns when that is done, or has failed. What takes too long is given up."""
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
                 await self._send_waiting()
         except TimeoutError:
             log.warning(

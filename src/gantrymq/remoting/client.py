@@ -11,7 +11,7 @@ from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTim
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.loop_watch import LoopWatch
 
 CONNECT_TIMEOUT_S = 3.0
@@ -95,14 +95,17 @@ class RemotingClient:
         """Sends without an answer. Raises a RemotingError."""
         await (await self.connection(address)).invoke_oneway(request)
 
-    async def close(self) -> None:
-        """Closes every connection. Requests under way end with ConnectionLost, connects with ClientClosed."""
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Closes every connection. Requests under way end with ConnectionLost, connects with ClientClosed.
+
+        What is still to be sent has `timeout_s`.
+        """
         self._closed = True
         connecting = list(self._connecting.values())
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
-        await close_all(list(self._connections.values()))
+        await close_all(list(self._connections.values()), timeout_s)
 
     async def _connect(self, address: str) -> Connection:
         loop = asyncio.get_running_loop()

@@ -61,7 +61,7 @@ async def locks_over(broker: LockBroker) -> AsyncIterator[HeldLocks]:
         await client.routes.get("topic")
         locks = HeldLocks(client, "group")
         yield locks
-        await locks.close()
+        await locks.close(5)
         await client.close()
 
 
@@ -126,3 +126,5 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_not_renewed() -> None:
         broker.held.set()
         await locks._renew_all()
         assert len(broker.asked) == 1
+    # The broker granted it nevertheless.
+    assert broker.unlocked == [QUEUE]

@@ -11,7 +11,7 @@ from waiting import until
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey
 from gantrymq.client.producing.outgoing import Outgoing
-from gantrymq.errors import ClientError, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, RequestTimeout
 from gantrymq.protocol.message import Message, MessageQueue
 
 QUEUE = MessageQueue("t", "broker", 3)
@@ -218,7 +218,7 @@ async def test_nobody_waits_for_a_batch_whose_send_was_cancelled() -> None:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
-    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert all(isinstance(outcome, ClientClosed) for outcome in outcomes)
     assert accumulator.bytes == 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes
 from gantrymq.errors import ClientError, GantryError, PartialFailure, RemotingError
@@ -47,11 +48,14 @@ class AdminBase:
         self.remoting = RemotingClient(ssl_context=ssl_context, hooks=hooks)
         self.api = BrokerApi(self.remoting)
         self._name_servers = list(name_servers)
+        self._closing: asyncio.Future[None] | None = None
         self._routes = Routes(self.api, name_servers) if name_servers else None
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self.remoting.close()
+        """Closes the connections, also when the caller is cancelled; once more does no harm."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self.remoting.close())
+        await result_of(self._closing)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,8 +3,8 @@
     async with AdminClient("127.0.0.1:9876") as admin:
         await admin.create_topic(TopicConfig("greetings", 8, 8), cluster="DefaultCluster")
 
-Its parts are modules beside this one: `admin_base` (connections, clusters, routes), `admin_namesrv`, `admin_topics`,
-`admin_groups`, `admin_offsets`, `admin_messages`, `admin_brokers`, `admin_auth`. Source: tools/admin/DefaultMQAdminExt.
+Its parts are modules beside this one: `base` (connections, clusters, routes), `namesrv`, `topics`, `groups`, `offsets`,
+`messages`, `brokers`, `auth`. Source: tools/admin/DefaultMQAdminExt.
 """
 
 from __future__ import annotations

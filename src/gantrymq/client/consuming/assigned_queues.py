@@ -146,20 +146,26 @@ class AssignedQueues:
         """Commits the offsets of all queues; raises what the first failure was after all were tried."""
         await self.offset_store.commit({held.queue: held.commit_offset for held in self.process_queues})
 
-    async def close(self, finish: Awaitable[None] | None = None) -> None:
-        """Ends the pulls, awaits `finish`, in which what was pulled is dealt with, commits, gives the locks back."""
+    async def stop(self) -> None:
+        """Ends the pulls; what was pulled can still be dealt with."""
         await self._moves.stop()
         await self._committer.stop()
         await asyncio.gather(*(puller.stop() for _, puller in self._queues.values()))
-        if finish is not None:
-            await finish
-        if self._commits:
-            await self._commit_each()
-        if self._locks is not None:
-            await self._locks.close()
-        for process_queue in self.process_queues:
-            process_queue.dropped = True
-        self._queues.clear()
+
+    async def close(self, timeout_s: float) -> None:
+        """After `stop`: commits, gives the locks back, each for so long at most."""
+        try:
+            if self._commits:
+                async with asyncio.timeout(timeout_s):
+                    await self._commit_each()
+        except TimeoutError:
+            log.warning("the offsets of group %s were not all committed: what was done since is repeated", self._group)
+        finally:
+            if self._locks is not None:
+                await self._locks.close(timeout_s)
+            for process_queue in self.process_queues:
+                process_queue.dropped = True
+            self._queues.clear()
 
     async def _release(self, queue: MessageQueue) -> None:
         """Stops reading a queue: what is not handled yet is left to its next reader."""
@@ -234,7 +240,8 @@ class AssignedQueues:
     async def _commit(self, *process_queues: ProcessQueue) -> None:
         try:
             await self.offset_store.commit({held.queue: held.commit_offset for held in process_queues})
-        except GantryError as e:
+        except Exception as e:
+            # Whatever it is (hooks are the user's): the offsets are committed again in 5 s, or by the next reader.
             log.warning("can't commit the offsets of group %s: %s", self._group, " ".join([str(e), *_notes(e)]))
 
     async def _commit_each(self) -> None:

@@ -6,17 +6,16 @@ Source: client/consumer/DefaultMQPushConsumer, DefaultLitePullConsumer (construc
 from __future__ import annotations
 
 import ssl
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import PullOptions
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
+from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
@@ -37,7 +36,7 @@ DEFAULT_INSTANCE = "DEFAULT"
 DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
 
 
-class GroupConsumer(ABC):
+class GroupConsumer(Lifecycle):
     """A consumer of `group`, to be used inside `async with`."""
 
     def __init__(
@@ -49,6 +48,7 @@ class GroupConsumer(ABC):
         ssl_context: ssl.SSLContext | None,
         hooks: Sequence[RpcHook],
     ) -> None:
+        super().__init__()
         self._wire_group = wrap_namespace(namespace, group)
         if problem := group_problem(self._wire_group):
             raise IllegalMessage(problem)
@@ -59,23 +59,6 @@ class GroupConsumer(ABC):
         self._hooks = hooks
         #: By the topics that brokers know.
         self._subscriptions: dict[str, SubscriptionData] = {}
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Joins the group."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Leaves the group."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
         """Adds a topic, or changes its expression: `*`, tags separated by `||`, or SQL92 as its type says.

@@ -31,7 +31,7 @@ log = peer_log(__name__)
 #: Messages that one task handles before it lets the event loop go round, for handlers that never wait.
 _MESSAGES_PER_TURN = 64
 #: How long a handler that is cancelled may take to end.
-CANCEL_TIMEOUT_S = 2.0
+CANCEL_TIMEOUT_S = 0.5
 _NOT_TOLD = "%s of %s was handled, what follows failed"
 
 

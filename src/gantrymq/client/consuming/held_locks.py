@@ -33,6 +33,8 @@ class HeldLocks:
         self._group = group
         #: When each wanted queue was locked last (time.monotonic, time.time); _NEVER for one that is not, or was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
+        #: Those of requests that have no answer yet, or never got one.
+        self._asked: set[MessageQueue] = set()
         self._renewer = Repeating(f"the renewal of the locks of group {group}", self._renew_all, RENEW_INTERVAL_S)
         self._renewer.start()
 
@@ -69,10 +71,15 @@ class HeldLocks:
                 # Whatever it is (hooks are the user's), the queue is given up.
                 log.warning("can't unlock %s for group %s: %s", sorted(held), self._group, e)
 
-    async def close(self) -> None:
-        """Gives all locks back."""
+    async def close(self, timeout_s: float) -> None:
+        """Gives all locks back, for so long at most."""
         await self._renewer.stop()
-        await self.unlock(list(self._locked))
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Those, too, that were asked for without an answer: the broker may have locked them.
+                await self.unlock(self._locked.keys() | self._asked)
+        except TimeoutError:
+            log.info("not all locks of group %s were given back: they expire in a minute", self._group)
 
     async def _renew_all(self) -> None:
         held = set(self._locked)
@@ -86,12 +93,14 @@ class HeldLocks:
         return set().union(*locked)
 
     async def _lock(self, address: str, queues: set[MessageQueue]) -> set[MessageQueue]:
+        self._asked |= queues
         try:
             locked = await self._client.api.lock_queues(address, self._group, self._client.client_id, queues)
         except GantryError as e:
             # What was held stays so until it expires.
             log.warning("can't lock %s for group %s: %s", sorted(queues), self._group, e)
             return set()
+        self._asked -= queues
         now = time.monotonic(), time.time()
         wanted = queues & self._locked.keys()
         for queue in wanted:

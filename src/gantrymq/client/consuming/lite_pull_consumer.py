@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,16 +103,17 @@ class LitePullConsumer(PullingConsumer):
             raise ClientError("this consumer's queues are assigned by hand: subscribe before the start to share them")
         super().subscribe(topic, expression, expression_type)
 
-    async def start(self) -> None:
+    async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group if there are subscriptions; returns before the first queue is assigned."""
-        if self._parts is not None:
-            raise ClientError("this consumer is already started")
         subscribed = bool(self._subscriptions)
         self._data = self._consumer_data(CONSUME_ACTIVELY)
         relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_ACTIVELY)
         handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
         # Who assigns queues by hand is not a member that the others share with.
+        deadline = self._deadline
+        stack.callback(self._forget)
         client = self._connect(self._data if subscribed else None, handlers, self._instance_name)
+        stack.push_async_callback(lambda: client.close(deadline.left()))
         queues = AssignedQueues(
             client,
             self._wire_group,
@@ -123,30 +125,26 @@ class LitePullConsumer(PullingConsumer):
             commits_by_pull=self._auto_commit and not self._broadcasting,
             lite=True,
         )
+        stack.push_async_callback(lambda: queues.close(deadline.left()))
+        stack.push_async_callback(queues.stop)
+        stack.push_async_callback(relay.close)
         rebalancer = None
         if subscribed:
             share = self._share(client, queues.assign)
             rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
-        self._parts = _Parts(client, queues, rebalancer, relay)
+            stack.push_async_callback(rebalancer.stop)
+        # Whoever waits for messages waits in vain from now on.
+        stack.callback(self._arrived)
+        self._parts = _Parts(client, queues, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues))
         client.start()
         if rebalancer is not None:
             rebalancer.start()
 
-    async def close(self) -> None:
-        """Leaves the group. Messages handed out last are delivered again unless `commit` was called after them."""
-        if self._parts is None:
-            return
-        client, queues, rebalancer, relay = self._parts
+    def _forget(self) -> None:
         self._parts = None
-        if rebalancer is not None:
-            await rebalancer.stop()
-        await relay.close()
-        await queues.close()
         self._ready.clear()
         self._handed_out.clear()
-        self._arrived()
-        await client.close()
 
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._parts is not None and self._parts.rebalancer is not None and self._data is not None:
@@ -275,7 +273,7 @@ class LitePullConsumer(PullingConsumer):
         return messages
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
-        while self._parts is not None:
+        while self._is_open:
             try:
                 messages = await self.poll(max_messages=1)
             except ClientClosed:
@@ -335,8 +333,8 @@ class LitePullConsumer(PullingConsumer):
         return address
 
     def _started(self) -> _Parts:
-        if self._parts is None:
-            raise ClientClosed("this consumer is not started, or closed: use it inside `async with`")
+        self._check_open()
+        assert self._parts is not None
         return self._parts
 
 
@@ -346,4 +344,3 @@ class _Parts(NamedTuple):
     client: ClientInstance
     queues: AssignedQueues
     rebalancer: Rebalancer | None
-    relay: ConsumerRelay

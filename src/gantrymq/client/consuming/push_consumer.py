@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -55,8 +56,6 @@ CONCURRENCY = 20
 MAX_RECONSUME_TIMES = 16
 #: consumeTimeout: a message whose handler takes longer is sent back.
 CONSUME_TIMEOUT_S = 15 * 60.0
-#: How long `close` waits for handlers.
-CLOSE_TIMEOUT_S = 10.0
 #: A queue in order has its oldest message first: there is no distance to limit.
 _NO_SPAN = 1 << 62
 
@@ -156,10 +155,8 @@ class PushConsumer(PullingConsumer):
         self._data: ConsumerData | None = None
         self._parts: _Parts | None = None
 
-    async def start(self) -> None:
+    async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group and begins to consume; returns before the first queue is assigned."""
-        if self._parts is not None:
-            raise ClientError("this consumer is already started")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before the start")
         if not self._broadcasting:
@@ -167,10 +164,12 @@ class PushConsumer(PullingConsumer):
         self._data = self._consumer_data(CONSUME_PASSIVELY)
         relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_PASSIVELY, self._orderly)
         handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
+        deadline = self._deadline
+        stack.callback(self._forget)
         client = self._connect(self._data, handlers, self._instance_name)
+        stack.push_async_callback(lambda: client.close(deadline.left()))
         offset_store = self._offset_store(client)
-        tracer = await self._start_tracer()
-        hooks = [*self._consume_hooks, TraceHook(tracer.dispatcher)] if tracer else self._consume_hooks
+        hooks = [*self._consume_hooks, *await self._trace_hooks(stack)]
         handler = with_hooks(self._handler, hooks, self.group, self._consume_timeout_s)
         locks = HeldLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
@@ -187,15 +186,21 @@ class PushConsumer(PullingConsumer):
             locks=locks,
             finish=consumption.release,
         )
+        stack.push_async_callback(lambda: queues.close(deadline.left()))
+        stack.push_async_callback(lambda: consumption.close(deadline.left()))
         popped: PoppedQueues | None = None
         share: Share = self._share(client, queues.assign)
         if not self._client_rebalance:
             popped = self._pop_queues(client, handler, queues)
+            stack.push_async_callback(popped.close, deadline)
             share = ShareByBroker(
                 client, self._wire_group, self._allocate, self._subscriptions, queues.assign, popped.assign
             )
+        stack.push_async_callback(queues.stop)
         rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
-        self._parts = _Parts(client, consumption, queues, popped, rebalancer, relay, tracer)
+        stack.push_async_callback(relay.close)
+        stack.push_async_callback(rebalancer.stop)
+        self._parts = _Parts(consumption, queues, popped, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues, popped, locks, consumption.pool, handler))
         client.start()
         rebalancer.start()
@@ -236,9 +241,9 @@ class PushConsumer(PullingConsumer):
     def _most_reconsume_times(self) -> int:
         return MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times
 
-    async def _start_tracer(self) -> _Tracer | None:
+    async def _trace_hooks(self, stack: AsyncExitStack) -> list[ConsumeHook]:
         if not self._enable_trace:
-            return None
+            return []
         producer = Producer(
             self._name_servers,
             f"{TRACE_GROUP_PREFIX}-{self.group}-CONSUME",
@@ -246,23 +251,13 @@ class PushConsumer(PullingConsumer):
             hooks=self._hooks,
         )
         await producer.start()
-        return _Tracer(producer, TraceDispatcher(producer.send, self._trace_topic))
+        stack.push_async_callback(lambda: producer.close(self._deadline.left()))
+        dispatcher = TraceDispatcher(producer.send, self._trace_topic)
+        stack.push_async_callback(lambda: dispatcher.close(self._deadline.left()))
+        return [TraceHook(dispatcher)]
 
-    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits for handlers at most `timeout_s`, commits the offsets, leaves the group."""
-        if self._parts is None:
-            return
-        client, consumption, queues, popped, rebalancer, relay, tracer = self._parts
-        await rebalancer.stop()
-        await relay.close()
-        await queues.close(consumption.close(timeout_s))
-        if popped is not None:
-            await popped.close(timeout_s)
+    def _forget(self) -> None:
         self._parts = None
-        if tracer is not None:
-            await tracer.dispatcher.close()
-            await tracer.producer.close()
-        await client.close()
 
     @property
     def assignment(self) -> set[MessageQueue]:
@@ -298,18 +293,10 @@ class PushConsumer(PullingConsumer):
         return wrap_namespace(self._namespace, message.topic)
 
 
-class _Tracer(NamedTuple):
-    producer: Producer
-    dispatcher: TraceDispatcher
-
-
 class _Parts(NamedTuple):
-    """What a started consumer consists of."""
+    """What a started consumer consists of, as far as it is asked for."""
 
-    client: ClientInstance
     consumption: ConsumeConcurrently | ConsumeOrderly
     queues: AssignedQueues
     popped: PoppedQueues | None
     rebalancer: Rebalancer
-    relay: ConsumerRelay
-    tracer: _Tracer | None

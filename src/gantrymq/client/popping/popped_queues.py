@@ -19,6 +19,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, TopicCounters
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
+from gantrymq.client.lifecycle import Deadline
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
@@ -127,12 +128,18 @@ class PoppedQueues:
             self._queues[queue] = process_queue, job
             job.start(0.0)
 
-    async def close(self, timeout_s: float) -> None:
-        """Waits for handlers at most `timeout_s`; what isn't acknowledged then comes again."""
-        await asyncio.gather(*(job.stop() for _, job in self._queues.values()))
-        await self.pool.close(timeout_s)
-        await self._answers.wait()
-        self._queues.clear()
+    async def close(self, deadline: Deadline) -> None:
+        """Waits for handlers and answers until then; what isn't acknowledged comes again."""
+        try:
+            await asyncio.gather(*(job.stop() for _, job in self._queues.values()))
+            await self.pool.close(deadline.left())
+            async with asyncio.timeout(deadline.left()):
+                await self._answers.wait()
+        except TimeoutError:
+            log.warning("%d popped messages come again: nobody took the answers in time", len(self._answers))
+        finally:
+            await self._answers.stop()
+            self._queues.clear()
 
     async def _stop(self, queues: set[MessageQueue]) -> None:
         jobs = []

@@ -10,13 +10,14 @@ import random
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
-from gantrymq.errors import BrokerError, ClientClosed, ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.errors import BrokerError, ClientError, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -71,13 +72,11 @@ class SimpleConsumer(GroupConsumer):
         self._max_body_size = max_body_size
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
-        self._greetings = Tasks(f"telling brokers what group {group} is subscribed to")
+        self._greetings = self._new_greetings()
         self._turn = random.randrange(1 << 30)
 
-    async def start(self) -> None:
+    async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group."""
-        if self._client is not None:
-            raise ClientError("this consumer is already started")
         self._data = ConsumerData(
             self._wire_group,
             CONSUME_POP,
@@ -85,15 +84,18 @@ class SimpleConsumer(GroupConsumer):
             subscription_data_set=list(self._subscriptions.values()),
         )
         handlers: dict[int, RequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignored}
-        self._client = self._connect(self._data, handlers)
-        self._client.start()
+        stack.callback(self._forget)
+        client = self._client = self._connect(self._data, handlers)
+        stack.push_async_callback(lambda: client.close(self._deadline.left()))
+        stack.push_async_callback(self._greetings.stop)
+        client.start()
 
-    async def close(self) -> None:
-        """Leaves the group. What was received and not acknowledged comes again after its invisible time."""
-        client, self._client = self._client, None
-        if client is not None:
-            await self._greetings.wait()
-            await client.close()
+    def _forget(self) -> None:
+        self._client = None
+        self._greetings = self._new_greetings()
+
+    def _new_greetings(self) -> Tasks:
+        return Tasks(f"telling brokers what group {self.group} is subscribed to")
 
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
@@ -121,6 +123,7 @@ class SimpleConsumer(GroupConsumer):
             try:
                 messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
             except RemotingError as e:
+                self._check_open()
                 targets.remove(target)
                 if not targets:
                     raise
@@ -201,8 +204,8 @@ class SimpleConsumer(GroupConsumer):
             self._greetings.start(self._client.heartbeat())
 
     def _started(self) -> ClientInstance:
-        if self._client is None:
-            raise ClientClosed("this consumer is not started, or closed: use it inside `async with`")
+        self._check_open()
+        assert self._client is not None
         return self._client
 
 

@@ -10,7 +10,7 @@ from gantrymq.background.shared import own_copy
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.outgoing import Outgoing
-from gantrymq.errors import ClientError, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 
@@ -121,6 +121,14 @@ class BatchAccumulator:
             self._start(batch)
         await self._under_way.wait()
 
+    async def close(self, timeout_s: float) -> None:
+        """`flush`, for so long at most: what isn't answered then ends with ClientClosed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.flush()
+        except TimeoutError:
+            await self._under_way.stop()
+
     def _linger_over(self, key: BatchKey) -> None:
         self._start(self._open[key])
 
@@ -165,11 +173,12 @@ class BatchAccumulator:
             if future.done():
                 continue
             if isinstance(error, asyncio.CancelledError):
-                future.cancel()
+                text = f"no answer to {batch.key[0]} before the close, or the end of the loop: it may be stored"
+                future.set_exception(ClientClosed(text))
             else:
                 future.set_exception(own_copy(error))
-                # It is in the log: asyncio need not tell of each message whose sender doesn't look.
-                future.exception()
+            # It is in the log: asyncio need not tell of each message whose sender doesn't look.
+            future.exception()
 
 
 def split_result(result: SendResult, parts: Sequence[Outgoing]) -> list[SendResult]:

@@ -12,11 +12,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AsyncExitStack
+from typing import Any
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.producing.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAccumulator, BatchKey
 from gantrymq.client.producing.outgoing import (
@@ -57,7 +58,7 @@ from gantrymq.remoting.connection import RequestHandler, RpcHook
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 
 
-class Producer:
+class Producer(Lifecycle):
     """Sends messages: `async with Producer("127.0.0.1:9876", "group") as producer: await producer.send(message)`.
 
     `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them.
@@ -102,6 +103,7 @@ class Producer:
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
+        super().__init__()
         if problem := group_problem(group):
             raise IllegalMessage(problem)
         self.namespace = namespace
@@ -126,7 +128,7 @@ class Producer:
             "max_message_size": max_message_size,
         }
         self._trace_topic = trace_topic if enable_trace else None
-        self._send_hooks = list(send_hooks)
+        self._users_send_hooks = self._send_hooks = list(send_hooks)
         self._name_servers = name_servers
         self._ssl_context = ssl_context
         self._hooks = hooks
@@ -134,14 +136,9 @@ class Producer:
         self._requests = Requests()
         self._set_encoder(UniqueKeys())
 
-    async def start(self) -> None:
-        """Makes the producer ready; connections are made when they are needed. Raises ClientError for odd options."""
+    async def _open(self, stack: AsyncExitStack) -> None:
         if self._user_group == DEFAULT_PRODUCER_GROUP:
             raise IllegalMessage(f"the group {DEFAULT_PRODUCER_GROUP} is no program's own: name another")
-        if self._sender is not None:
-            raise ClientError("this producer is already started")
-        if self._batching is not None:
-            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
         client = ClientInstance(
             self._name_servers,
             producer_data=ProducerData(self.group),
@@ -149,35 +146,23 @@ class Producer:
             ssl_context=self._ssl_context,
             hooks=self._hooks,
         )
+        stack.callback(self._forget)
+        stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
         self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
-        if self._trace_topic is not None and self.trace is None:
-            self.trace = TraceDispatcher(self.send_alone, self._trace_topic)
-            self._send_hooks.append(SendTraceHook(self.trace))
         self._sender = Sender(client, self.group, self._settings)
+        stack.push_async_callback(self._sender.close)
+        stack.callback(self._requests.close)
+        if self._trace_topic is not None:
+            self.trace = TraceDispatcher(self._send_one, self._trace_topic)
+            stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
+            self._send_hooks = [*self._users_send_hooks, SendTraceHook(self.trace)]
+        if self._batching is not None:
+            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
+            stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
-    async def close(self) -> None:
-        """Sends what waits in batches and traces, then closes the connections; sends that are under way fail."""
-        batches, self._batches = self._batches, None
-        try:
-            if batches is not None:
-                await batches.flush()
-            if self.trace is not None:
-                await self.trace.close()
-        finally:
-            sender, self._sender = self._sender, None
-            if sender is not None:
-                await sender.close()
-                await sender.client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+    def _forget(self) -> None:
+        self._sender = self._batches = self.trace = None
 
     @property
     def client(self) -> ClientInstance:
@@ -187,8 +172,8 @@ class Producer:
     @property
     def sender(self) -> Sender:
         """What brings encoded messages to brokers. Raises ClientClosed before the start and after the close."""
-        if self._sender is None:
-            raise ClientClosed("this producer is not started, or closed: use it inside `async with`")
+        self._check_open()
+        assert self._sender is not None
         return self._sender
 
     def handlers(self) -> Mapping[int, RequestHandler]:
@@ -212,6 +197,13 @@ class Producer:
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         """As `send`, but never in a batch."""
+        self._check_open()
+        return await self._send_one(message, timeout_ms, queue)
+
+    async def _send_one(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Also while the producer closes."""
         topic = self._topic(message, queue)
         if self._send_hooks and topic != self._trace_topic:
             return await self._send_with_hooks(
@@ -223,6 +215,7 @@ class Producer:
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         """Stores messages of one topic in one request, all in one queue; all or none. Raises as `send` does."""
+        self._check_open()
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
         topic = self._topic(messages[0], queue)
@@ -241,9 +234,9 @@ class Producer:
         The whole batch is stored or none of it: an error is that of all its messages. For producers with `linger_ms`.
         Raises IllegalMessage, also for what can't go in a batch: delayed messages, those of transactions, replies.
         """
+        self._check_open()
         batches = self._batches
         if batches is None:
-            _ = self.client
             raise ClientError("this producer makes no batches: give it linger_ms, or use send")
         topic = self._topic(message, queue)
         properties, context = message.properties, None
@@ -263,6 +256,7 @@ class Producer:
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
+        self._check_open()
         outgoing = self._encoder.encode(self._topic(message, queue), message, message.properties)
         if self._encoder.wants_compression(outgoing):
             outgoing = await self._encoder.compress(outgoing)
@@ -340,7 +334,9 @@ class Producer:
     async def _send_encoded(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         if self._encoder.wants_compression(outgoing):
             outgoing = await self._encoder.compress(outgoing)
-        result = await self.sender.send(outgoing, timeout_ms, self._with_namespace(queue))
+        if self._sender is None:
+            raise ClientClosed("this producer was closed meanwhile")
+        result = await self._sender.send(outgoing, timeout_ms, self._with_namespace(queue))
         if self.namespace:
             topic = without_namespace(result.queue.topic, self.namespace)
             result = result._replace(queue=result.queue._replace(topic=topic))

@@ -11,7 +11,7 @@ import uuid
 
 from gantrymq.client.producing.outgoing import REPLY_TYPE
 from gantrymq.clock import now_ms
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import ClientClosed, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.command import RemotingCommand
@@ -62,6 +62,13 @@ class Requests:
     def end(self, correlation_id: str) -> None:
         """A reply that comes later is nobody's."""
         self._waiting.pop(correlation_id, None)
+
+    def close(self) -> None:
+        """Nobody will reply any more."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ClientClosed("this producer was closed before a reply came"))
+                future.exception()
 
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Handles PUSH_REPLY_MESSAGE_TO_CLIENT."""

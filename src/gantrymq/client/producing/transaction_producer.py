@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -79,7 +80,7 @@ class TransactionProducer(Producer):
     ) -> None:
         super().__init__(name_servers, group, **options)
         self._listener = listener
-        self._checks = self._new_checks()
+        self._checks = Tasks("checks of transactions")
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
 
     async def send_in_transaction(
@@ -90,6 +91,7 @@ class TransactionProducer(Producer):
         A half message that is not safely stored is rolled back, and the transaction not run. Raises as `send`; then
         there was no transaction. Delays of the message are ignored.
         """
+        self._check_open()
         # A broker asks the producers that it knows: it must know this one before it has a half message of it.
         await self.greet_brokers_of(message.topic)
         half = self._half_message(message)
@@ -105,14 +107,10 @@ class TransactionProducer(Producer):
             log.warning("broker %s did not learn that %s is %s: %s", result.queue.broker_name, result.msg_id, state, e)
         return TransactionSendResult(result, state)
 
-    async def close(self) -> None:
-        """Ends the checks under way, then as `Producer.close`."""
-        await self._checks.stop()
-        self._checks = self._new_checks()
-        await super().close()
-
-    def _new_checks(self) -> Tasks:
-        return Tasks(f"a check of a transaction of group {self.group}")
+    async def _open(self, stack: AsyncExitStack) -> None:
+        await super()._open(stack)
+        self._checks = Tasks(f"a check of a transaction of group {self.group}")
+        stack.push_async_callback(self._checks.stop)
 
     def _half_message(self, message: Message) -> Message:
         properties = {name: value for name, value in message.properties.items() if name not in DELAYS}

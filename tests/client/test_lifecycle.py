@@ -1,0 +1,238 @@
+"""Starting and closing, whoever is cancelled meanwhile: nothing is left, and nobody stays in the group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from leftovers import nothing_left
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
+from gantrymq.errors import BrokerError, ClientClosed, ClientError
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.testing.processes import ProcessCluster
+
+TOPIC = "lives"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    """In processes of its own: what is left in this one is the clients'."""
+    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+async def handle(message: MessageExt) -> None:
+    """A handler."""
+
+
+def handle_in_thread(message: MessageExt) -> None:
+    """Another."""
+
+
+class Listener:
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+def consumer(kind: Callable[..., Any], name_server: str, *args: object, **options: object) -> Any:
+    made = kind(name_server, "group", *args, **options)
+    made.subscribe(TOPIC)
+    return made
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "producer": lambda to: Producer(to, "group"),
+    "batching producer": lambda to: Producer(to, "group", linger_ms=1, enable_trace=True),
+    "transaction producer": lambda to: TransactionProducer(to, "group", Listener()),
+    "push": lambda to: consumer(PushConsumer, to, handle, enable_trace=True),
+    "push in threads": lambda to: consumer(PushConsumer, to, handle_in_thread, concurrency=3),
+    "orderly": lambda to: consumer(PushConsumer, to, handle, orderly=True),
+    "shared out by the broker": lambda to: consumer(PushConsumer, to, handle, client_rebalance=False),
+    "lite pull": lambda to: consumer(LitePullConsumer, to),
+    "simple": lambda to: consumer(SimpleConsumer, to),
+}
+
+
+#: What is refused when they are closed.
+CALLS: dict[str, Callable[[Any], Awaitable[object]]] = {
+    "producer": lambda client: client.send(Message(TOPIC, b"x")),
+    "batching producer": lambda client: client.enqueue(Message(TOPIC, b"x")),
+    "transaction producer": lambda client: client.send_in_transaction(Message(TOPIC, b"x")),
+    "lite pull": lambda client: client.poll(),
+    "simple": lambda client: client.receive(),
+}
+
+
+async def use(client: Any) -> None:
+    """Does what makes connections and joins the group."""
+    match client:
+        case TransactionProducer():
+            await client.send_in_transaction(Message(TOPIC, b"x"))
+        case Producer():
+            await client.send(Message(TOPIC, b"x"))
+        case SimpleConsumer():
+            await client.receive(await_ms=1)
+        case _:
+            await until(lambda: client.assignment)
+
+
+@pytest.fixture
+async def topic(cluster: ProcessCluster) -> None:
+    """There is the topic."""
+    async with Producer(cluster.namesrv_addr, "makers") as producer:
+        await producer.send(Message(TOPIC, b"x"))
+
+        async def known() -> bool:
+            with suppress(ClientError):
+                return bool(await producer.client.routes.refresh(TOPIC))
+            return False
+
+        await until(known)
+
+
+async def members(cluster: ProcessCluster) -> list[str]:
+    async with AdminClient(cluster.namesrv_addr) as admin:
+        try:
+            return await admin.api.consumer_ids(cluster.brokers[0].address, "group")
+        except BrokerError:
+            return []
+
+
+async def cancelled_after(turns: int, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether it was cancelled: it had not ended after so many turns of the loop."""
+    task = asyncio.ensure_future(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        if task.done():
+            break
+    was_cancelled = task.cancel()
+    outcomes = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError | None), outcomes
+    return was_cancelled
+
+
+def turns() -> Iterator[int]:
+    """1, 2, 3, ... and farther apart later. What is cancelled in turn 0 has not begun."""
+    turn = 1
+    while True:
+        yield turn
+        turn += 1 + turn // 10
+
+
+async def in_every_turn(attempt: Callable[[int], Awaitable[bool]]) -> None:
+    for turn in turns():
+        if not await attempt(turn):
+            return
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_start_that_is_cancelled(cluster: ProcessCluster, topic: None, kind: str) -> None:
+    async def attempt(turn: int) -> bool:
+        async with nothing_left():
+            client: Lifecycle = KINDS[kind](cluster.namesrv_addr)
+            was_cancelled = await cancelled_after(turn, client.start())
+            if was_cancelled:
+                # It is closed, and may be started anew.
+                async with client:
+                    pass
+            await client.close()
+        return was_cancelled
+
+    await in_every_turn(attempt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_close_that_is_cancelled(cluster: ProcessCluster, topic: None, kind: str) -> None:
+    """Twenty of 26 left a ghost in the group, whose queues nobody read."""
+
+    async def attempt(turn: int) -> bool:
+        async with nothing_left():
+            client: Lifecycle = KINDS[kind](cluster.namesrv_addr)
+            await client.start()
+            await use(client)
+            was_cancelled = await cancelled_after(turn, client.close())
+            if turn % 2:
+                # Whoever closes it again waits for the end; else it goes on alone.
+                await client.close()
+                assert not await members(cluster)
+        return was_cancelled
+
+    await in_every_turn(attempt)
+    assert not await members(cluster)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_block_that_is_left_by_cancellation(cluster: ProcessCluster, topic: None, kind: str) -> None:
+    async def live(client: Any) -> None:
+        async with client:
+            await use(client)
+
+    async def attempt(turn: int) -> bool:
+        async with nothing_left():
+            return await cancelled_after(turn, live(KINDS[kind](cluster.namesrv_addr)))
+
+    await in_every_turn(attempt)
+    assert not await members(cluster)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_closed_by_several_at_once_and_again(cluster: ProcessCluster, topic: None, kind: str) -> None:
+    async with nothing_left():
+        client: Lifecycle = KINDS[kind](cluster.namesrv_addr)
+        await client.close()
+        await client.start()
+        with pytest.raises(ClientError, match="already started"):
+            await client.start()
+        await use(client)
+        await asyncio.gather(*(client.close() for _ in range(3)))
+        await client.close()
+        if kind in CALLS:
+            with pytest.raises(ClientClosed):
+                await CALLS[kind](client)
+        # Another life.
+        async with client:
+            await use(client)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_closed_before_it_is_up(cluster: ProcessCluster, topic: None, kind: str) -> None:
+    async with nothing_left():
+        client: Lifecycle = KINDS[kind](cluster.namesrv_addr)
+        await asyncio.gather(client.start(), client.close())
+        await client.close()
+
+
+async def test_what_fails_at_the_start_leaves_nothing(cluster: ProcessCluster) -> None:
+    async with nothing_left():
+        producer = Producer(cluster.namesrv_addr, "group", linger_ms=1, batch_size=-5, enable_trace=True)
+        with pytest.raises(ClientError, match="batch_size"):
+            await producer.start()
+
+
+def test_another_event_loop_is_refused(cluster: ProcessCluster) -> None:
+    """Used from a second loop a producer stored the message and raised RuntimeError."""
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    producer = Producer(cluster.namesrv_addr, "group")
+    try:
+        first.run_until_complete(producer.start())
+        for work in (lambda: producer.send(Message(TOPIC, b"x")), lambda: producer.close()):
+            with pytest.raises(ClientError, match="another event loop"):
+                second.run_until_complete(work())
+        first.run_until_complete(producer.close())
+    finally:
+        first.close()
+        second.close()
