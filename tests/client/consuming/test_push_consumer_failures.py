@@ -93,7 +93,9 @@ async def test_how_many_are_pulled_at_once(max_messages: int, asked_for: int) ->
     broker = ScriptedGroupBroker()
     async with consuming(broker, Handler(), flow_limits=FlowLimits(max_messages)):
         await until(lambda: broker.pulls)
-    assert broker.pulls[0].max_msg_nums == asked_for
+    pull = broker.pulls[0]
+    assert pull.max_msg_nums == pull.bulk_msg_nums == asked_for
+    assert pull.bulk_msg_bytes == 4 * 1024 * 1024
 
 
 async def test_each_pull_goes_on_where_the_last_one_ended() -> None:

@@ -30,8 +30,10 @@ SUSPEND_MS = 15_000
 #: CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND: how long the consumer waits for the broker.
 TIMEOUT_MS = 30_000
 #: pullBatchSize. Java's consumers ask for 32 and 10: its broker gives at most 32, whoever asks for more. This project's
-#: gives all, up to 4 MiB: with 256 consumers read nearly twice as fast as with 32, with 1024 no faster.
+#: gives all to bulk readers: with 256 consumers read nearly twice as fast as with 32, with 1024 no faster.
 PULL_BATCH_SIZE = 256
+#: Bytes of records that a pull takes as a bulk reader; the broker may give fewer.
+PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: The pause after a failed pull; after FLOW_CONTROL PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL.
 RETRY_DELAY_S = 1.0
 #: A record that can't be read is pulled so often.
@@ -204,6 +206,8 @@ class QueuePuller:
             queue_id=queue_id,
             queue_offset=process_queue.next_offset,
             max_msg_nums=self._batch_size,
+            bulk_msg_nums=self._batch_size,
+            bulk_msg_bytes=PULL_BATCH_BYTES,
             sys_flag=sys_flag,
             commit_offset=commit_offset,
             suspend_timeout_millis=SUSPEND_MS,
