@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -18,6 +19,8 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
+from gantrymq.remoting import long_requests
+from gantrymq.remoting.client import RemotingClient
 
 
 async def make(peer: Peer, *topics: dict[str, object]) -> int:
@@ -71,6 +74,63 @@ async def test_system_topics(peer: Peer) -> None:
     response = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     topics = decode_json(response.body, TopicList).topic_list
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a"} <= set(topics)
+
+
+async def test_system_topics_that_are_not_there_are_listed_too(peer: Peer) -> None:
+    """As Java's broker 5.5 does: `TopicValidator.SYSTEM_TOPIC_SET`, and what it adds at the start."""
+    response = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    assert decode_json(response.body, TopicList).topic_list == sorted(
+        [
+            "TBW102",
+            "SCHEDULE_TOPIC_XXXX",
+            "BenchmarkTest",
+            "RMQ_SYS_TRANS_HALF_TOPIC",
+            "RMQ_SYS_TRACE_TOPIC",
+            "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+            "TRANS_CHECK_MAX_TIME_TOPIC",
+            "SELF_TEST_TOPIC",
+            "OFFSET_MOVED_EVENT",
+            "CHECKPOINT_TOPIC",
+            "DefaultCluster",
+            "broker-a",
+            "DefaultCluster_REPLY_TOPIC",
+            "rmq_sys_REVIVE_LOG_DefaultCluster",
+            "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
+            "rmq_sys_wheel_timer",
+        ]
+    )
+
+
+async def test_long_lists_are_made_bit_by_bit(
+    peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topics and groups; others are served meanwhile."""
+    monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
+    await peer.send("orders", b"x")
+    other = Peer(await remoting.connection(f"localhost:{broker.port}"))
+    await other.send("orders", b"x")
+    topics = encode_json({"topicConfigList": [{"topicName": f"topic-{n}"} for n in range(5000)]})
+    groups = encode_json({"groupConfigList": [{"groupName": f"group-{n}"} for n in range(5000)]})
+    for code, body in (
+        (RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, topics),
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, groups),
+    ):
+        answer = asyncio.create_task(peer.ask(code, body=body))
+        served = 0
+        while not answer.done():
+            await other.send("orders", b"x")
+            served += 1
+        assert (await answer).code == ResponseCode.SUCCESS
+        assert served > 3
+    assert broker.topics.get("topic-4999") is not None
+    assert broker.groups.find("group-4999") is not None
+
+
+async def test_a_drained_topic(peer: Peer, broker: Broker) -> None:
+    assert await make(peer, {"topicName": "drained", "readQueueNums": 4, "writeQueueNums": 0}) == ResponseCode.SUCCESS
+    topic = broker.topics.get("drained")
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums) == (4, 0)
 
 
 async def test_unused_topics_lose_their_queues(peer: Peer, broker: Broker) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Set
 from pathlib import Path
 
 import msgspec
@@ -82,11 +82,11 @@ class ConsumerOffsets(Part):
             del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
             self._file.is_changed = True
 
-    def remove_topic(self, topic: str) -> None:
-        """Forgets every group's offsets of a topic."""
-        prefix = topic + _SEPARATOR
-        for key in [key for key in self._table.offset_table if key.startswith(prefix)]:
-            del self._table.offset_table[key]
+    def remove_topics(self, topics: Set[str]) -> None:
+        """Forgets every group's offsets of these topics."""
+        table = self._table.offset_table
+        for key in [key for key in table if key.partition(_SEPARATOR)[0] in topics]:
+            del table[key]
             self._file.is_changed = True
 
     def encode(self) -> bytes:

@@ -31,8 +31,12 @@ from gantrymq.protocol.headers.group import (
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 
 log = peer_log(__name__)
+
+#: Groups that are looked at in one step of a request: 1 ms.
+_CHECKED_AT_ONCE = 200
 
 
 class GroupAdmin(Part):
@@ -44,8 +48,11 @@ class GroupAdmin(Part):
         groups: SubscriptionGroupTable,
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
+        *,
+        long_requests: LongRequests,
     ) -> None:
         self._address = address
+        self._long_requests = long_requests
         self._groups = groups
         self._members = members
         self._offsets = offsets
@@ -71,7 +78,14 @@ class GroupAdmin(Part):
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many groups, all or none."""
-        configs = [self._checked(c) for c in decode_request_json(request.body, SubscriptionGroupList).group_config_list]
+        return self._long_requests.run(connection, request, self._create_in_steps(connection, request))
+
+    def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
+        configs = []
+        for config in decode_request_json(request.body, SubscriptionGroupList).group_config_list:
+            configs.append(self._checked(config))
+            if not len(configs) % _CHECKED_AT_ONCE:
+                yield
         if configs:
             self._groups.put(configs)
         connection.respond_with(request, answer_after(self._groups.written()))

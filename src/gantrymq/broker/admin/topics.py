@@ -19,8 +19,9 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_request_json, encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.topic_name import is_system_topic, topic_problem
+from gantrymq.protocol.topic_name import SYSTEM_TOPICS, is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
@@ -28,6 +29,9 @@ log = peer_log(__name__)
 #: `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+#: Topics that are looked at in one step of a request: 1 ms, but for what deleting takes.
+_CHECKED_AT_ONCE = 200
+_CLEANED_AT_ONCE = 10
 
 
 class _CreateTopicList(msgspec.Struct, rename="camel"):
@@ -37,10 +41,13 @@ class _CreateTopicList(msgspec.Struct, rename="camel"):
 class TopicAdmin(Part):
     """Requests about the topic table."""
 
-    def __init__(self, store: MessageStore, topics: BrokerTopics, offsets: ConsumerOffsets) -> None:
+    def __init__(
+        self, store: MessageStore, topics: BrokerTopics, offsets: ConsumerOffsets, *, long_requests: LongRequests
+    ) -> None:
         self._store = store
         self._topics = topics
         self._offsets = offsets
+        self._long_requests = long_requests
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -75,8 +82,14 @@ class TopicAdmin(Part):
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes many topics, all or none."""
-        wanted = decode_request_json(request.body, _CreateTopicList).topic_config_list
-        topics = [self._checked(topic) for topic in wanted]
+        return self._long_requests.run(connection, request, self._create_in_steps(connection, request))
+
+    def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
+        topics = []
+        for topic in decode_request_json(request.body, _CreateTopicList).topic_config_list:
+            topics.append(self._checked(topic))
+            if not len(topics) % _CHECKED_AT_ONCE:
+                yield
         if topics:
             self._topics.put(*topics)
         connection.respond_with(request, answer_after(self._topics.written()))
@@ -89,10 +102,11 @@ class TopicAdmin(Part):
         retry_topics = {
             pop_retry_topic(topic, group, v2=v2) for group in self._offsets.groups_of(topic) for v2 in (False, True)
         }
-        for name in (topic, *retry_topics):
-            if name == topic or self._topics.get(name) is not None:
-                self._topics.remove(name)
-                self._forget(name)
+        names = {name for name in (topic, *retry_topics) if name == topic or self._topics.get(name) is not None}
+        self._offsets.remove_topics(names)
+        for name in names:
+            self._topics.remove(name)
+            self._store.delete_topic(name)
         connection.respond_with(request, answer_after(self._topics.written()))
         return None
 
@@ -108,20 +122,22 @@ class TopicAdmin(Part):
         return RemotingCommand.response(body=encode_json(topic))
 
     def system(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The names of the system's own topics."""
-        return RemotingCommand.response(body=encode_json(TopicList(sorted(self._topics.system_topics))))
+        """The names of the system's own topics, those that aren't there now among them, as in Java."""
+        return RemotingCommand.response(body=encode_json(TopicList(sorted(SYSTEM_TOPICS | self._topics.system_topics))))
 
     def clean_unused(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes the queues of topics that no longer exist (`DefaultMessageStore.cleanUnusedTopic`)."""
-        for topic in self._store.topics():
-            if self._topics.get(topic) is None and not is_system_topic(topic):
-                log.info("%s has the queues of topic %s deleted, which does not exist", connection.address, topic)
-                self._forget(topic)
-        return RemotingCommand.response()
+        return self._long_requests.run(connection, request, self._clean_in_steps(connection.address))
 
-    def _forget(self, topic: str) -> None:
-        self._offsets.remove_topic(topic)
-        self._store.delete_topic(topic)
+    def _clean_in_steps(self, address: str) -> Steps:
+        for n, topic in enumerate(self._store.topics(), 1):
+            if self._topics.get(topic) is None and not is_system_topic(topic):
+                log.info("%s has the queues of topic %s deleted, which does not exist", address, topic)
+                self._offsets.remove_topics({topic})
+                self._store.delete_topic(topic)
+            if not n % _CLEANED_AT_ONCE:
+                yield
+        return RemotingCommand.response()
 
     def _checked(self, topic: TopicConfig) -> TopicConfig:
         """The topic with its attributes' changes applied to those that it has. Raises RequestRefused."""
