@@ -361,9 +361,11 @@ class Sending(Part):
         A consumer that forwards what it popped sends the receipt along, and it isn't that of the new message
         (`SendMessageProcessor.clearReservedProperties`).
         """
+        # `has_property`, written out: 0.15 us less.
+        has_key = properties.startswith(b"UNIQ_KEY\x01") or b"\x02UNIQ_KEY\x01" in properties
         if properties and properties[-1] != 2:
             properties += b"\x02"
-        if b"\x02UNIQ_KEY\x01" not in properties and not properties.startswith(b"UNIQ_KEY\x01"):
+        if not has_key:
             properties += b"UNIQ_KEY\x01%b\x02" % self._unique_keys.next().encode()
         if b"POP_CK\x01" in properties:
             properties = without_property(properties, b"POP_CK")
