@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile_support import Peer, UnderAttack, pull_header
+from hostile_support import Peer, UnderAttack, not_yet, pull_header
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import from_properties, load_properties, parse_properties, to_properties
-from gantrymq.errors import ConfigError
+from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
 from gantrymq.remoting.connection import Connection
@@ -27,6 +27,7 @@ def _is_number(text: str) -> bool:
     return text.lstrip("-").isdigit()
 
 
+@not_yet(reason="deleteWhen of 5,000 digits raises a ValueError")
 async def test_values_while_the_broker_runs(under_attack: UnderAttack) -> None:
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -58,26 +59,25 @@ async def works(peer: Peer) -> bool:
     return found.code == (await waiting).code == ResponseCode.SUCCESS
 
 
-_TEXTS = {
-    "backslashes": "\\" * 1_000_000,
-    "signs": "=" * 1_000_000,
-    "blanks": " " * 1_000_000 + "x",
-    "continued": "a\\\n" * 300_000,
-    "lines": "a=b\n" * 250_000,
-    "escapes": "\\u" * 300_000,
-    "comment": "#" * 1_000_000,
-}
+_TEXTS = (
+    "\\" * 1_000_000,
+    "=" * 1_000_000,
+    " " * 1_000_000 + "x",
+    "a\\\n" * 300_000,
+    "a=b\n" * 250_000,
+    "\\u" * 300_000,
+    "#" * 1_000_000,
+)
 #: Keys that nobody changes from outside, and other ways to write one.
 _FIXED = ("listenPort", "listen\\u0050ort", " listenPort", "storePathRootDir", "brokerConfigPath", "brokerName")
 
 
-@pytest.mark.parametrize("name", _TEXTS)
-async def test_texts_that_are_hard_to_parse(under_attack: UnderAttack, name: str) -> None:
+async def test_texts_that_are_hard_to_parse(under_attack: UnderAttack) -> None:
     async with under_attack() as broker:
         peer, other = await broker.peer(), await broker.peer_of(broker.name_server)
-        for _ in range(3):
-            await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=_TEXTS[name].encode())
-            await other.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=_TEXTS[name].encode())
+        for text in _TEXTS:
+            await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+            await other.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=text.encode())
 
 
 async def test_values_that_hold_other_keys(under_attack: UnderAttack) -> None:
@@ -102,29 +102,33 @@ async def test_values_that_hold_other_keys(under_attack: UnderAttack) -> None:
         assert {key: load_properties(broker.config)[key] for key in before} == before
 
 
-@pytest.mark.parametrize("key", ["kvConfigPath", "configStorePath", "configBlackList", "rocketmqHome", "listenPort"])
-async def test_what_a_name_server_lets_nobody_change(under_attack: UnderAttack, key: str) -> None:
+async def test_what_a_name_server_lets_nobody_change(under_attack: UnderAttack) -> None:
     """Else it would write its files wherever somebody likes."""
     async with under_attack() as broker:
         peer = await broker.peer_of(broker.name_server)
-        path = broker.directory / "somewhere-else"
-        answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={path}\n".encode())
-        assert answer.code != ResponseCode.SUCCESS
+        elsewhere = broker.directory / "somewhere-else"
+        for key in ("kvConfigPath", "configStorePath", "configBlackList", "rocketmqHome", "listenPort"):
+            answer = await peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={elsewhere}\n".encode())
+            assert answer.code != ResponseCode.SUCCESS
         await peer.ask(RequestCode.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="a", key="b", value="c"))
-        assert not path.exists()
+        assert not elsewhere.exists()
 
 
 def _keys() -> list[str]:
     properties = to_properties(BrokerConfig()) | to_properties(StoreConfig(Path("x")))
-    return sorted(key for key, value in properties.items() if _is_number(value))
+    # Objects and paths; and where it listens, which is where it is asked.
+    left_out = {"store", "auth", "storePathRootDir", "storePathCommitLog", "brokerConfigPath", "bindAddress"}
+    return sorted(properties.keys() - left_out - _FORBIDS)
 
 
-@pytest.mark.parametrize("value", ["-1", "0", "1", "2147483647"])
+@not_yet(reason="brokerIP1 and deleteWhen raise what they shouldn't")
+@pytest.mark.parametrize(
+    "value", ["-1", "0", "1", "2147483647", "9" * 5000, ""], ids=lambda value: value[:11] or "empty"
+)
 async def test_values_at_the_start(tmp_path: Path, value: str) -> None:
-    started = 0
+    """The broker starts with each of them and works, or says why it doesn't."""
+    failures = []
     for key in _keys():
-        if key in _FORBIDS:
-            continue
         properties = {
             "brokerName": "broker-a",
             "bindAddress": "127.0.0.1",
@@ -134,18 +138,24 @@ async def test_values_at_the_start(tmp_path: Path, value: str) -> None:
             "messageDelayLevel": "1s",
         } | {key: value}
         try:
-            store = from_properties(StoreConfig, properties, source="test")
-            broker = Broker(replace(from_properties(BrokerConfig, properties, source="test"), store=store))
-        except ConfigError:
+            await _start_and_stop(properties)
+        except GantryError:
+            # A name that is no address, a port that is taken.
             continue
+        except Exception as e:
+            failures.append(f"{key}: {type(e).__name__}: {e}"[:300])
+    assert not failures, "\n".join(failures)
+
+
+async def _start_and_stop(properties: dict[str, str]) -> None:
+    store = from_properties(StoreConfig, properties, source="test")
+    broker = Broker(replace(from_properties(BrokerConfig, properties, source="test"), store=store))
+    try:
         await broker.start()
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection({}), "127.0.0.1", broker.port
-            )
-            assert await works(Peer(connection)), key
-            connection.close()
-        finally:
-            await broker.stop()
-        started += 1
-    assert started
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection({}), "127.0.0.1", broker.port
+        )
+        assert await works(Peer(connection))
+        connection.close()
+    finally:
+        await broker.stop()

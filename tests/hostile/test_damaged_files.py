@@ -27,6 +27,8 @@ _DAMAGES = {
     "digits": lambda data: b"9" * 5000,
     "larger": lambda data: data + bytes(4096),
 }
+#: Only for files that hold JSON.
+_OF_JSON = ("other JSON", "a list", "deep", "digits")
 
 
 def config(directory: Path) -> BrokerConfig:
@@ -68,6 +70,8 @@ async def test_each_file(tmp_path: Path, damage: str) -> None:
     good = await used_store(tmp_path / "good")
     files = [path.relative_to(good) for path in sorted(good.rglob("*")) if path.is_file()]
     assert len(files) > 10
+    if damage in _OF_JSON:
+        files = [path for path in files if path.suffix == ".json" or ("." not in path.name and "config" in path.parts)]
     for number, path in enumerate(files):
         store = tmp_path / str(number)
         shutil.copytree(good, store)

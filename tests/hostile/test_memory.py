@@ -80,6 +80,8 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
             disk.fill(leave=2 * _MIB)
 
             async def is_full() -> bool:
+                # Has the broker look how full the disk is.
+                await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
                 return (await peer.send("orders", b"x")).code != ResponseCode.SUCCESS
 
             await until(is_full, 30)
@@ -88,6 +90,7 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
             disk.empty()
 
             async def has_room() -> bool:
+                await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
                 return (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
 
             await until(has_room, 30)
@@ -96,9 +99,10 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
 async def test_a_registration_that_inflates(under_attack: UnderAttack) -> None:
     """15 MiB of zlib are 15 GiB of blanks."""
     packer = zlib.compressobj(9)
-    bomb = packer.compress(b'{"topicConfigSerializeWrapper":' + b" " * _MIB)
-    while len(bomb) < 2 * _MIB:
-        bomb += packer.compress(b" " * (64 * _MIB))
+    begin = packer.compress(b'{"topicConfigSerializeWrapper":') + packer.flush(zlib.Z_FULL_FLUSH)
+    # After a full flush the next block stands for itself, as often as one likes.
+    blanks = packer.compress(b" " * (16 * _MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    bomb = begin + blanks * (15 * _MIB // len(blanks))
     header = RegisterBrokerRequestHeader(
         broker_name="broker-x",
         broker_addr="127.0.0.1:1",

@@ -149,19 +149,17 @@ async def test_a_timer_message_for_the_timer_itself(under_attack: UnderAttack) -
         await is_quiet(peer)
 
 
-@pytest.mark.parametrize("length", [32_000, 32_600, 32_700, MAX_PROPERTIES_LENGTH])
-async def test_an_accepted_timer_message_comes(under_attack: UnderAttack, length: int) -> None:
-    """Delivery adds to its properties, which may be as long as they can be."""
+async def test_an_accepted_timer_message_comes(under_attack: UnderAttack) -> None:
+    """Broker and delivery add to its properties, which may be as long as they can be."""
     delay = b"TIMER_DELAY_MS\x01500\x02UNIQ_KEY\x010123456789\x02a\x01"
     async with under_attack() as broker:
         peer = await broker.peer()
-        properties = delay + b"x" * (length - len(delay) - 1) + b"\x02"
         accepted = 0
-        # The broker adds to them, too, as long as there is room: shorter ones are tried until one is taken.
-        for _ in range(40):
+        for length in range(MAX_PROPERTIES_LENGTH - 800, MAX_PROPERTIES_LENGTH + 1, 10):
+            properties = delay + b"x" * (length - len(delay) - 1) + b"\x02"
             answer = await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header("orders", properties), b"x")
             accepted += answer.code == ResponseCode.SUCCESS
-            properties = properties.replace(b"x" * 20, b"", 1)
+        assert accepted
 
         async def have_come() -> bool:
             return await end_of(peer, "orders") == accepted
@@ -169,14 +167,15 @@ async def test_an_accepted_timer_message_comes(under_attack: UnderAttack, length
         await until(have_come)
 
 
-@pytest.mark.parametrize("queue_nums", [0, -1, -(1 << 31), (1 << 31) - 1])
-async def test_a_topic_with_a_strange_number_of_queues(under_attack: UnderAttack, queue_nums: int) -> None:
+async def test_topics_with_a_strange_number_of_queues(under_attack: UnderAttack) -> None:
     async with under_attack() as broker:
         peer = await broker.peer()
-        for queue_id in (0, -1, 1, (1 << 31) - 1, -(1 << 31)):
-            header = send_header("strange", default_topic_queue_nums=queue_nums, queue_id=queue_id)
-            await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"x")
-        assert (await peer.send("strange", b"x")).code == ResponseCode.SUCCESS
+        for queue_nums in (0, -1, -(1 << 31), (1 << 31) - 1):
+            topic = f"strange-{queue_nums}"
+            for queue_id in (0, -1, 1, (1 << 31) - 1, -(1 << 31)):
+                header = send_header(topic, default_topic_queue_nums=queue_nums, queue_id=queue_id)
+                await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"x")
+            assert (await peer.send(topic, b"x")).code == ResponseCode.SUCCESS
 
 
 async def test_a_random_queue_is_one_that_is_written(under_attack: UnderAttack) -> None:
