@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -133,3 +134,21 @@ async def test_a_topic_made_while_another_name_server_hangs_is_told(
     finally:
         await broker.stop()
         silent.close()
+
+
+async def test_a_name_server_that_hangs_keeps_no_broker_from_starting(
+    name_server: RecordingNameServer, tmp_path: Path
+) -> None:
+    hung = socket.create_server(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{hung.getsockname()[1]}", await name_server.start()]
+    broker = Broker(config(tmp_path / "store", namesrv_addr=addresses))
+    began = asyncio.get_running_loop().time()
+    await broker.start()
+    try:
+        assert asyncio.get_running_loop().time() - began < 10
+        await name_server.told(1)
+        broker.topics.create_if_absent("orders", 3)
+        assert "orders" in (await name_server.told(2)).topic_config_table
+    finally:
+        await broker.stop()
+        hung.close()

@@ -39,6 +39,8 @@ log = peer_log(__name__)
 _UNREGISTER_TIMEOUT_MS = 1000
 #: A NameServer that didn't answer is tried again after this many seconds, the double, ... up to the period.
 _FIRST_RETRY_S = 0.5
+#: So long a broker's start waits for the NameServers; one that hangs would keep it for registerBrokerTimeoutMills, s.
+_START_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class _NameServer:
     everything: bool = True
     #: The pause after the last failure.
     pause_s: float = 0.0
+    #: It has answered once, or failed to.
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Registration(Part):
@@ -67,11 +71,17 @@ class Registration(Part):
         self._add(config.namesrv_addr)
 
     async def start(self) -> None:
-        """Registers everywhere once, then every registerNameServerPeriod, and what changes at once."""
-        pauses_s = await asyncio.gather(*map(self._register, self._servers.values()))
-        for server, pause_s in zip(self._servers.values(), pauses_s, strict=True):
-            # What changed while another one kept us waiting.
-            self._jobs[server.address].start(0.0 if server.topics else pause_s)
+        """Registers everywhere now, then every registerNameServerPeriod, and what changes at once.
+
+        A NameServer that is slow to answer is not waited for.
+        """
+        for job in self._jobs.values():
+            job.start(0.0)
+        tried = [asyncio.ensure_future(server.tried.wait()) for server in self._servers.values()]
+        if tried:
+            _, late = await asyncio.wait(tried, timeout=_START_WAIT_S)
+            for waiting in late:
+                waiting.cancel()
 
     def topics_changed(self, names: Collection[str]) -> None:
         """Tells every NameServer of these topics; of all when no name is given."""
@@ -130,6 +140,7 @@ class Registration(Part):
         finally:
             # What changes while a NameServer doesn't answer must not be forgotten.
             server.everything |= not is_registered
+            server.tried.set()
         if not is_registered:
             server.pause_s = min(server.pause_s * 2 or _FIRST_RETRY_S, self._period_s)
             return server.pause_s
