@@ -44,7 +44,7 @@ class ProducerBroker:
     `connection` is the producer's. Heartbeats are answered; `heartbeats` counts them.
     """
 
-    def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS) -> None:
+    def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
         self.name = name
         self.answer = answer
         self.more: dict[str, str] = {}
@@ -66,6 +66,7 @@ class ProducerBroker:
                 RequestCode.GET_MAX_OFFSET: self._max_offset,
             },
             host="127.0.0.1",
+            port=port,
         )
 
     @property

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from scripted import serving
 from scripted_producer import ProducerBroker, scripted_cluster
+from waiting import until
 
+from gantrymq.client import client_instance
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import Message
 
 
 class BrokenHook:
@@ -54,3 +59,56 @@ async def test_brokers_that_have_left_are_forgotten(caplog: pytest.LogCaptureFix
         assert client._greeted == client._announced == {broker.address}
         await client.close()
         assert not caplog.records
+
+
+async def test_a_broker_whose_connection_was_lost_is_told_again() -> None:
+    """It was told 30 s later: requests had no replies so long, and transactions no checks."""
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client.start()
+        await client.routes.get("topic")
+        await client.greet_new_brokers()
+        assert broker.heartbeats == 1
+        for count in (2, 3):
+            assert broker.connection is not None
+            broker.connection.abort()
+            await until(lambda count=count: broker.heartbeats == count)
+        await client.close()
+
+
+async def test_who_needs_the_broker_at_once_tells_it_at_once() -> None:
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address, Producer(address, "group") as producer:
+        await producer.greet_brokers_of("topic")
+        assert broker.connection is not None
+        broker.connection.abort()
+        await until(lambda: not producer.client._greeted)
+        await producer.greet_brokers_of("topic")
+        assert broker.heartbeats == 2
+
+
+async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client.start()
+        await client.routes.get("topic")
+        await client.greet_new_brokers()
+        port = broker.server.port
+        await broker.server.stop()
+        await until(lambda: client._reconnect_s > 0.1)
+        back = ProducerBroker(port=port)
+        async with serving([back]):
+            await until(lambda: back.heartbeats == 1)
+            # It need not be sought any more.
+            await until(lambda: not client._lost)
+            await client.close()
+
+
+async def test_every_new_connection_begins_with_a_heartbeat() -> None:
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address, Producer(address, "group") as producer:
+        await producer.send(Message("topic", b"x"))
+        await until(lambda: broker.heartbeats == 1)

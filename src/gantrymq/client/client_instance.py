@@ -12,8 +12,9 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from math import inf
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import BrokerApi
@@ -37,6 +38,8 @@ log = peer_log(__name__)
 
 #: heartbeatBrokerInterval.
 HEARTBEAT_INTERVAL_S = 30.0
+#: A broker whose connection was lost is tried again after so long, and after twice as long each time.
+RECONNECT_S = 0.5
 
 _instance_number = itertools.count(1)
 
@@ -82,17 +85,31 @@ class ClientInstance:
                 name_servers = split_addresses(name_servers)
         self.ip = local_ip()
         self.client_id = f"{self.ip}@{instance_name or _new_instance_name()}"
-        self.remoting = RemotingClient(handlers, ssl_context=ssl_context, hooks=hooks)
+        self.remoting = RemotingClient(
+            handlers,
+            ssl_context=ssl_context,
+            hooks=hooks,
+            on_open=self._connected,
+            on_close=self._disconnected,
+        )
         self.api = BrokerApi(self.remoting)
         self.routes = Routes(self.api, name_servers, partial(fetch_name_servers, discovery) if discovery else None)
         self._producer_data = producer_data
         self._consumer_data = consumer_data
-        #: The brokers that this client was announced to, in vain or not; those that know it.
+        #: The brokers that this client was announced to, in vain or not; those that know it; those that did.
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
+        self._lost: set[str] = set()
+        #: Heartbeats under way; those that nobody has waited for yet.
+        self._greeting: dict[str, asyncio.Task[None]] = {}
+        self._not_awaited: set[str] = set()
+        self._is_closing = False
+        self._reconnect_s = RECONNECT_S
+        self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
         self._jobs = [
             Repeating("the refresh of routes", self.routes.refresh_all, REFRESH_INTERVAL_S),
             Repeating("the heartbeat", self.heartbeat, HEARTBEAT_INTERVAL_S),
+            self._reconnecting,
         ]
         if discovery is not None:
             self._jobs.append(Repeating("the search for NameServers", self.routes.rediscover, POLL_INTERVAL_S))
@@ -104,7 +121,11 @@ class ClientInstance:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Takes the group off the brokers that were told of it, for so long at most, and closes the connections."""
+        self._is_closing = True
         await asyncio.gather(*(job.stop() for job in self._jobs))
+        for greeting in self._greeting.values():
+            greeting.cancel()
+        await self._end_of(list(self._greeting))
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._unregister(address) for address in self._greeted))
@@ -116,25 +137,55 @@ class ClientInstance:
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     async def heartbeat(self) -> None:
-        """Tells every known broker of this client. Failures are logged: the next one comes in 30 s."""
+        """Tells every known broker of this client, as it is now. Failures are logged: the next one comes in 30 s."""
         addresses = self._broker_addresses()
         self._announced &= addresses
         self._greeted &= addresses
+        # What is under way may say what was true before.
+        await self._end_of(self._greeting.keys() & addresses)
         await self._greet(addresses)
 
     async def greet_new_brokers(self) -> None:
-        """Tells those brokers of this client that it was never announced to.
+        """Tells those brokers of this client that don't know it yet, or any more.
 
-        Where that failed the next heartbeat does it: nobody waits for a broker that is gone more than once.
+        Where that fails others do it later: nobody waits for a broker that is gone more than once.
         """
-        await self._greet(self._broker_addresses() - self._announced)
+        addresses = self._broker_addresses()
+        await self._greet(addresses - self._announced | addresses & self._not_awaited)
 
     async def greet_again(self, address: str) -> None:
-        """Tells a broker that has forgotten this client, after a restart or a broken connection."""
+        """Tells a broker that has forgotten this client."""
         await self._greet({address})
 
+    def _connected(self, address: str) -> None:
+        """A broker that has started again knows nobody, and knows clients by their connections."""
+        if address in self._broker_addresses() and address not in self._greeting:
+            self._begin_greeting(address)
+            self._not_awaited.add(address)
+
+    def _disconnected(self, address: str) -> None:
+        """The broker has forgotten this client, or will: it is told again as soon as it can be reached."""
+        self._announced.discard(address)
+        if address in self._greeted:
+            self._greeted.discard(address)
+            self._lost.add(address)
+            self._reconnect_s = RECONNECT_S
+            self._reconnecting.wake(self._reconnect_s)
+
+    async def _reconnect(self) -> float:
+        """Tries those brokers whose connections were lost; how long to wait until the next time, s."""
+        self._lost &= self._broker_addresses()
+        await self._greet(set(self._lost))
+        self._lost -= self._greeted
+        if not self._lost:
+            return inf
+        self._reconnect_s = min(2 * self._reconnect_s, HEARTBEAT_INTERVAL_S)
+        return self._reconnect_s
+
     def _broker_addresses(self) -> set[str]:
-        # A producer has nothing to do with slaves.
+        # A producer has nothing to do with slaves; who is of no group has to tell nobody.
+        if self._producer_data is None and self._consumer_data is None:
+            return set()
         return {
             address
             for replicas in self.routes.all_brokers().values()
@@ -142,29 +193,43 @@ class ClientInstance:
             if broker_id == MASTER_ID or self._consumer_data is not None
         }
 
-    async def _greet(self, addresses: set[str]) -> None:
-        if self._producer_data is None and self._consumer_data is None:
-            return
+    async def _greet(self, addresses: Collection[str]) -> None:
+        for address in addresses:
+            self._begin_greeting(address)
+        await self._end_of(addresses)
+
+    async def _end_of(self, addresses: Collection[str]) -> None:
+        self._not_awaited.difference_update(addresses)
+        if under_way := [self._greeting[address] for address in addresses if address in self._greeting]:
+            await asyncio.wait(under_way)
+
+    def _begin_greeting(self, address: str) -> None:
+        """Unless it is under way: it may be what made the connection."""
+        if address not in self._greeting and not self._is_closing:
+            self._announced.add(address)
+            task = asyncio.get_running_loop().create_task(self._greet_one(address))
+            self._greeting[address] = task
+            task.add_done_callback(lambda done: self._greeting_ended(address))
+
+    def _greeting_ended(self, address: str) -> None:
+        del self._greeting[address]
+        self._not_awaited.discard(address)
+
+    async def _greet_one(self, address: str) -> None:
         data = HeartbeatData(
             client_id=self.client_id,
             producer_data_set=[self._producer_data] if self._producer_data else [],
             consumer_data_set=[self._consumer_data] if self._consumer_data else [],
         )
-
-        self._announced |= addresses
-
-        async def greet(address: str) -> None:
-            try:
-                await self.api.heartbeat(address, data)
-                self._greeted.add(address)
-            except ClientClosed:
-                pass
-            except Exception as e:
-                # Whatever it is (hooks are the user's), who heartbeats goes on.
-                self._greeted.discard(address)
-                log.warning("heartbeat to broker %s failed: %s", address, e)
-
-        await asyncio.gather(*(greet(address) for address in addresses))
+        try:
+            await self.api.heartbeat(address, data)
+            self._greeted.add(address)
+        except ClientClosed:
+            pass
+        except Exception as e:
+            # Whatever it is (hooks are the user's), who heartbeats goes on.
+            self._greeted.discard(address)
+            log.warning("heartbeat to broker %s failed: %s", address, e)
 
     async def _unregister(self, address: str) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.background.shared import result_of
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
@@ -22,7 +22,10 @@ SILENCE_MS = 1000
 
 
 class RemotingClient:
-    """Requests to any number of servers; `handlers` answer the requests that servers make (see `connection`)."""
+    """Requests to any number of servers; `handlers` answer the requests that servers make (see `connection`).
+
+    `on_open` is called with host:port when a connection was made, `on_close` when one was lost.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,15 @@ class RemotingClient:
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        on_open: Callable[[str], None] | None = None,
+        on_close: Callable[[str], None] | None = None,
     ) -> None:
         self._handlers: Mapping[int, RequestHandler] = handlers or {}
         self._ssl_context = ssl_context
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s
+        self._on_open = on_open
+        self._on_close = on_close
         self._watch = LoopWatch()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -137,7 +144,11 @@ class RemotingClient:
             connection.abort()
         elif not connection.is_closed:
             self._connections[address] = connection
+            if self._on_open is not None:
+                self._on_open(address)
 
     def _disconnected(self, connection: Connection) -> None:
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
+            if self._on_close is not None and not self._closed:
+                self._on_close(connection.address)
