@@ -62,6 +62,21 @@ async def test_delayed_message_survives_a_restart(tmp_path: Path, remoting: Remo
         await broker.stop()
 
 
+@pytest.mark.parametrize(("unit_mode", "flag"), [(True, 2), (False, 0)])
+async def test_unit_mode_becomes_the_flag_of_a_new_retry_topic(
+    peer: Peer, broker: Broker, unit_mode: bool, flag: int
+) -> None:
+    await peer.send("orders", b"x")
+    original = await next_message(peer, "orders")
+    header = ConsumerSendMsgBackRequestHeader(
+        offset=original.commit_log_offset, group="consumers", delay_level=0, unit_mode=unit_mode
+    )
+    assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.SUCCESS
+    topic = broker.topics.get("%RETRY%consumers")
+    assert topic is not None
+    assert topic.topic_sys_flag == flag
+
+
 async def test_sent_back_message_comes_again_with_its_history(peer: Peer) -> None:
     await peer.send("orders", b"hard", properties={"UNIQ_KEY": "K", "TAGS": "t"})
     original = await next_message(peer, "orders")

@@ -70,7 +70,9 @@ class RetryTopics(Part):
             queue = self._dead_letter_queue(group)
         else:
             level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
-            topic = self._topics.create_if_absent(retry_topic(group.group_name), group.retry_queue_nums)
+            topic = self._topics.create_if_absent(
+                retry_topic(group.group_name), group.retry_queue_nums, unit_mode=header.unit_mode
+            )
             if not topic.is_writable:
                 raise RequestRefused(
                     ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
