@@ -56,6 +56,22 @@ async def test_runs_until_it_is_stopped(is_async: bool) -> None:
     assert job.report.failures == 0
 
 
+async def test_goes_on_after_a_cancelled_error_of_plain_work() -> None:
+    """As from a future that was cancelled, asked for its result."""
+    counted = Counted()
+
+    def work() -> None:
+        counted()
+        if counted.runs == 1:
+            raise asyncio.CancelledError
+
+    job = Repeating("count", work, 0.001)
+    job.start()
+    await counted.reached(3)
+    await job.stop()
+    assert job.report.failures == 1
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_goes_on_after_each_error(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
     counted = Counted(fail_on=lambda run: run <= 3)

@@ -332,3 +332,15 @@ async def test_no_message_for_a_new_topic_while_the_table_can_not_be_written(
     directory.unlink()
     (tmp_path / "away").rename(directory)
     assert (await peer.send("payments", b"x")).code == ResponseCode.SUCCESS
+
+
+async def test_a_burst_for_a_new_topic_waits_in_order(broker: Broker, peer: Peer) -> None:
+    """A client of Java's has one connection to a broker, and any number of sends on their way."""
+    sends = [peer.send("orders", b"%d" % n) for n in range(3000)]
+    batch = peer.send("payments", encode_batch([(0, b"a", b""), (0, b"b", b"")]), code=RequestCode.SEND_BATCH_MESSAGE)
+    answers = await asyncio.gather(*sends, batch)
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    found = await peer.pull("orders")
+    assert [message.body for message in decode_messages(found.body)] == [b"%d" % n for n in range(32)]
+    assert (queue := broker.store.find_queue("payments", 0)) is not None
+    assert queue.max_offset == 2

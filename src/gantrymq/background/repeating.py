@@ -95,7 +95,7 @@ class Repeating:
         self._began = monotonic()
         try:
             result = self._work()
-        except Exception as e:
+        except (Exception, asyncio.CancelledError) as e:
             self._failed(e)
             return
         if result is None or isinstance(result, float | int):

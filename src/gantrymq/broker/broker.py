@@ -32,6 +32,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
+from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part, handler_table
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.pop.query_assignment import Assignments
@@ -152,8 +153,17 @@ class Broker:
         self._timer = Timer(config.store, appender, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
+        new_topics = NewTopics(topics)
         self._sending = Sending(
-            config, appender, topics, self._schedule, self._timer, retry, flush_waits, long_requests=long_requests
+            config,
+            appender,
+            topics,
+            self._schedule,
+            self._timer,
+            retry,
+            flush_waits,
+            long_requests=long_requests,
+            new_topics=new_topics,
         )
         self._transactions = Transactions(
             config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, jobs
@@ -228,6 +238,7 @@ class Broker:
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
             flush_waits,
+            new_topics,
             GoingOn(long_requests),
             Assignments(config, members, modes),
             self.pops,
@@ -301,7 +312,11 @@ class Broker:
 
     def _connection_closed(self, connection: Connection) -> None:
         for part in self._parts:
-            part.connection_closed(connection)
+            try:
+                part.connection_closed(connection)
+            except Exception:
+                # The others are to hear of it, too.
+                log.exception("%s fails over a connection that was closed", type(part).__name__)
 
     def _save(self) -> None:
         """Writes what has changed. Raises what the first part raises that can't; the others are written."""

@@ -67,11 +67,12 @@ class FlushWaits(Part):
         timeout_s = self._store.config.sync_flush_timeout_ms / 1000
         deadline = self._loop.time() + timeout_s
         waiting = _Waiting(connection, request, reply, deadline)
+        # It raises when the store is closed; the answer comes in a later turn.
+        self._store.when_flushed(end, partial(self._flushed, waiting))
         if not self._waiting:
             self._idle.clear()
             self._expiring.wake(timeout_s)
         self._waiting.append(waiting)
-        self._store.when_flushed(end, partial(self._flushed, waiting))
 
     def _flushed(self, waiting: _Waiting, error: Exception | None) -> None:
         # Called in the flusher's thread.

@@ -116,12 +116,12 @@ class Saving(Part):
 
     def save(self) -> None:
         """Writes what has changed, in this thread. Raises what the first file raises that can't be written."""
-        problem: StoreError | None = None
+        problem: Exception | None = None
         for file in self._files:
             if file.is_changed:
                 try:
                     file.write_now()
-                except StoreError as e:
+                except Exception as e:
                     problem = problem or e
         if problem is not None:
             raise problem
@@ -138,12 +138,12 @@ class Saving(Part):
         is_round = loop.time() >= self._next_round
         if is_round:
             self._next_round = loop.time() + self._period_s
-        problem: StoreError | None = None
+        problem: Exception | None = None
         for file in self._files:
             if file.is_urgent or (is_round and file.is_changed):
                 try:
                     await file.write()
-                except StoreError as e:
+                except Exception as e:
                     problem = problem or e
         if problem is not None:
             raise problem

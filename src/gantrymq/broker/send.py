@@ -12,6 +12,7 @@ from collections.abc import Collection
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.schedule import Schedule
@@ -60,6 +61,7 @@ class Sending(Part):
         flush_waits: FlushWaits,
         *,
         long_requests: LongRequests,
+        new_topics: NewTopics,
     ) -> None:
         self._config = config
         self._appender = appender
@@ -77,8 +79,7 @@ class Sending(Part):
         self._cluster_property = f"CLUSTER\x01{config.broker_cluster_name}\x02".encode()
         #: Topic -> its queues by id, as far as they were asked for, for topics that may be written.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
-        #: Topics that sends have made and that aren't on the disk yet.
-        self._new_topics: set[str] = set()
+        self._new_topics = new_topics
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -107,7 +108,7 @@ class Sending(Part):
             return self.send_batch(connection, request)
         queue = self._queue(target, options, connection)
         if queue is None:
-            connection.respond_with(request, self._send_when_written(connection, request, target.topic))
+            self._new_topics.hold(target.topic, connection, request, self.send)
             return None
         queue_id = queue.queue_id
         properties = self._complete(properties)
@@ -167,7 +168,7 @@ class Sending(Part):
             )
         queue = self._queue(target, options, connection)
         if queue is None:
-            connection.respond_with(request, self._send_when_written(connection, request, target.topic))
+            self._new_topics.hold(target.topic, connection, request, self.send_batch)
             return None
         batch = self._appender.store.begin_batch(
             queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
@@ -207,12 +208,6 @@ class Sending(Part):
             self._flush_waits.reply(connection, request, offsets[-1] + batch.sizes[-1], response)
             return None
         return response
-
-    async def _send_when_written(self, connection: Connection, request: RemotingCommand, topic: str) -> Reply:
-        """A topic is on the disk before it has messages: nobody would find them after the broker was killed."""
-        await self._topics.written()
-        self._new_topics.discard(topic)
-        return self.send(connection, request)
 
     def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
         """The queue that a send means; None while its topic is being written to the disk."""

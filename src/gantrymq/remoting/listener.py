@@ -108,7 +108,6 @@ class Listener:
                 sock.listen(BACKLOG)
             except OSError as e:
                 raise _taken(self._host, sock.getsockname()[1], e) from e
-        self._spare = os.open(os.devnull, os.O_RDONLY)
         self._job.start()
         self._listen()
 
@@ -119,11 +118,17 @@ class Listener:
         for sock in self._sockets:
             sock.close()
         self._sockets = []
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
+        self._close_spare()
+
+    def _close_spare(self) -> None:
+        # Its number may be somebody else's as soon as it is closed.
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
     def _listen(self) -> None:
+        if self._spare < 0:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
         self._is_listening = True
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
@@ -158,7 +163,7 @@ class Listener:
 
     def _refuse_without_descriptor(self, listening: socket.socket) -> bool:
         """Files have taken even those that were kept; false if the one that was spared doesn't help either."""
-        os.close(self._spare)
+        self._close_spare()
         try:
             with suppress(BlockingIOError):
                 listening.accept()[0].close()

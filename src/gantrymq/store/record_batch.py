@@ -105,12 +105,15 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     while first < count:
         if queue.position >= queue.limit:
             queue.make_room()
-        if log.position + sizes[first] > log.limit:
+        # The flusher's thread may take the room away: what was there before may still be written to.
+        limit = log.limit
+        if log.position + sizes[first] > limit:
             log.make_room(sizes[first])
+            continue
         begun = ends[first] - sizes[first]
         last = min(
             first + (queue.limit - queue.position) // UNIT_SIZE,
-            bisect_right(ends, begun + log.limit - log.position, first),
+            bisect_right(ends, begun + limit - log.position, first),
             count,
         )
         places = list(accumulate(sizes[first : last - 1], initial=log.position))

@@ -70,6 +70,8 @@ class Timer(Part):
         self._delivery = TimerDelivery(self._files, appender, self._metrics, config.timer_precision_ms)
         self._loop = asyncio.get_running_loop()
         self._delivering = jobs.repeating("deliver timer messages", self._turn, after_error_s=_AFTER_ERROR_S)
+        #: The last write of the files.
+        self._saved: asyncio.Future[None] | None = None
         self._flushing = jobs.repeating("flush the timer's files", self._flush)
         self._is_changed = False
 
@@ -100,6 +102,9 @@ class Timer(Part):
             return
         self._delivering.cancel()
         await self._flushing.stop()
+        if self._saved is not None:
+            # Its thread goes on, whoever was cancelled.
+            await asyncio.wait([self._saved])
         try:
             await self._finish_slot()
             if self._files.is_used:
@@ -180,7 +185,8 @@ class Timer(Part):
         self._is_changed = False
         checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
         await self._log_flushed()
-        await self._loop.run_in_executor(None, self._save, checkpoint, metrics)
+        self._saved = self._loop.run_in_executor(None, self._save, checkpoint, metrics)
+        await asyncio.shield(self._saved)
         self._files.delete_before(self._store.min_physical_offset)
 
     def _save(self, checkpoint: TimerCheckpoint, metrics: bytes) -> None:
