@@ -8,7 +8,7 @@ from scripted import ScriptedNameServer, route_over, serving
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes, read_queues, write_queues
-from gantrymq.errors import ClientError, NoRouteInfo, RemotingError
+from gantrymq.errors import BodyError, ClientError, NoRouteInfo, RemotingError
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
@@ -106,3 +106,18 @@ async def test_reads_go_to_the_suggested_replica_or_another(api: BrokerApi) -> N
         await routes.get("t")
     assert [routes.broker_address("a", n) for n in (0, 1, 2)] == ["m:1", "m:1", "s:1"]
     assert routes.broker_address("unknown") is None
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [[QueueData("a", 30_000_000, 1, 6)], [QueueData("a", 1, 2**31 - 1, 6)], [QueueData("a", 50_000, 1, 6)] * 3],
+)
+async def test_a_route_with_millions_of_queues_is_not_believed(api: BrokerApi, queues: list[QueueData]) -> None:
+    """Thirty million took 43 s and 4 GB. The next NameServer is asked."""
+    bad = ScriptedNameServer({"t": TopicRouteData(queues, [BrokerData("c", "a", {0: "127.0.0.1:7"})])})
+    good = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
+    async with serving([bad, good]):
+        routes = Routes(api, [bad.address, good.address])
+        assert len(await routes.read_queues("t")) == 2
+        with pytest.raises(BodyError, match="that can't be"):
+            await Routes(api, [bad.address]).get("t")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.errors import ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo, ProtocolError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
@@ -24,8 +24,9 @@ log = peer_log(__name__)
 
 #: pollNameServerInterval.
 REFRESH_INTERVAL_S = 30.0
-#: An order configuration with more queues on one broker is taken for a mistake.
+#: A route with more queues, on one broker or on all, is taken for a mistake: each of them takes memory here.
 MAX_QUEUES_OF_BROKER = 65_536
+MAX_QUEUES = 100_000
 
 
 def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
@@ -63,6 +64,15 @@ def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
         if queues.perm & PERM_READ
         for queue_id in range(queues.read_queue_nums)
     )
+
+
+def _sane(topic: str, route: TopicRouteData) -> TopicRouteData:
+    """Raises BodyError for a route with an impossible number of queues."""
+    of_one = max((max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas), default=0)
+    of_all = sum(max(data.read_queue_nums, data.write_queue_nums, 0) for data in route.queue_datas)
+    if of_one > MAX_QUEUES_OF_BROKER or of_all > MAX_QUEUES:
+        raise BodyError(f"the route of topic {topic} has {of_all} queues, {of_one} on one broker: that can't be")
+    return route
 
 
 class Routes:
@@ -180,7 +190,7 @@ class Routes:
         return self._keep(topic, route)
 
     async def _ask(self, topic: str) -> TopicRouteData:
-        error: RemotingError | None = None
+        error: RemotingError | ProtocolError | None = None
         if not self.name_servers:
             await self.rediscover()
         for _ in self.name_servers:
@@ -188,10 +198,10 @@ class Routes:
             self._current %= len(self.name_servers)
             name_server = self.name_servers[self._current]
             try:
-                return await self._api.route(name_server, topic, TIMEOUT_MS)
+                return _sane(topic, await self._api.route(name_server, topic, TIMEOUT_MS))
             except NoRouteInfo:
                 raise NoRouteInfo(topic, self.name_servers) from None
-            except RemotingError as e:
+            except (RemotingError, ProtocolError) as e:
                 log.warning("NameServer %s: %s", name_server, e)
                 error = e
                 self._current += 1

@@ -204,6 +204,15 @@ class Connection(asyncio.Protocol):
                 self._transport.write(b"".join(batch))
             else:
                 self._transport.writelines(batch)
+            if self._writable is not None and not self._is_server:
+                self._refuse_flood()
+
+    def _refuse_flood(self) -> None:
+        """A client reads on when its server doesn't: but not for ever, each answer takes memory."""
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() > ONEWAY_LIMIT:
+            log.warning("closing the connection with %s, which asks and takes no answers", self.address)
+            self.abort()
 
     def _receive_rest(self) -> None:
         """Goes on with the requests that waited for room, or for this turn."""

@@ -18,7 +18,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.consume_statistics import SAMPLE_INTERVAL_S, TopicCounters
-from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, Source, handler_pool
+from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.popping.popped_queues import PoppedQueues
@@ -69,6 +69,8 @@ class ConsumerRelay:
         self._started_ms = now_ms()
         self._consumer: Consumer | None = None
         self._sampler = Repeating(f"the statistics of group {group}", self._sample, SAMPLE_INTERVAL_S)
+        #: Runs the handler on what an operator sends.
+        self._direct: HandlerPool | None = None
         self._resets = Tasks(f"a reset of the offsets of group {group}")
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -87,6 +89,9 @@ class ConsumerRelay:
         self._consumer = None
         await self._sampler.stop()
         await self._resets.stop()
+        if self._direct is not None:
+            await self._direct.close(0.0)
+            self._direct = None
 
     def reset_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Goes on at other offsets: those of this consumer's queues in the body. Answers nothing."""
@@ -141,22 +146,21 @@ class ConsumerRelay:
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
             message.topic = message.properties.get(RETRY_TOPIC, message.topic)
         message.topic = without_namespace(message.topic, self._namespace)
-        connection.respond_with(request, self._consume(handler, message))
+        if self._direct is None:
+            # One at a time, beside what else is consumed.
+            self._direct = handler_pool(handler, 1, _handled)
+        connection.respond_with(request, self._consume(self._direct, message))
         return None
 
-    async def _consume(self, handler: MessageHandler, message: MessageExt) -> RemotingCommand:
-        done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-
-        def handled(source: Source, message: MessageExt, error: BaseException | None) -> None:
-            done.set_result(error)
-
+    async def _consume(self, pool: HandlerPool, message: MessageExt) -> RemotingCommand:
         started = time.monotonic()
-        pool = handler_pool(handler, 1, handled)
+        source = _Directly(message.message_queue)
+        pool.submit(source, [message])
         try:
-            pool.submit(_Directly(message.message_queue), [message])
-            error = await done
+            error = await source.done
         finally:
-            await pool.close(0.0)
+            # If nobody waits any more, its turn is left out.
+            source.dropped = True
         if error is not None:
             log.warning("handler failed on %s, consumed on demand", message.msg_id, exc_info=error)
         result = ConsumeMessageDirectlyResult(
@@ -196,9 +200,17 @@ class ConsumerRelay:
 
 @dataclass(slots=True)
 class _Directly:
-    """Where a message comes from that an operator sends."""
+    """Where a message comes from that an operator sends; `done` when it was handled."""
 
     queue: MessageQueue
     dropped: bool = False
     counters: TopicCounters = field(default_factory=TopicCounters)
     last_consume: float = 0.0
+    done: asyncio.Future[BaseException | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+def _handled(source: _Directly, message: MessageExt, error: BaseException | None) -> None:
+    if not source.done.done():
+        source.done.set_result(error)
