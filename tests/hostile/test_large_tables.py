@@ -93,6 +93,30 @@ async def test_a_topic_of_more_queues_than_there_can_be(
                 await Attacker(broker.process).ask_all(requests)
 
 
+@pytest.mark.slow
+@not_yet(run=False, reason="a registration of more than a frame is refused, and with it the broker")
+async def test_more_topics_than_one_registration_holds(under_attack: UnderAttack) -> None:
+    """A broker that can't be registered is found by nobody."""
+    count, name = 80_000, "topic-with-a-name-" + "x" * 90
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        name_server = await broker.peer_of(broker.name_server)
+        began = now_ms()
+        for start in range(0, count, 1000):
+            configs = [TopicConfig(f"{name}-{number}", 1, 1) for number in range(start, start + 1000)]
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=encode_json({"topicConfigList": configs}))
+
+        async def is_known() -> bool:
+            header = TopicRequestHeader(topic=f"{name}-0")
+            return (await name_server.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)).code == ResponseCode.SUCCESS
+
+        await until(is_known)
+        # All is registered again every 30 s.
+        await until(lambda: now_ms() - began > 35_000, 40)
+        assert await is_known()
+        assert "registration with NameServer" not in broker.log
+
+
 async def test_groups_made_by_pulls(under_attack: UnderAttack) -> None:
     count = 30_000
     async with under_attack() as broker:

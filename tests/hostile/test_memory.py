@@ -8,11 +8,14 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hostile_support import Target, UnderAttack, flood, frame, pull_header, send_header
+from hostile_support import Target, UnderAttack, flood, frame, not_yet, pull_header, send_header
 from small_disk import small_disk
+from test_stalls import heartbeat
 from waiting import until
 
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 
 _MIB = 1 << 20
@@ -94,6 +97,45 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
                 return (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
 
             await until(has_room, 30)
+
+
+_KEPT = "what heartbeats say is kept without a bound"
+
+
+@not_yet(run=False, reason=_KEPT)
+async def test_ever_new_client_ids_on_one_connection(under_attack: UnderAttack) -> None:
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        for number in range(300):
+            ids = [f"{number}-{i}-{'x' * 20_000}" for i in range(100)]
+            beats = [HeartbeatData(one, producer_data_set=[ProducerData("attackers")]) for one in ids]
+            await asyncio.gather(*(peer.ask(RequestCode.HEART_BEAT, body=encode_json(data)) for data in beats))
+
+
+@not_yet(run=False, reason=_KEPT)
+@pytest.mark.parametrize("kind", ["producers", "consumers"])
+async def test_ever_new_groups_on_one_connection(under_attack: UnderAttack, kind: str) -> None:
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        for number in range(25 if kind == "consumers" else 300):
+            names = [f"{number}-{i}-{'x' * 80}" for i in range(4000)]
+            if kind == "consumers":
+                body = heartbeat("attacker@1", names)
+            else:
+                body = encode_json(HeartbeatData("attacker@1", producer_data_set=[*map(ProducerData, names)]))
+            await peer.ask(RequestCode.HEART_BEAT, body=body)
+
+
+@not_yet(run=False, reason=_KEPT)
+async def test_large_heartbeats_of_many_connections(under_attack: UnderAttack) -> None:
+    subscriptions = [SubscriptionData(f"topic-{i}", "x" * 5000) for i in range(180)]
+    async with under_attack() as broker:
+        await (await broker.peer()).send("orders", b"x")
+        for number in range(600):
+            group = ConsumerData(f"group-{number}", subscription_data_set=subscriptions)
+            body = encode_json(HeartbeatData(f"attacker@{number}", consumer_data_set=[group]))
+            await (await broker.peer()).ask(RequestCode.HEART_BEAT, body=body)
 
 
 async def test_a_registration_that_inflates(under_attack: UnderAttack) -> None:

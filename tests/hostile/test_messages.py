@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from every_request import TEXTS
-from hostile_support import Peer, Target, UnderAttack, frame, send_header
+from hostile_support import Peer, Target, UnderAttack, frame, not_yet, send_header
 from waiting import until
 
 from gantrymq.clock import now_ms
@@ -146,6 +146,19 @@ async def test_a_timer_message_for_the_timer_itself(under_attack: UnderAttack) -
         peer = await broker.peer()
         answer = await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic_name.TIMER_TOPIC, properties), b"x")
         assert answer.code == ResponseCode.NO_PERMISSION
+        await is_quiet(peer)
+
+
+@not_yet(run=False, reason="they are stored again in each round, for ever")
+async def test_half_messages_of_the_future(under_attack: UnderAttack) -> None:
+    """Nobody may ask about them before a time that never comes."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "attackers", "CHECK_IMMUNITY_TIME_IN_SECONDS": "1000000000"}
+    header = send_header("orders", properties, born_timestamp=1 << 62)
+    async with under_attack(properties={"transactionCheckInterval": "500"}) as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        for _ in range(1000):
+            await peer.ask(RequestCode.SEND_MESSAGE_V2, header, b"x" * 500)
         await is_quiet(peer)
 
 
