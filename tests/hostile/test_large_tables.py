@@ -21,7 +21,7 @@ from gantrymq.protocol.headers.auth import AclRequestHeader, UserRequestHeader
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.headers.offset import QueueRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
-from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 
 #: How often each request is made, one after the other on one connection.
 _TIMES = 200
