@@ -10,6 +10,7 @@ The alternative that lost: a filter on a server's handler alone. Who embeds a br
 
 from __future__ import annotations
 
+import codecs
 import logging
 import sys
 from time import monotonic
@@ -22,6 +23,9 @@ PERIOD_S = 10.0
 LONGEST_TEXT = 500
 #: A line of the log is cut to so many characters.
 LONGEST_LINE = 10_000
+
+# Python imports a codec when it is first used; where descriptors have run out that would fail.
+codecs.lookup("unicode_escape")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: Begins each line of a traceback: so none of them looks like a message.

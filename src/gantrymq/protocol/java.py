@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from functools import lru_cache
 from typing import Annotated
 
@@ -10,6 +11,9 @@ from msgspec import Meta
 #: `int` and `long`: numbers out of range are refused while they are decoded, not when a struct can't hold them.
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+# Python imports a codec when it is first used; where descriptors have run out that would fail.
+codecs.lookup("utf-16-be")
 
 
 def string_hash_code(text: str) -> int:
