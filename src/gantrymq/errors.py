@@ -10,7 +10,8 @@ GantryError
 ├── RemotingError           the network
 │   ├── ConnectFailed       nobody listens, TLS refused, or the connect timed out
 │   ├── ConnectionLost      closed while a request was under way
-│   └── RequestTimeout      no response in time
+│   ├── RequestTimeout      no response in time
+│   └── SendOutcomeUnknown  a send without an answer that can be read: the message may be stored
 ├── RequestRefused          raised by a server's handler: the peer gets this code and remark
 ├── BrokerError             a server answered with another code than SUCCESS
 ├── ClientError             the client can't do what was asked
@@ -84,6 +85,14 @@ class RequestTimeout(RemotingError):
 def _printable(text: str) -> str:
     """`text` of a server on one line, wherever the error is printed."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+class SendOutcomeUnknown(RemotingError):
+    """A message was sent, and no answer came that can be read: nobody knows whether it is stored.
+
+    The cause (`__cause__`) is a ConnectionLost, a RequestTimeout or a ProtocolError. All other errors of a send mean
+    that the message is not stored. Who sends it again may have it stored twice.
+    """
 
 
 class RequestRefused(GantryError):

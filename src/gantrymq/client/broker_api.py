@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.errors import (
+    BrokerError,
+    ConnectionLost,
+    NoRouteInfo,
+    ProtocolError,
+    RequestTimeout,
+    SendOutcomeUnknown,
+)
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
@@ -120,30 +127,40 @@ class BrokerApi:
         msg_id: str = "",
         timeout_ms: int = TIMEOUT_MS,
     ) -> SendResult:
-        """Stores what `send_command` made for `queue`. `msg_id` is what the result repeats."""
-        response = await self.remoting.invoke(address, command, timeout_ms)
-        status = _SEND_STATUS.get(response.code)
-        if status is None:
-            raise BrokerError(response.code, response.remark, address)
-        plain = decode_send_response(response)
-        if plain is not None and plain.queue_id == queue.queue_id:
+        """Stores what `send_command` made for `queue`. `msg_id` is what the result repeats.
+
+        Raises SendOutcomeUnknown when it may be stored, a RemotingError or BrokerError when it is not.
+        """
+        try:
+            response = await self.remoting.invoke(address, command, timeout_ms)
+            status = _SEND_STATUS.get(response.code)
+            if status is None:
+                raise BrokerError(response.code, response.remark, address)
+            plain = decode_send_response(response)
+            if plain is not None and plain.queue_id == queue.queue_id:
+                return SendResult(
+                    status, msg_id, queue, plain.queue_offset, plain.msg_id, None, None, plain.region_id, plain.trace_on
+                )
+            answer = response.read_header(SendMessageResponseHeader)
+            if answer.queue_id != queue.queue_id:
+                queue = queue._replace(queue_id=answer.queue_id)
             return SendResult(
-                status, msg_id, queue, plain.queue_offset, plain.msg_id, None, None, plain.region_id, plain.trace_on
+                status,
+                msg_id,
+                queue,
+                answer.queue_offset,
+                answer.msg_id,
+                answer.transaction_id,
+                answer.recall_handle,
+                response.ext_fields.get(MSG_REGION, ""),
+                response.ext_fields.get(TRACE_SWITCH) != "false",
             )
-        answer = response.read_header(SendMessageResponseHeader)
-        if answer.queue_id != queue.queue_id:
-            queue = queue._replace(queue_id=answer.queue_id)
-        return SendResult(
-            status,
-            msg_id,
-            queue,
-            answer.queue_offset,
-            answer.msg_id,
-            answer.transaction_id,
-            answer.recall_handle,
-            response.ext_fields.get(MSG_REGION, ""),
-            response.ext_fields.get(TRACE_SWITCH) != "false",
-        )
+        except (ConnectionLost, RequestTimeout, ProtocolError) as e:
+            # A request gets its number when it is written.
+            if not command.opaque:
+                raise
+            what = f"message {msg_id}" if msg_id else "a message"
+            raise SendOutcomeUnknown(f"{what} may be stored on {queue.broker_name}: {e}", address) from e
 
     async def send_oneway(self, address: str, command: RemotingCommand) -> None:
         """Sends what `send_command` made and doesn't learn what becomes of it."""

@@ -11,7 +11,7 @@ from waiting import until
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey
 from gantrymq.client.producing.outgoing import Outgoing
-from gantrymq.errors import ClientClosed, ClientError, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.protocol.message import Message, MessageQueue
 
 QUEUE = MessageQueue("t", "broker", 3)
@@ -218,7 +218,7 @@ async def test_nobody_waits_for_a_batch_whose_send_was_cancelled() -> None:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
-    assert all(isinstance(outcome, ClientClosed) for outcome in outcomes)
+    assert all(isinstance(outcome, SendOutcomeUnknown) for outcome in outcomes)
     assert accumulator.bytes == 0
 
 
@@ -230,3 +230,15 @@ async def test_nobody_waits_for_a_batch_whose_answer_cannot_be_read() -> None:
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
     assert all(isinstance(outcome, TypeError) for outcome in outcomes)
+
+
+async def test_a_close_waits_for_answers_not_for_ever() -> None:
+    sends = Sends()
+    sends.held = asyncio.Event()
+    accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=100)
+    futures = [accumulator.add(("t", None), part(n), 3000) for n in range(MAX_UNDER_WAY + 1)]
+    async with asyncio.timeout(10):
+        await accumulator.close(0.05)
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    # The last one had not been sent when the time was over.
+    assert [type(outcome) for outcome in outcomes] == [SendOutcomeUnknown] * MAX_UNDER_WAY + [ClientClosed]

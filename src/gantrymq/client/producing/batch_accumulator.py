@@ -10,7 +10,8 @@ from gantrymq.background.shared import own_copy
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.outgoing import Outgoing
-from gantrymq.errors import ClientClosed, ClientError, RequestTimeout
+from gantrymq.client.producing.sender import is_timeout
+from gantrymq.errors import ClientClosed, ClientError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 
@@ -34,7 +35,7 @@ BatchKey = tuple[str, MessageQueue | None]
 
 
 class _Batch:
-    __slots__ = ("futures", "key", "parts", "size", "timeout_ms", "timer")
+    __slots__ = ("futures", "is_sent", "key", "parts", "size", "timeout_ms", "timer")
 
     def __init__(self, key: BatchKey, timer: asyncio.TimerHandle) -> None:
         self.key = key
@@ -43,6 +44,7 @@ class _Batch:
         self.futures: list[asyncio.Future[SendResult]] = []
         self.size = 0
         self.timeout_ms = 0
+        self.is_sent = False
 
 
 Send = Callable[[BatchKey, Sequence[Outgoing], int], Awaitable[SendResult]]
@@ -146,11 +148,12 @@ class BatchAccumulator:
                     raise RequestTimeout(
                         f"no batch to {topic} was answered in {batch.timeout_ms} ms, this waited", topic
                     )
+                batch.is_sent = True
                 result = await self._send(batch.key, batch.parts, batch.timeout_ms)
             self._answered = self._loop.time()
             results = split_result(result, batch.parts)
         except BaseException as e:
-            if not isinstance(e, RequestTimeout):
+            if not is_timeout(e):
                 self._answered = self._loop.time()
             log.warning("the send of %d messages to %s failed: %s", len(batch.parts), batch.key[0], e or repr(e))
             self._fail(batch, e)
@@ -173,8 +176,12 @@ class BatchAccumulator:
             if future.done():
                 continue
             if isinstance(error, asyncio.CancelledError):
-                text = f"no answer to {batch.key[0]} before the close, or the end of the loop: it may be stored"
-                future.set_exception(ClientClosed(text))
+                # By the close, or at the end of the loop.
+                topic = batch.key[0]
+                if batch.is_sent:
+                    future.set_exception(SendOutcomeUnknown(f"a batch to {topic} had no answer at the close", topic))
+                else:
+                    future.set_exception(ClientClosed(f"a batch to {topic} was not sent before the close"))
             else:
                 future.set_exception(own_copy(error))
             # It is in the log: asyncio need not tell of each message whose sender doesn't look.

@@ -187,7 +187,8 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores `message`; to `queue` alone if one is given. `timeout_ms` is for all tries together.
 
-        Raises IllegalMessage, NoRouteInfo, BrokerError (refused) or a RemotingError (it may be stored nevertheless).
+        Raises SendOutcomeUnknown when it may be stored nevertheless; when it is not stored IllegalMessage, NoRouteInfo,
+        BrokerError (refused) or another RemotingError.
         """
         if self._batches is not None and may_be_batched(message):
             return await (await self.enqueue(message, timeout_ms, queue))

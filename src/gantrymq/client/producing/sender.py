@@ -18,7 +18,15 @@ from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
 from gantrymq.client.routes import write_queues
 from gantrymq.clock import now_ms
-from gantrymq.errors import BrokerError, ClientError, ConnectFailed, IllegalMessage, RemotingError, RequestTimeout
+from gantrymq.errors import (
+    BrokerError,
+    ClientError,
+    ConnectFailed,
+    IllegalMessage,
+    RemotingError,
+    RequestTimeout,
+    SendOutcomeUnknown,
+)
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
@@ -119,6 +127,7 @@ class Sender:
         faults = self._faults
         tried: list[str] = []
         error: BrokerError | RemotingError | None = None
+        unknown: SendOutcomeUnknown | None = None
         result: SendResult | None = None
         for attempt in range(1 + self._retry_times):
             began = now()
@@ -134,14 +143,16 @@ class Sender:
                 result = await self._send_to(queue, outgoing, try_ms)
             except RemotingError as e:
                 error = e
+                if isinstance(e, SendOutcomeUnknown):
+                    unknown = e
                 self._count(queue, began, isolate=True, reachable=self._detector is None)
-                if isinstance(e, RequestTimeout) and try_ms == left_ms:
+                if is_timeout(e) and try_ms == left_ms:
                     break  # The time is over, whatever the clock's last millisecond says.
             except BrokerError as e:
                 self._count(queue, began, isolate=True, reachable=False)
-                if e.code not in RETRY_RESPONSE_CODES:
-                    raise
                 error = e
+                if e.code not in RETRY_RESPONSE_CODES:
+                    break
             else:
                 if faults is not None:
                     self._count(queue, began)
@@ -151,6 +162,8 @@ class Sender:
             log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
         if result is not None:
             return result
+        # What one broker refused another may have stored before.
+        error = unknown or error
         if error is None:
             error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
         error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
@@ -228,3 +241,8 @@ class Sender:
         info = TopicPublishInfo(queues)
         self._publish_infos[topic] = route, info
         return info
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether a send ended because its time was over."""
+    return isinstance(error, RequestTimeout) or isinstance(error.__cause__, RequestTimeout)
