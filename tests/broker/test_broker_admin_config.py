@@ -263,6 +263,17 @@ def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) ->
                 cls(**{each.name: value}, **kwargs)
 
 
+@pytest.mark.parametrize("address", ["", "1", "broker-a.example.com", "10.0.0", "9" * 5000, "10.0.0.1\0"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"^brokerIP1={address[:200]}: must be an IP address$"):
+        BrokerConfig(broker_ip1=address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.11", "::1", "fe80::1%eth0"])
+def test_addresses(address: str) -> None:
+    assert BrokerConfig(broker_ip1=address).broker_ip1 == address
+
+
 @pytest.mark.parametrize(
     ("text", "code", "key"),
     [
@@ -284,6 +295,8 @@ def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) ->
         ("rocketmqHome=/", ResponseCode.NO_PERMISSION, "rocketmqHome"),
         ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort"),
         ("storePathRootDir=/", ResponseCode.NO_PERMISSION, "storePathRootDir"),
+        ("deleteWhen=" + "9" * 5000, ResponseCode.INVALID_PARAMETER, "deleteWhen=999"),
+        ("deleteWhen=24", ResponseCode.INVALID_PARAMETER, "hours from 0 to 23"),
         ("a=\\u12", ResponseCode.INVALID_PARAMETER, "\\u"),
         ("x" * (2 << 20), ResponseCode.INVALID_PARAMETER, "configuration"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,11 @@ class BrokerConfig(TlsConfig):
         check_bounds(self)
         if self.broker_id != 0:
             raise ConfigError(f"brokerId={self.broker_id}: only masters (brokerId=0) are supported so far")
+        try:
+            ipaddress.ip_address(self.broker_ip1)
+        except ValueError:
+            # It is in each message that is stored.
+            raise ConfigError(f"brokerIP1={self.broker_ip1[:200]}: must be an IP address") from None
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
         # BrokerController.start: registration at most every 10 s, at least every 60 s.

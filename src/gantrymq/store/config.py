@@ -124,6 +124,6 @@ class StoreConfig:
 def delete_hours(delete_when: str) -> frozenset[int]:
     """The hours of deleteWhen's text `04;16`. Raises ConfigError."""
     hours = [hour.strip() for hour in delete_when.split(";")]
-    if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
+    if not all(hour.isascii() and hour.isdigit() and len(hour) <= 2 and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={delete_when[:200]}: hours from 0 to 23 with ; between them")
     return frozenset(int(hour) for hour in hours)
