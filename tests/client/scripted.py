@@ -105,7 +105,7 @@ class ScriptedGroupBroker:
     MAX_OFFSET = 77
     OFFSET_BY_TIME = 33
 
-    def __init__(self, pull_answers: Iterable[tuple[ResponseCode, int, bytes]] = ()) -> None:
+    def __init__(self, pull_answers: Iterable[tuple[ResponseCode, int, bytes]] = (), port: int = 0) -> None:
         self.pull_answers = list(pull_answers)
         self.pulls: list[PullMessageRequestHeader] = []
         self.heartbeats = 0
@@ -113,7 +113,7 @@ class ScriptedGroupBroker:
         self.send_back_code = ResponseCode.SUCCESS
         self.committed: dict[tuple[str, int], int] = {}
         self._client_id = ""
-        self.server = RemotingServer(self.handlers(), host="127.0.0.1")
+        self.server = RemotingServer(self.handlers(), host="127.0.0.1", port=port)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {

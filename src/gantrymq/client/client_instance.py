@@ -26,6 +26,7 @@ from gantrymq.client.name_server_discovery import (
     split_addresses,
 )
 from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
+from gantrymq.client.troubles import Troubles
 from gantrymq.errors import ClientClosed
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
@@ -93,7 +94,9 @@ class ClientInstance:
             on_close=self._disconnected,
         )
         self.api = BrokerApi(self.remoting)
-        self.routes = Routes(self.api, name_servers, partial(fetch_name_servers, discovery) if discovery else None)
+        self.troubles = Troubles()
+        discover = partial(fetch_name_servers, discovery) if discovery else None
+        self.routes = Routes(self.api, name_servers, discover, self.troubles)
         self._producer_data = producer_data
         self._consumer_data = consumer_data
         #: The brokers that this client was announced to, in vain or not; those that know it; those that did.
@@ -224,12 +227,13 @@ class ClientInstance:
         try:
             await self.api.heartbeat(address, data)
             self._greeted.add(address)
+            self.troubles.over(address)
         except ClientClosed:
             pass
         except Exception as e:
             # Whatever it is (hooks are the user's), who heartbeats goes on.
             self._greeted.discard(address)
-            log.warning("heartbeat to broker %s failed: %s", address, e)
+            self.troubles.tell(f"heartbeat to broker {address} failed", e)
 
     async def _unregister(self, address: str) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.client.troubles import Troubles
 from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo, ProtocolError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
@@ -87,11 +88,13 @@ class Routes:
         api: BrokerApi,
         name_servers: Sequence[str],
         discover: Callable[[], Awaitable[list[str]]] | None = None,
+        troubles: Troubles | None = None,
     ) -> None:
         if not name_servers and discover is None:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
         self._api = api
         self._discover = discover
+        self._troubles = troubles or Troubles()
         self.name_servers: list[str] = []
         self._current = 0
         self._use(name_servers)
@@ -137,7 +140,7 @@ class Routes:
             try:
                 await self.refresh(topic)
             except GantryError as e:
-                log.warning("can't refresh the route of topic %s: %s", topic, e)
+                self._troubles.tell(f"can't refresh the route of topic {topic}", e)
 
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         return write_queues(topic, await self.get(topic))
@@ -198,11 +201,14 @@ class Routes:
             self._current %= len(self.name_servers)
             name_server = self.name_servers[self._current]
             try:
-                return _sane(topic, await self._api.route(name_server, topic, TIMEOUT_MS))
+                route = _sane(topic, await self._api.route(name_server, topic, TIMEOUT_MS))
+                self._troubles.over(name_server)
+                return route
             except NoRouteInfo:
+                self._troubles.over(name_server)
                 raise NoRouteInfo(topic, self.name_servers) from None
             except (RemotingError, ProtocolError) as e:
-                log.warning("NameServer %s: %s", name_server, e)
+                self._troubles.tell(f"NameServer {name_server}", e)
                 error = e
                 self._current += 1
         assert error is not None

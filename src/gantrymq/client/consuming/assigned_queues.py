@@ -242,7 +242,8 @@ class AssignedQueues:
             await self.offset_store.commit({held.queue: held.commit_offset for held in process_queues})
         except Exception as e:
             # Whatever it is (hooks are the user's): the offsets are committed again in 5 s, or by the next reader.
-            log.warning("can't commit the offsets of group %s: %s", self._group, " ".join([str(e), *_notes(e)]))
+            what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
+            self._client.troubles.tell(what, e)
 
     async def _commit_each(self) -> None:
         await self._commit(*self.process_queues)

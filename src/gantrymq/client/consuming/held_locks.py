@@ -98,7 +98,7 @@ class HeldLocks:
             locked = await self._client.api.lock_queues(address, self._group, self._client.client_id, queues)
         except GantryError as e:
             # What was held stays so until it expires.
-            log.warning("can't lock %s for group %s: %s", sorted(queues), self._group, e)
+            self._client.troubles.tell(f"can't lock {sorted(queues)} for group {self._group}", e)
             return set()
         self._asked -= queues
         now = time.monotonic(), time.time()

@@ -112,6 +112,7 @@ class QueuePuller:
         address, header = self._request()
         process_queue.last_pull = started = time.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
+        self._client.troubles.over(address)
         self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
         match result.status:
@@ -219,7 +220,7 @@ class QueuePuller:
     async def _recover(self, error: GantryError) -> float:
         """What to do about a failed pull; returns how long to wait then, in seconds."""
         queue = self._process_queue.queue
-        log.warning("can't pull %s for group %s: %s", queue, self._group, error)
+        self._client.troubles.tell(f"can't pull {queue} for group {self._group}", error)
         if isinstance(error, BrokerError):
             if error.code == ResponseCode.FLOW_CONTROL:
                 return FLOW_CONTROL_DELAY_S

@@ -5,7 +5,6 @@ Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopi
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
@@ -90,10 +89,10 @@ class Rebalancer:
             await work(topic)
         except NoRouteInfo as e:
             # A retry topic comes into being when the broker hears of the group.
-            level = logging.DEBUG if topic.startswith(RETRY_TOPIC_PREFIX) else logging.WARNING
-            log.log(level, "group %s: %s", self._group, e)
+            if not topic.startswith(RETRY_TOPIC_PREFIX):
+                self._client.troubles.tell(f"group {self._group}", e)
         except GantryError as e:
-            log.warning("can't rebalance topic %s in group %s: %s", topic, self._group, e)
+            self._client.troubles.tell(f"can't rebalance topic {topic} in group {self._group}", e)
         except Exception:
             # The allocate strategy may be the user's.
             log.exception("can't rebalance topic %s in group %s", topic, self._group)

@@ -50,9 +50,11 @@ class PopApi:
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
         response = await self._client.remoting.invoke(address, request, header.poll_time + _GRACE_MS)
         if response.code in _NOTHING:
+            self._client.troubles.over(address)
             return []
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, address)
+        self._client.troubles.over(address)
         messages = [
             message
             for message in decode_popped(response.body, broker_name, self._max_body_size)

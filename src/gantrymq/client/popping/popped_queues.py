@@ -96,6 +96,7 @@ class PoppedQueues:
     ) -> None:
         """`prepare` is called with what was popped, before the handler."""
         self.pool: HandlerPool = handler_pool(_in_time(handler), concurrency, self._handled)
+        self._client = client
         self._api = PopApi(client, group, max_body_size)
         self._subscriptions = subscriptions
         self._options = options
@@ -159,7 +160,7 @@ class PoppedQueues:
         except ClientClosed:
             return inf
         except GantryError as e:
-            log.warning("can't pop %s: %s", process_queue.queue, e)
+            self._client.troubles.tell(f"can't pop {process_queue.queue}", e)
             return RETRY_DELAY_S
         return 0.0
 

@@ -127,7 +127,7 @@ class SimpleConsumer(GroupConsumer):
                 targets.remove(target)
                 if not targets:
                     raise
-                log.warning("can't receive from topic %s on broker %s: %s", topic, broker_name, e)
+                client.troubles.tell(f"can't receive from topic {topic} on broker {broker_name}", e)
                 continue
             asked += 1
             if messages or (asked >= len(targets) and time.monotonic() >= deadline):

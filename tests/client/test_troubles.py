@@ -1,0 +1,84 @@
+"""A server that is away takes few lines of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
+from waiting import until
+
+from gantrymq.client import troubles as troubles_module
+from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.troubles import LOG_INTERVAL_S, Troubles
+from gantrymq.errors import BrokerError, ConnectFailed, RequestTimeout
+from gantrymq.protocol.message import MessageExt
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == troubles_module.__name__]
+
+
+def test_one_line_a_minute_and_one_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = 1000.0
+    monkeypatch.setattr(troubles_module, "monotonic", lambda: now)
+    troubles = Troubles()
+    for _ in range(100):
+        troubles.tell("can't pull", ConnectFailed("nobody listens", "a:1"))
+        troubles.tell("can't commit", RequestTimeout("no answer", "a:1"))
+    assert lines(caplog) == ["can't pull: nobody listens"]
+    now += LOG_INTERVAL_S
+    troubles.tell("can't pull", ConnectFailed("nobody listens", "a:1"))
+    assert lines(caplog)[1:] == ["can't pull: nobody listens (201 failures like it in 60 s)"]
+    troubles.over("another:1")
+    troubles.over("a:1")
+    troubles.over("a:1")
+    assert lines(caplog)[2:] == ["a:1 works again, after 201 failures in 60 s"]
+
+
+def test_other_servers_and_other_failures_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    for error in (
+        ConnectFailed("nobody listens", "a:1"),
+        ConnectFailed("nobody listens", "b:1"),
+        BrokerError(17, "no topic", "a:1"),
+        BrokerError(16, "no permission", "a:1"),
+        ValueError("of a hook"),
+    ):
+        troubles.tell("can't pull", error)
+        troubles.tell("can't pull", error)
+    assert len(lines(caplog)) == 5
+
+
+async def test_a_broker_that_is_away_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gantrymq")
+    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+
+    async def handle(message: MessageExt) -> None:
+        """A handler."""
+
+    broker, name_server = ScriptedGroupBroker(), ScriptedNameServer({})
+    async with serving([name_server]):
+        await broker.server.start()
+        port = broker.server.port
+        name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=8)
+        consumer = PushConsumer(name_server.address, "group", handle)
+        consumer.subscribe("topic")
+        async with consumer:
+            await until(lambda: len(broker.pulls) == 8)
+            await broker.server.stop()
+            await asyncio.sleep(1)
+            back = ScriptedGroupBroker(port=port)
+            async with serving([back]):
+                await until(lambda: any("works again" in line for line in lines(caplog)))
+                await consumer.close()
+    told = lines(caplog)
+    assert len([line for line in told if "works again" not in line]) <= 2
+    assert len(told) <= 4
