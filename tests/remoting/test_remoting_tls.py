@@ -6,13 +6,15 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
 from waiting import until
 
-from gantrymq.errors import ConnectFailed, RemotingError
+from gantrymq.errors import ConnectFailed, ConnectionLost, RemotingError
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.tls import TlsConfig, TlsMode
@@ -112,3 +114,40 @@ async def test_stop_during_a_handshake(server_tls: TlsConfig) -> None:
         assert not server.connections
         await peer.send(frame(ECHO))
         await peer.closed_by_other()
+
+
+@asynccontextmanager
+async def raw_server(context: ssl.SSLContext | None) -> AsyncIterator[str]:
+    """Reads a little, if it speaks TLS, and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if context is not None:
+            await reader.read(100)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_client_certificate_that_is_missing_is_named(
+    certificate: tuple[Path, Path], client_context: ssl.SSLContext
+) -> None:
+    """With TLS 1.3 the handshake has succeeded for the client when the server looks for it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    context.load_verify_locations(certificate[0])
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with raw_server(context) as to, calling(ssl_context=client_context) as client:
+        with pytest.raises(ConnectionLost, match="does the server want a client certificate"):
+            await client.call(to, RemotingCommand.request(ECHO))
+
+
+async def test_a_server_without_tls_is_named(client_context: ssl.SSLContext) -> None:
+    """It was "no answer in 3.0 s", after no time at all."""
+    async with raw_server(None) as to, calling(ssl_context=client_context) as client:
+        with pytest.raises(ConnectFailed, match=r"in the TLS handshake|reset by peer|EOF"):
+            await client.call(to, RemotingCommand.request(ECHO))

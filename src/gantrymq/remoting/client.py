@@ -70,6 +70,7 @@ class RemotingClient:
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """The response of host:port, whatever its code; `timeout_ms` is for connecting, too. Raises a RemotingError."""
+        asked_ms = timeout_ms
         connection = self._connections.get(address)
         if connection is None or connection.is_closed:
             began = asyncio.get_running_loop().time()
@@ -77,7 +78,9 @@ class RemotingClient:
             timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
         try:
             return await connection.invoke(request, timeout_ms)
-        except RequestTimeout:
+        except RequestTimeout as e:
+            if timeout_ms < asked_ms:
+                e.add_note(f"of {asked_ms} ms connecting took {asked_ms - timeout_ms}")
             silent_s = asyncio.get_running_loop().time() - connection.last_read
             # Nearly: clocks are rounded.
             if timeout_ms >= SILENCE_MS and silent_s * 1000 > 0.9 * timeout_ms:
@@ -129,11 +132,18 @@ class RemotingClient:
                 )
         except (OSError, ValueError) as e:
             # TimeoutError and ssl.SSLError are OSErrors.
-            reason = str(e) or f"no answer in {self._connect_timeout_s} s"
+            reason = str(e) or self._reason(e)
             raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
         # Named by what was asked for: a host name stays a host name in errors.
         connection.address = address
         return connection
+
+    def _reason(self, error: Exception) -> str:
+        """Of an error that has no words for it."""
+        if isinstance(error, TimeoutError):
+            return f"no answer in {self._connect_timeout_s} s"
+        where = " in the TLS handshake: is it a server with TLS?" if self._ssl_context is not None else ""
+        return f"the connection was closed ({type(error).__name__}){where}"
 
     def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(address, None)

@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.address = "?"
         self.attributes: dict[str, Any] = {}
         #: When its bytes were last dealt with, s of the monotonic clock, which is the loop's too.
-        self.last_read = 0.0
+        self._opened = self.last_read = 0.0
         self._handlers = handlers
         self._hooks = hooks
         self._is_server = is_server
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         peer = transport.get_extra_info("peername")
         self.address = format_address(peer[0], peer[1]) if peer else "?"
-        self.last_read = monotonic()
+        self._opened = self.last_read = monotonic()
         if self._on_open:
             self._on_open(self)
 
@@ -261,10 +261,12 @@ class Connection(asyncio.Protocol):
             self._writable = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
+        if self._was_refused_by_tls():
+            message += ". Nothing ever came over its TLS: does the server want a client certificate?"
         self._transport = None
         self._closing = True
         self._wake_writers()
-        message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
         self._pending.connection_lost(message)
         self._rest = None
         self._reader.clear()
@@ -275,6 +277,16 @@ class Connection(asyncio.Protocol):
         self._lost.set_result(None)
         if self._on_close:
             self._on_close(self)
+
+    def _was_refused_by_tls(self) -> bool:
+        # With TLS 1.3 the handshake has ended for a client before its certificate is looked at.
+        return (
+            not self._is_server
+            and not self._closing
+            and self.last_read == self._opened
+            and self._transport is not None
+            and self._transport.get_extra_info("sslcontext") is not None
+        )
 
     # -- requests of the peer -----------------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ RETRY_RESPONSE_CODES = frozenset(
 )
 
 
+#: A further try isn't begun with less time than this left: it would only hide what ended the others.
+MIN_TRY_MS = 10
+
+
 @dataclass(frozen=True, slots=True)
 class SendSettings:
     """How hard a producer tries; `Producer` says what each means."""
@@ -132,7 +136,7 @@ class Sender:
         for attempt in range(1 + self._retry_times):
             began = now()
             try_ms = left_ms = int((deadline - began) * 1000)
-            if left_ms <= 0:
+            if left_ms <= (MIN_TRY_MS if tried else 0):
                 break
             if self._try_timeout_ms is not None and attempt < self._retry_times:
                 try_ms = min(left_ms, self._try_timeout_ms)
