@@ -98,7 +98,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
             task.cancel()
 
 
-@not_yet(run=False, reason="a start waits 24 s for them")
+@not_yet(run=False, reason="a name that can't be resolved leaves an exception behind")
 async def test_name_servers(under_attack: UnderAttack) -> None:
     """A broker that knows none but bad ones works for those who know its address, and stops in time."""
     async with AsyncExitStack() as stack:
