@@ -224,13 +224,13 @@ async def test_a_user_s_property_is_not_taken_for_the_broker_s(under_attack: Und
         writer.close()
 
 
+@not_yet(run=False, reason="all that wait for their topics go on in one turn of the loop")
 async def test_thousands_of_new_topics(under_attack: UnderAttack) -> None:
     """Each is stored in a table, and told to the NameServer."""
     async with under_attack() as broker:
         peer = await broker.peer()
-        for start in range(0, 2000, 500):
-            asked = [peer.send(f"topic-{number}", b"x") for number in range(start, start + 500)]
-            assert {answer.code for answer in await asyncio.gather(*asked)} == {ResponseCode.SUCCESS}
+        asked = [peer.send(f"topic-{number}", b"x") for number in range(2000)]
+        assert {answer.code for answer in await asyncio.gather(*asked)} == {ResponseCode.SUCCESS}
 
 
 @not_yet(run=False, reason="verify takes an index that stops in the midst of a record for a damaged one")
