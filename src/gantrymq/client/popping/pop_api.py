@@ -31,7 +31,7 @@ from gantrymq.protocol.receipt_handle import ReceiptHandle, normal_topic, parse_
 log = peer_log(__name__)
 
 #: What the broker may take beyond the time that it waits for messages.
-_GRACE_MS = 10_000
+GRACE_MS = 10_000
 _TIMEOUT_MS = 3000
 _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
 
@@ -44,11 +44,16 @@ class PopApi:
         self.group = group
         self._max_body_size = max_body_size
 
-    async def pop(self, broker_name: str, header: PopMessageRequestHeader) -> list[MessageExt]:
-        """Messages with their receipt handles; none when none came in `poll_time`. POLLING_FULL is a BrokerError."""
+    async def pop(
+        self, broker_name: str, header: PopMessageRequestHeader, grace_ms: int = GRACE_MS
+    ) -> list[MessageExt]:
+        """Messages with their receipt handles; none when none came in `poll_time`. POLLING_FULL is a BrokerError.
+
+        The answer may take `grace_ms` longer than that.
+        """
         address = self._address(broker_name)
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
-        response = await self._client.remoting.invoke(address, request, header.poll_time + _GRACE_MS)
+        response = await self._client.remoting.invoke(address, request, header.poll_time + grace_ms)
         if response.code in _NOTHING:
             self._client.troubles.over(address)
             return []

@@ -17,7 +17,15 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
-from gantrymq.errors import BrokerError, ClientError, GantryError, NoRouteInfo, RemotingError
+from gantrymq.errors import (
+    BrokerError,
+    ClientError,
+    GantryError,
+    NoRouteInfo,
+    ProtocolError,
+    RemotingError,
+    RequestTimeout,
+)
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -37,6 +45,13 @@ INVISIBLE_MS = 60_000
 AWAIT_MS = 15_000
 #: How long each of several topics and brokers is waited for in its turn.
 _TURN_MS = 1000
+#: Brokers look once a second who has waited long enough: so the last of the time isn't waited for there, ...
+_LATE_MS = 300
+#: ... but asked again in such pauses, s.
+_PAUSE_S = 0.1
+#: How long a broker may take beyond the time that it waits for messages, ms; all together, s.
+_ANSWER_MS = 1150
+_GRACE_S = 0.9
 #: After POLLING_FULL: so many wait at the broker already.
 _BUSY_DELAY_S = 0.5
 
@@ -72,7 +87,7 @@ class SimpleConsumer(GroupConsumer):
         self._max_body_size = max_body_size
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
-        self._greetings = self._new_greetings()
+        self._answers = self._new_answers()
         self._turn = random.randrange(1 << 30)
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -87,31 +102,42 @@ class SimpleConsumer(GroupConsumer):
         stack.callback(self._forget)
         client = self._client = self._connect(self._data, handlers)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
-        stack.push_async_callback(self._greetings.stop)
+        stack.push_async_callback(self._answers.stop)
         client.start()
 
     def _forget(self) -> None:
         self._client = None
-        self._greetings = self._new_greetings()
+        self._answers = self._new_answers()
 
-    def _new_greetings(self) -> Tasks:
-        return Tasks(f"telling brokers what group {self.group} is subscribed to")
+    def _new_answers(self) -> Tasks:
+        return Tasks(f"telling brokers about subscriptions and messages of group {self.group}")
 
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
     ) -> list[MessageExt]:
         """Up to `max_messages` (1 to 32), which others don't get for `invisible_ms`; none when none come in `await_ms`.
 
-        Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out.
-        Raises NoRouteInfo, BrokerError, or a RemotingError when none can be reached.
+        Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out. It
+        takes less than a second longer than `await_ms`, whatever the brokers do. Raises NoRouteInfo, BrokerError, or a
+        RemotingError when none can be reached in that time.
         """
         client = self._started()
         if not 1 <= max_messages <= MAX_MESSAGES:
             raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
-        api = PopApi(client, self._wire_group, self._max_body_size)
         deadline = time.monotonic() + await_ms / 1000
+        try:
+            async with asyncio.timeout(await_ms / 1000 + _GRACE_S):
+                return await self._receive(client, max_messages, invisible_ms, deadline)
+        except TimeoutError:
+            asked = ";".join(client.routes.name_servers)
+            raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
+
+    async def _receive(
+        self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float
+    ) -> list[MessageExt]:
+        api = PopApi(client, self._wire_group, self._max_body_size)
         targets = await self._targets(client)
         # All are asked once without waiting; then they wait in turns.
         asked = 0
@@ -119,10 +145,11 @@ class SimpleConsumer(GroupConsumer):
             target = topic, broker_name = targets[self._turn % len(targets)]
             self._turn += 1
             left_ms = max(0, round(1000 * (deadline - time.monotonic())))
-            poll_ms = 0 if asked < len(targets) - 1 else min(left_ms, left_ms if len(targets) == 1 else _TURN_MS)
+            poll_ms = 0 if asked < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TURN_MS)
+            poll_ms = max(poll_ms - _LATE_MS, 0)
             try:
                 messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
-            except RemotingError as e:
+            except (RemotingError, ProtocolError) as e:
                 self._check_open()
                 targets.remove(target)
                 if not targets:
@@ -132,6 +159,8 @@ class SimpleConsumer(GroupConsumer):
             asked += 1
             if messages or (asked >= len(targets) and time.monotonic() >= deadline):
                 return messages
+            if not poll_ms and asked >= len(targets):
+                await asyncio.sleep(min(_PAUSE_S, left_ms / 1000))
 
     async def ack(self, message: MessageExt) -> None:
         """Says that a message is consumed. Raises BrokerError when its invisible time is over."""
@@ -153,7 +182,11 @@ class SimpleConsumer(GroupConsumer):
                 missing = e
         if not targets:
             raise missing or NoRouteInfo(", ".join(self._subscriptions), client.routes.name_servers)
-        await client.greet_new_brokers()
+        try:
+            async with asyncio.timeout(_PAUSE_S):
+                await client.greet_new_brokers()
+        except TimeoutError:
+            pass  # It goes on beside: the others aren't to wait for one that is silent.
         return targets
 
     async def _pop(
@@ -176,7 +209,7 @@ class SimpleConsumer(GroupConsumer):
             order=False,
         )
         try:
-            popped = await api.pop(broker_name, header)
+            popped = await api.pop(broker_name, header, _ANSWER_MS)
         except BrokerError as e:
             if e.code != ResponseCode.POLLING_FULL:
                 raise
@@ -188,7 +221,7 @@ class SimpleConsumer(GroupConsumer):
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:
-                    await self._ack_unwanted(api, message, topic)
+                    self._answers.start(self._ack_unwanted(api, message, topic))
         self._strip_namespace(messages)
         return messages
 
@@ -201,7 +234,7 @@ class SimpleConsumer(GroupConsumer):
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._client is not None and self._data is not None:
             self._data.subscription_data_set = list(self._subscriptions.values())
-            self._greetings.start(self._client.heartbeat())
+            self._answers.start(self._client.heartbeat())
 
     def _started(self) -> ClientInstance:
         self._check_open()

@@ -308,10 +308,17 @@ class Producer(Lifecycle):
         """
         handle = decode_recall_handle(recall_handle)
         topic = wrap_namespace(self.namespace, topic)
-        await self.sender.publish_info(topic, timeout_ms)
-        address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
-        return await self.client.api.recall(address, header, timeout_ms)
+        client = self.client
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.sender.publish_info(topic, timeout_ms)
+                address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0))
+                return await client.api.recall(address, header, timeout_ms)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{handle.broker_name} did not answer in {timeout_ms} ms", handle.broker_name
+            ) from None
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that a message of `topic` can go to. Raises NoRouteInfo."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
@@ -20,7 +21,7 @@ from gantrymq.client.namespace import without_namespace
 from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
-from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.errors import ClientClosed, GantryError, RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import sys_flag
@@ -93,9 +94,14 @@ class TransactionProducer(Producer):
         """
         self._check_open()
         # A broker asks the producers that it knows: it must know this one before it has a half message of it.
-        await self.greet_brokers_of(message.topic)
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.greet_brokers_of(message.topic, timeout_ms)
+        except TimeoutError:
+            raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
-        result = await self.send_alone(half, timeout_ms)
+        result = await self.send_alone(half, max(1, int((deadline - time.monotonic()) * 1000)))
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, None
         if result.status is SendStatus.SEND_OK:
             if result.transaction_id:

@@ -1,0 +1,106 @@
+"""`receive` ends in its own time, and a second, whatever servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from broken_records import LogBroker, good
+from scripted import ScriptedNameServer, route_over, serving
+
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.errors import ProtocolError, RemotingError
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting.connection import RESPONSE_FLAG, encode_reply
+
+Answer = Callable[[RemotingCommand], bytes]
+
+
+def silent(request: RemotingCommand) -> bytes:
+    return b""
+
+
+def cut(request: RemotingCommand) -> bytes:
+    """Half of an answer; the rest never comes. One call took 11 s."""
+    frame = encode_reply(request, RemotingCommand.response(body=good(0)))
+    return frame[: len(frame) // 2]
+
+
+def nonsense(request: RemotingCommand) -> bytes:
+    return b"\x00\x00\x00\x08\x00\x00\x00\x04{{{{"
+
+
+def without_header(request: RemotingCommand) -> bytes:
+    return encode_reply(request, RemotingCommand.response(body=good(0)))
+
+
+@asynccontextmanager
+async def server(answer: Answer, to: set[int]) -> AsyncIterator[str]:
+    """Answers requests of the codes in `to` so, all others with success."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = FrameReader()
+        try:
+            while data := await reader.read(65536):
+                for request in frames.feed(data):
+                    if not request.flag & RESPONSE_FLAG:
+                        writer.write(
+                            answer(request) if request.code in to else encode_reply(request, RemotingCommand.response())
+                        )
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+@pytest.mark.parametrize("answer", [silent, cut, nonsense, without_header])
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.HEART_BEAT])
+@pytest.mark.parametrize("await_ms", [0, 300])
+async def test_a_broker_that_does_not_answer_as_it_should(answer: Answer, code: RequestCode, await_ms: int) -> None:
+    name_server = ScriptedNameServer({})
+    async with serving([name_server]), server(answer, {code}) as address:
+        name_server.routes["topic"] = route_over({"broker": address}, queue_nums=1)
+        consumer = SimpleConsumer(name_server.address, "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            began = time.monotonic()
+            with pytest.raises((RemotingError, ProtocolError)):
+                await consumer.receive(await_ms=await_ms)
+            assert time.monotonic() - began < await_ms / 1000 + 1
+
+
+async def test_a_name_server_that_is_silent() -> None:
+    async with server(silent, {RequestCode.GET_ROUTEINFO_BY_TOPIC}) as address:
+        consumer = SimpleConsumer(address, "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            began = time.monotonic()
+            with pytest.raises(RemotingError, match="answered in 200 ms"):
+                await consumer.receive(await_ms=200)
+            assert time.monotonic() - began < 1.2
+
+
+@pytest.mark.parametrize("answer", [silent, cut, nonsense, without_header])
+async def test_the_other_brokers_messages_come_in_time(answer: Answer) -> None:
+    broker, name_server = LogBroker([good(0)]), ScriptedNameServer({})
+    codes = {RequestCode.POP_MESSAGE, RequestCode.HEART_BEAT}
+    async with serving([name_server, broker]), server(answer, codes) as address:
+        name_server.routes["topic"] = route_over({"bad": address, "broker": broker.address}, queue_nums=1)
+        consumer = SimpleConsumer(name_server.address, "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            began = time.monotonic()
+            (message,) = await consumer.receive(await_ms=2000)
+            assert message.body == b"good 0"
+            assert time.monotonic() - began < 3
