@@ -26,25 +26,17 @@ MAX_BODY_SIZE = 1024 * 1024
 
 
 def good(
-    offset: int, body: bytes | None = None, sys_flag: int = 0, topic: bytes = b"topic", queue_id: int = 0
+    offset: int,
+    body: bytes | None = None,
+    sys_flag: int = 0,
+    topic: bytes = b"topic",
+    queue_id: int = 0,
+    properties: bytes = b"",
 ) -> bytes:
     body = b"good %d" % offset if body is None else body
-    return encode_record(
-        queue_id,
-        0,
-        offset,
-        5000 + offset,
-        sys_flag,
-        1,
-        HOST,
-        2,
-        HOST,
-        0,
-        0,
-        body,
-        topic,
-        b"UNIQ_KEY\x01K%d\x02" % offset,
-    )
+    properties += b"UNIQ_KEY\x01K%d\x02" % offset
+    place = 5000 + offset
+    return encode_record(queue_id, 0, offset, place, sys_flag, 1, HOST, 2, HOST, 0, 0, body, topic, properties)
 
 
 def _changed(field: str, code: str, value: int) -> Callable[[int], bytes]:

@@ -1,94 +1,267 @@
-"""Spans for messages, and the trace that goes with them: the extra `gantrymq[otel]`.
+"""OpenTelemetry: spans and metrics of what is sent, received and handled. The extra `gantrymq[otel]`.
 
-    hook = OpenTelemetryHook()
-    Producer(..., send_hooks=[hook])
-    PushConsumer(..., consume_hooks=[hook])
+    telemetry = OpenTelemetryHook()
+    Producer(..., send_hooks=[telemetry])
+    PushConsumer(..., consume_hooks=[telemetry])
+    LitePullConsumer(..., receive_hooks=[telemetry])     # and SimpleConsumer
 
 A send is a PRODUCER span, a handler's run a CONSUMER span below it, in whatever process. What joins them travels in the
-message's properties (`traceparent`, by the W3C's propagator, or whatever propagator is set). Names are those of
-OpenTelemetry's semantic conventions for messaging.
+message's properties (`traceparent`, by the W3C's propagator, or whatever propagator is set). The messages of a batch
+have a span each, "create", which the send's span is linked to; so is the span of a `poll` or `receive` to those of the
+messages that it brought, whose contexts `context_of` gives to those who work with them.
+
+Names are those of OpenTelemetry's semantic conventions for messaging, 1.4x; what those don't have begins with gantrymq.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Protocol
+
 from opentelemetry import context as otel_context
-from opentelemetry import propagate, trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
-from gantrymq.client.consuming.consume_hooks import ConsumeContext
+from gantrymq.client.consuming.consume_hooks import ConsumeContext, ReceiveContext
 from gantrymq.client.producing.send_hook import SendContext
-from gantrymq.protocol.message import Message
+from gantrymq.client.trace import MessageType
+from gantrymq.client.trace_hook import message_type
+from gantrymq.errors import BrokerError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.remoting.address import parse_address
 
 _SPAN = "opentelemetry.span"
 _TOKEN = "opentelemetry.token"
+_BEGAN = "opentelemetry.began"
+
+Attributes = dict[str, AttributeValue]
+
+_MESSAGE_TYPES = {MessageType.DELAY: "delay", MessageType.TRANSACTION_HALF: "transaction"}
+
+
+class Lagging(Protocol):
+    """A consumer that says how far its queues are behind."""
+
+    group: str
+
+    def lag(self) -> dict[MessageQueue, int]:
+        """Messages that are stored and not yet consumed, by queue."""
 
 
 class OpenTelemetryHook:
-    """A send hook and a consume hook in one. Without `tracer_provider` the global one is used."""
+    """A hook of all three kinds in one. Without providers the global ones are used."""
 
-    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
         self._tracer = trace.get_tracer("gantrymq", tracer_provider=tracer_provider)
+        meter = metrics.get_meter("gantrymq", meter_provider=meter_provider)
+        self._operation_duration = meter.create_histogram("messaging.client.operation.duration", "s")
+        self._process_duration = meter.create_histogram("messaging.process.duration", "s")
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}")
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}")
+        self._in_flight = meter.create_up_down_counter("gantrymq.client.messages.in_flight", "{message}")
+        self._consumers: weakref.WeakSet[Lagging] = weakref.WeakSet()
+        meter.create_observable_gauge("gantrymq.consumer.lag", [self._lags], "{message}")
+
+    def observe(self, consumer: Lagging) -> None:
+        """Has a push or lite pull consumer's lag in the metrics, as long as it lives."""
+        self._consumers.add(consumer)
+
+    # -- sends --------------------------------------------------------------------------------------------------
 
     def before_send(self, context: SendContext) -> None:
-        first = context.messages[0]
-        attributes = _attributes("send", first, context.group)
-        if len(context.messages) > 1:
-            attributes["messaging.batch.message_count"] = len(context.messages)
-        span = self._tracer.start_span(f"send {first.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+        first, count = context.messages[0], len(context.messages)
+        attributes = _of_message("send", first, context.client_id)
+        links: list[Link] = []
+        if count > 1:
+            attributes = _common("send", first.topic, context.client_id)
+            attributes["messaging.batch.message_count"] = count
+            links = [self._created(context, i) for i in range(count)]
+        span = self._tracer.start_span(
+            f"send {first.topic}",
+            kind=SpanKind.CLIENT if links else SpanKind.PRODUCER,
+            attributes=attributes,
+            links=links,
+        )
+        if not links:
+            propagate.inject(context.properties[0], context=trace.set_span_in_context(span))
         context.attributes[_SPAN] = span
-        for properties in context.properties:
-            propagate.inject(properties, context=trace.set_span_in_context(span))
+        context.attributes[_BEGAN] = perf_counter()
+        self._in_flight.add(count, _of_metric("send", first.topic))
 
     def after_send(self, context: SendContext) -> None:
         span: Span = context.attributes[_SPAN]
+        topic, count = context.messages[0].topic, len(context.messages)
+        server = _server(context.address)
+        span.set_attributes(server)
         if context.result is not None:
             span.set_attribute("messaging.message.id", context.result.msg_id)
-            span.set_attribute("messaging.rocketmq.queue.id", context.result.queue.queue_id)
-        if context.address:
-            span.set_attribute("server.address", context.address)
-        _end(span, context.error)
+            span.set_attribute("messaging.destination.partition.id", str(context.result.queue.queue_id))
+        elif context.msg_id:
+            span.set_attribute("messaging.message.id", context.msg_id)
+        self._in_flight.add(-count, _of_metric("send", topic))
+        attributes = _of_metric("send", topic) | server | _end(span, context.error)
+        self._operation_duration.record(perf_counter() - context.attributes[_BEGAN], attributes)
+        self._sent.add(count, attributes)
+
+    def _created(self, context: SendContext, i: int) -> Link:
+        """The span of one message of a batch, which goes with it."""
+        message = context.messages[i]
+        span = self._tracer.start_span(
+            f"create {message.topic}",
+            kind=SpanKind.PRODUCER,
+            attributes=_of_message("create", message, context.client_id),
+        )
+        propagate.inject(context.properties[i], context=trace.set_span_in_context(span))
+        span.end()
+        return Link(span.get_span_context())
+
+    # -- handlers -----------------------------------------------------------------------------------------------
 
     def before(self, context: ConsumeContext) -> None:
         message = context.message
-        parent = propagate.extract(message.properties)
+        parent = context_of(message)
         span = self._tracer.start_span(
             f"process {message.topic}",
             context=parent,
             kind=SpanKind.CONSUMER,
             attributes={
-                **_attributes("process", message, context.group),
+                **_of_message("process", message, context.client_id),
+                **_of_received(message),
                 "messaging.consumer.group.name": context.group,
-                "messaging.message.id": message.msg_id,
             },
         )
         context.attributes[_SPAN] = span
+        context.attributes[_BEGAN] = perf_counter()
         # Spans that the handler makes are below this one.
         context.attributes[_TOKEN] = otel_context.attach(trace.set_span_in_context(span, parent))
+        self._in_flight.add(1, _of_metric("process", message.topic, context.group))
 
     def after(self, context: ConsumeContext) -> None:
         otel_context.detach(context.attributes[_TOKEN])
-        _end(context.attributes[_SPAN], context.error)
+        message, common = context.message, _of_metric("process", context.message.topic, context.group)
+        self._in_flight.add(-1, common)
+        attributes = common | _server(message.store_host) | _end(context.attributes[_SPAN], context.error)
+        self._process_duration.record(perf_counter() - context.attributes[_BEGAN], attributes)
+        self._consumed.add(1, attributes)
+
+    # -- polls --------------------------------------------------------------------------------------------------
+
+    def received(self, context: ReceiveContext) -> None:
+        messages = context.messages
+        topics = {message.topic for message in messages} or set(context.topics)
+        topic = topics.pop() if len(topics) == 1 else ""
+        attributes = _common("receive", topic, context.client_id)
+        attributes["messaging.consumer.group.name"] = context.group
+        attributes["messaging.batch.message_count"] = len(messages)
+        contexts = [trace.get_current_span(context_of(message)).get_span_context() for message in messages]
+        span = self._tracer.start_span(
+            f"receive {topic}".rstrip(),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            links=[Link(link) for link in contexts if link.is_valid],
+            start_time=context.began_ns,
+        )
+        outcome = _of_metric("receive", topic, context.group) | _end(span, context.error)
+        self._operation_duration.record(context.duration_s, outcome)
+        if messages:
+            self._consumed.add(len(messages), outcome)
+
+    def _lags(self, options: CallbackOptions) -> Iterable[Observation]:
+        for consumer in list(self._consumers):
+            for queue, lag in consumer.lag().items():
+                attributes = _of_metric("receive", queue.topic, consumer.group)
+                attributes["messaging.destination.partition.id"] = f"{queue.broker_name}:{queue.queue_id}"
+                yield Observation(lag, attributes)
 
 
-def _attributes(operation: str, message: Message, group: str) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
+def context_of(message: Message) -> Context:
+    """The OpenTelemetry context that came with a message, for the spans of whoever works with it."""
+    return propagate.extract(message.properties)
+
+
+def _common(operation: str, topic: str, client_id: str) -> Attributes:
+    attributes: Attributes = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
-        "messaging.destination.name": message.topic,
-        "messaging.message.body.size": len(message.body),
-        "messaging.rocketmq.client_group": group,
     }
+    if topic:
+        attributes["messaging.destination.name"] = topic
+    if client_id:
+        attributes["messaging.client.id"] = client_id
+    return attributes
+
+
+def _of_message(operation: str, message: Message, client_id: str) -> Attributes:
+    attributes = _common(operation, message.topic, client_id)
+    is_fifo = names.SHARDING_KEY in message.properties
+    attributes["messaging.rocketmq.message.type"] = (
+        "fifo" if is_fifo else _MESSAGE_TYPES.get(message_type(message.properties), "normal")
+    )
+    attributes["messaging.message.body.size"] = len(
+        message.stored_body if isinstance(message, MessageExt) else message.body
+    )
     if message.tags:
         attributes["messaging.rocketmq.message.tag"] = message.tags
     if message.keys:
         attributes["messaging.rocketmq.message.keys"] = message.keys
+    if is_fifo:
+        attributes["messaging.rocketmq.message.group"] = message.properties[names.SHARDING_KEY]
     return attributes
 
 
-def _end(span: Span, error: BaseException | None) -> None:
+def _of_received(message: MessageExt) -> Attributes:
+    return {
+        "messaging.message.id": message.msg_id,
+        "messaging.destination.partition.id": str(message.queue_id),
+        **_server(message.store_host),
+    }
+
+
+def _of_metric(operation: str, topic: str, group: str = "") -> Attributes:
+    attributes = _common(operation, topic, "")
+    if group:
+        attributes["messaging.consumer.group.name"] = group
+    return attributes
+
+
+def _server(address: str) -> Attributes:
+    try:
+        host, port = parse_address(address)
+    except ValueError:
+        return {}
+    return {"server.address": host, "server.port": port}
+
+
+def _end(span: Span, error: BaseException | None) -> Attributes:
+    """Ends the span; the attributes that the error gives to metrics."""
+    attributes: Attributes = {}
     if error is not None:
+        attributes["error.type"] = _error_type(error)
         span.record_exception(error)
+        span.set_attributes(attributes)
         span.set_status(Status(StatusCode.ERROR, str(error)))
     span.end()
+    return attributes
+
+
+def _error_type(error: BaseException) -> str:
+    if isinstance(error, BrokerError):
+        try:
+            return ResponseCode(error.code).name
+        except ValueError:
+            return str(error.code)
+    module = type(error).__module__
+    return type(error).__qualname__ if module == "builtins" else f"{module}.{type(error).__qualname__}"
+
+
+__all__: Sequence[str] = ["OpenTelemetryHook", "context_of"]

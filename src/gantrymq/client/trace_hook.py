@@ -11,7 +11,10 @@ from gantrymq.protocol import properties as names
 
 
 class SendTraceHook:
-    """Tells `dispatcher` of every message that a broker took; of those that failed there is no trace, as in Java."""
+    """Tells `dispatcher` of every message that a broker took; of those that failed there is no trace, as in Java.
+
+    Of one that was sent one-way nobody knows: it counts as taken. (Java has no traces of these.)
+    """
 
     def __init__(self, dispatcher: TraceDispatcher) -> None:
         self._dispatcher = dispatcher
@@ -20,14 +23,15 @@ class SendTraceHook:
         pass
 
     def after_send(self, context: SendContext) -> None:
-        result = context.result
-        if result is None or not result.trace_on or context.messages[0].topic == self._dispatcher.topic:
+        result, first = context.result, context.messages[0]
+        if first.topic == self._dispatcher.topic or (result is None and (context.error or not context.oneway)):
             return
-        first = context.messages[0]
+        if result is not None and not result.trace_on:
+            return
         bean = TraceBean(
             topic=first.topic,
-            msg_id=result.msg_id,
-            offset_msg_id=result.offset_msg_id,
+            msg_id=result.msg_id if result is not None else context.msg_id,
+            offset_msg_id=result.offset_msg_id if result is not None else "",
             tags=first.tags or "",
             keys=first.properties.get(names.KEYS, ""),
             store_host=context.address,
@@ -40,9 +44,9 @@ class SendTraceHook:
                 context.group,
                 [bean],
                 timestamp=context.began_ms,
-                region_id=result.region_id or DEFAULT_REGION,
+                region_id=(result.region_id if result is not None else "") or DEFAULT_REGION,
                 cost_time_ms=max(0, now_ms() - context.began_ms),
-                success=result.status is SendStatus.SEND_OK,
+                success=result is None or result.status is SendStatus.SEND_OK,
             )
         )
 

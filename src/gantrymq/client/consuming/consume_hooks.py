@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
 from gantrymq.client.consuming.handler_pool import MessageHandler, is_coroutine_handler
 from gantrymq.client.trace import DEFAULT_REGION, TraceBean, TraceContext, TraceDispatcher, TraceType
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import MessageExt
+
+log = peer_log(__name__)
 
 
 class ConsumeReturnType(IntEnum):
@@ -29,6 +33,7 @@ class ConsumeContext:
 
     group: str
     message: MessageExt
+    client_id: str = ""
     return_type: ConsumeReturnType = ConsumeReturnType.SUCCESS
     error: BaseException | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +47,54 @@ class ConsumeHook(Protocol):
     def after(self, context: ConsumeContext) -> None: ...
 
 
-def with_hooks(handler: MessageHandler, hooks: Sequence[ConsumeHook], group: str, timeout_s: float) -> MessageHandler:
+@dataclass(slots=True, frozen=True)
+class ReceiveContext:
+    """A call that asked for messages: what it brought, or the error that it ended with.
+
+    `topics` are those that were asked for. It began at `began_ns` (ns since the epoch) and took `duration_s`.
+    """
+
+    group: str
+    client_id: str
+    topics: Sequence[str]
+    messages: Sequence[MessageExt]
+    began_ns: int
+    duration_s: float
+    error: BaseException | None = None
+
+
+class ReceiveHook(Protocol):
+    """Called after each `poll` or `receive`; what a hook raises is logged and changes nothing."""
+
+    def received(self, context: ReceiveContext) -> None: ...
+
+
+@asynccontextmanager
+async def receiving(
+    hooks: Sequence[ReceiveHook], group: str, client_id: str, topics: Callable[[], Sequence[str]]
+) -> AsyncIterator[list[MessageExt]]:
+    """Tells the hooks of what the block put into the list, and how it ended."""
+    messages: list[MessageExt] = []
+    began_ns, began = time.time_ns(), time.monotonic()
+    error: BaseException | None = None
+    try:
+        yield messages
+    except BaseException as e:
+        error = e
+        raise
+    finally:
+        took_s = time.monotonic() - began
+        context = ReceiveContext(group, client_id, topics(), messages, began_ns, took_s, error)
+        for hook in hooks:
+            try:
+                hook.received(context)
+            except Exception:
+                log.exception("receive hook %s failed", hook)
+
+
+def with_hooks(
+    handler: MessageHandler, hooks: Sequence[ConsumeHook], group: str, client_id: str, timeout_s: float
+) -> MessageHandler:
     """A handler of the same kind that calls the hooks; with none, the handler itself.
 
     One that takes more than `timeout_s` has ended as TIME_OUT.
@@ -51,7 +103,7 @@ def with_hooks(handler: MessageHandler, hooks: Sequence[ConsumeHook], group: str
         return handler
 
     def before(message: MessageExt) -> tuple[ConsumeContext, float]:
-        context = ConsumeContext(group, message)
+        context = ConsumeContext(group, message, client_id)
         for hook in hooks:
             hook.before(context)
         return context, time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.assigned_queues import PullOptions
+from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
@@ -109,6 +109,10 @@ class GroupConsumer(Lifecycle):
     def _user_queue(self, queue: MessageQueue) -> MessageQueue:
         return queue._replace(topic=without_namespace(queue.topic, self._namespace)) if self._namespace else queue
 
+    def _subscribed_topics(self) -> list[str]:
+        """As users name them."""
+        return [without_namespace(topic, self._namespace) for topic in self._subscriptions]
+
     def _strip_namespace(self, messages: Sequence[MessageExt]) -> None:
         if self._namespace:
             for message in messages:
@@ -155,6 +159,9 @@ class PullingConsumer(GroupConsumer):
         if self._broadcasting:
             return LocalOffsetStore(self._offset_directory, client.client_id, self._wire_group)
         return BrokerOffsetStore(client, self._wire_group)
+
+    def _lag(self, queues: AssignedQueues) -> dict[MessageQueue, int]:
+        return {self._user_queue(held.queue): held.lag for held in queues.process_queues}
 
     def _share(self, client: ClientInstance, assign: Assign) -> Share:
         if self._broadcasting:

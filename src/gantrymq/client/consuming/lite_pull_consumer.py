@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
@@ -73,6 +74,7 @@ class LitePullConsumer(PullingConsumer):
         broadcasting: bool = False,
         offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
         instance_name: str = DEFAULT_INSTANCE,
+        receive_hooks: Sequence[ReceiveHook] = (),
         namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
@@ -92,6 +94,7 @@ class LitePullConsumer(PullingConsumer):
             hooks=hooks,
         )
         self._auto_commit = auto_commit
+        self._receive_hooks = list(receive_hooks)
         self._data: ConsumerData | None = None
         self._parts: _Parts | None = None
         self._ready: deque[tuple[ProcessQueue, MessageExt]] = deque()
@@ -246,6 +249,10 @@ class LitePullConsumer(PullingConsumer):
         held = self._parts.queues.process_queues if self._parts else []
         return {self._user_queue(process_queue.queue) for process_queue in held if process_queue.paused}
 
+    def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each queue are stored and not yet consumed, as of the last pull."""
+        return self._lag(self._parts.queues) if self._parts is not None else {}
+
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset of a queue; None when there is none."""
         return await self._started().queues.offset_store.read(self._wire_queue(queue))
@@ -257,7 +264,14 @@ class LitePullConsumer(PullingConsumer):
 
         Those of the last poll count as consumed now. For one caller at a time.
         """
-        self._started()
+        client_id = self._started().client.client_id
+        if not self._receive_hooks:
+            return await self._poll(timeout_ms, max_messages)
+        async with receiving(self._receive_hooks, self.group, client_id, self._subscribed_topics) as messages:
+            messages += await self._poll(timeout_ms, max_messages)
+        return messages
+
+    async def _poll(self, timeout_ms: int, max_messages: int) -> list[MessageExt]:
         self._consume_handed_out()
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while not (messages := self._take(max_messages)):

@@ -36,6 +36,8 @@ class ProcessQueue:
     ) -> None:
         self.queue = queue
         self.next_offset = next_offset
+        #: Where the queue ended when it was pulled last.
+        self.max_offset = next_offset
         self.dropped = False
         self.on_room: Callable[[], None] | None = None
         self.counters = counters or TopicCounters()
@@ -91,6 +93,11 @@ class ProcessQueue:
     def commit_offset(self) -> int:
         """The first queue offset that is not dealt with; all before it are."""
         return next(iter(self._pending), self.next_offset)
+
+    @property
+    def lag(self) -> int:
+        """Messages that are stored and not dealt with, as of the last pull."""
+        return max(self.max_offset - self.commit_offset, 0)
 
     @property
     def is_full(self) -> bool:

@@ -170,7 +170,7 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: client.close(deadline.left()))
         offset_store = self._offset_store(client)
         hooks = [*self._consume_hooks, *await self._trace_hooks(stack)]
-        handler = with_hooks(self._handler, hooks, self.group, self._consume_timeout_s)
+        handler = with_hooks(self._handler, hooks, self.group, client.client_id, self._consume_timeout_s)
         locks = HeldLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
         queues = AssignedQueues(
@@ -266,6 +266,10 @@ class PushConsumer(PullingConsumer):
             return set()
         popped = self._parts.popped.queues if self._parts.popped is not None else set()
         return {self._user_queue(queue) for queue in self._parts.queues.queues | popped}
+
+    def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each pulled queue are stored and not yet consumed, as of the last pull."""
+        return self._lag(self._parts.queues) if self._parts is not None else {}
 
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._parts is not None and self._data is not None:

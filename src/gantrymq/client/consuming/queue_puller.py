@@ -115,6 +115,7 @@ class QueuePuller:
         self._client.troubles.over(address)
         self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
+        process_queue.max_offset = result.max_offset
         match result.status:
             case PullStatus.FOUND:
                 return self._found(result, started)

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
@@ -78,6 +79,7 @@ class SimpleConsumer(GroupConsumer):
         *,
         consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
+        receive_hooks: Sequence[ReceiveHook] = (),
         namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
@@ -85,6 +87,7 @@ class SimpleConsumer(GroupConsumer):
         super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
         self._consume_from_where = consume_from_where
         self._max_body_size = max_body_size
+        self._receive_hooks = list(receive_hooks)
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
         self._answers = self._new_answers()
@@ -127,12 +130,15 @@ class SimpleConsumer(GroupConsumer):
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
         deadline = time.monotonic() + await_ms / 1000
-        try:
-            async with asyncio.timeout(await_ms / 1000 + _GRACE_S):
-                return await self._receive(client, max_messages, invisible_ms, deadline)
-        except TimeoutError:
-            asked = ";".join(client.routes.name_servers)
-            raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
+        topics = self._subscribed_topics
+        async with receiving(self._receive_hooks, self.group, client.client_id, topics) as messages:
+            try:
+                async with asyncio.timeout(await_ms / 1000 + _GRACE_S):
+                    messages += await self._receive(client, max_messages, invisible_ms, deadline)
+            except TimeoutError:
+                asked = ";".join(client.routes.name_servers)
+                raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
+        return messages
 
     async def _receive(
         self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float

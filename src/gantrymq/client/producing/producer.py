@@ -31,17 +31,15 @@ from gantrymq.client.producing.outgoing import (
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.request_reply import Requests
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.client.producing.send_hook import SendContext, SendHook, run_hooks
+from gantrymq.client.producing.send_hook import HookedSends, SendHook
 from gantrymq.client.producing.sender import Sender, SendSettings
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_hook import SendTraceHook
 from gantrymq.errors import (
-    BrokerError,
     ClientClosed,
     ClientError,
     GantryError,
     IllegalMessage,
-    RemotingError,
     RequestTimeout,
 )
 from gantrymq.protocol.bodies.heartbeat import ProducerData
@@ -128,7 +126,7 @@ class Producer(Lifecycle):
             "max_message_size": max_message_size,
         }
         self._trace_topic = trace_topic if enable_trace else None
-        self._users_send_hooks = self._send_hooks = list(send_hooks)
+        self._hooked = HookedSends(group, send_hooks)
         self._name_servers = name_servers
         self._ssl_context = ssl_context
         self._hooks = hooks
@@ -149,6 +147,7 @@ class Producer(Lifecycle):
         stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
+        self._hooked.client = client
         self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
         self._sender = Sender(client, self.group, self._settings)
         stack.push_async_callback(self._sender.close)
@@ -156,13 +155,13 @@ class Producer(Lifecycle):
         if self._trace_topic is not None:
             self.trace = TraceDispatcher(self._send_one, self._trace_topic)
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            self._send_hooks = [*self._users_send_hooks, SendTraceHook(self.trace)]
+            self._hooked.trace_hook = SendTraceHook(self.trace)
         if self._batching is not None:
             self._batches = BatchAccumulator(self._send_gathered, *self._batching)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
     def _forget(self) -> None:
-        self._sender = self._batches = self.trace = None
+        self._sender = self._batches = self.trace = self._hooked.trace_hook = None
 
     @property
     def client(self) -> ClientInstance:
@@ -206,7 +205,7 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Also while the producer closes."""
         topic = self._topic(message, queue)
-        if self._send_hooks and topic != self._trace_topic:
+        if self._hooked and topic != self._trace_topic:
             return await self._send_with_hooks(
                 [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
             )
@@ -220,7 +219,7 @@ class Producer(Lifecycle):
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
         topic = self._topic(messages[0], queue)
-        if self._send_hooks:
+        if self._hooked:
             return await self._send_with_hooks(
                 messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
             )
@@ -243,25 +242,36 @@ class Producer(Lifecycle):
         properties, context = message.properties, None
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
-        if self._send_hooks:
-            context = SendContext(self._user_group, [message], [dict(properties)])
-            run_hooks([hook.before_send for hook in self._send_hooks], context)
+        if self._hooked:
+            context = self._hooked.begin([message])
             properties = context.properties[0]
         key = topic, queue if queue is None else self._with_namespace(queue)
         future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
         if context is not None:
-            future.add_done_callback(lambda done: self._after_enqueued(context, done))
+            future.add_done_callback(lambda done: self._hooked.end_with(context, done))
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             await batches.room()
         return future
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
-        self._check_open()
-        outgoing = self._encoder.encode(self._topic(message, queue), message, message.properties)
-        if self._encoder.wants_compression(outgoing):
-            outgoing = await self._encoder.compress(outgoing)
-        await self.sender.send_oneway(outgoing, self._with_namespace(queue))
+        topic, sender = self._topic(message, queue), self.sender
+        context = self._hooked.begin([message]) if self._hooked and topic != self._trace_topic else None
+        properties = message.properties if context is None else context.properties[0]
+        try:
+            outgoing = self._encoder.encode(topic, message, properties)
+            if self._encoder.wants_compression(outgoing):
+                outgoing = await self._encoder.compress(outgoing)
+            address = await sender.send_oneway(outgoing, self._with_namespace(queue))
+            if context is not None:
+                context.oneway, context.msg_id, context.address = True, outgoing.msg_id, address
+        except BaseException as e:
+            if context is not None:
+                context.error = e
+            raise
+        finally:
+            if context is not None:
+                self._hooked.end(context)
 
     async def send_with(
         self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
@@ -357,8 +367,7 @@ class Producer(Lifecycle):
         timeout_ms: int,
         queue: MessageQueue | None,
     ) -> SendResult:
-        context = SendContext(self._user_group, messages, [dict(message.properties) for message in messages])
-        run_hooks([hook.before_send for hook in self._send_hooks], context)
+        context = self._hooked.begin(messages)
         try:
             context.result = await self._send_encoded(encode(context.properties), timeout_ms, queue)
             return context.result
@@ -366,23 +375,7 @@ class Producer(Lifecycle):
             context.error = e
             raise
         finally:
-            self._after_send(context)
-
-    def _after_send(self, context: SendContext) -> None:
-        if context.result is not None and self._sender is not None:
-            context.address = self._sender.client.routes.master_address(context.result.queue.broker_name) or ""
-        elif isinstance(context.error, RemotingError | BrokerError):
-            context.address = context.error.address
-        run_hooks([hook.after_send for hook in self._send_hooks], context)
-
-    def _after_enqueued(self, context: SendContext, done: asyncio.Future[SendResult]) -> None:
-        if done.cancelled():
-            context.error = asyncio.CancelledError()
-        elif (error := done.exception()) is not None:
-            context.error = error
-        else:
-            context.result = done.result()
-        self._after_send(context)
+            self._hooked.end(context)
 
     async def _send_gathered(self, key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
         topic, queue = key

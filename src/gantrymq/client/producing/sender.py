@@ -97,11 +97,13 @@ class Sender:
             return await self._send_to(queue, outgoing, timeout_ms)
         return await self._send_with_retries(outgoing, timeout_ms)
 
-    async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> None:
-        """Sends to `queue`, or to the next in turn, without an answer."""
+    async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
+        """Sends to `queue`, or to the next in turn, without an answer; host:port of its broker."""
         if queue is None:
             queue = (await self._publish_info(outgoing.topic)).select()
-        await self.client.api.send_oneway(await self.broker_address(queue), self._command(queue, outgoing))
+        address = await self.broker_address(queue)
+        await self.client.api.send_oneway(address, self._command(queue, outgoing))
+        return address
 
     async def publish_info(self, topic: str, timeout_ms: int) -> TopicPublishInfo:
         """The topic's queues. Raises IllegalMessage, NoRouteInfo, ClientError, or RequestTimeout after `timeout_ms`."""
