@@ -18,6 +18,7 @@ from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE, QueuePuller, Sink
+from gantrymq.client.lifecycle import Deadline
 from gantrymq.errors import ClientError, ConnectFailed, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import (
@@ -152,17 +153,17 @@ class AssignedQueues:
         await self._committer.stop()
         await asyncio.gather(*(puller.stop() for _, puller in self._queues.values()))
 
-    async def close(self, timeout_s: float) -> None:
-        """After `stop`: commits, gives the locks back, each for so long at most."""
+    async def close(self, deadline: Deadline) -> None:
+        """After `stop`: commits, gives the locks back, as long as there is time."""
         try:
             if self._commits:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(deadline.left()):
                     await self._commit_each()
         except TimeoutError:
             log.warning("the offsets of group %s were not all committed: what was done since is repeated", self._group)
         finally:
             if self._locks is not None:
-                await self._locks.close(timeout_s)
+                await self._locks.close(deadline.left())
             for process_queue in self.process_queues:
                 process_queue.dropped = True
             self._queues.clear()

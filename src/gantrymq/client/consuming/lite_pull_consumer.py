@@ -128,7 +128,7 @@ class LitePullConsumer(PullingConsumer):
             commits_by_pull=self._auto_commit and not self._broadcasting,
             lite=True,
         )
-        stack.push_async_callback(lambda: queues.close(deadline.left()))
+        stack.push_async_callback(queues.close, deadline)
         stack.push_async_callback(queues.stop)
         stack.push_async_callback(relay.close)
         rebalancer = None

@@ -186,7 +186,7 @@ class PushConsumer(PullingConsumer):
             locks=locks,
             finish=consumption.release,
         )
-        stack.push_async_callback(lambda: queues.close(deadline.left()))
+        stack.push_async_callback(queues.close, deadline)
         stack.push_async_callback(lambda: consumption.close(deadline.left()))
         popped: PoppedQueues | None = None
         share: Share = self._share(client, queues.assign)
