@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from cancelling import cancelled_after, in_every_turn
 from leftovers import nothing_left
 from waiting import until
 
@@ -110,33 +111,6 @@ async def members(cluster: ProcessCluster) -> list[str]:
             return await admin.api.consumer_ids(cluster.brokers[0].address, "group")
         except BrokerError:
             return []
-
-
-async def cancelled_after(turns: int, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether it was cancelled: it had not ended after so many turns of the loop."""
-    task = asyncio.ensure_future(work)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-        if task.done():
-            break
-    was_cancelled = task.cancel()
-    outcomes = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(outcomes[0], asyncio.CancelledError | None), outcomes
-    return was_cancelled
-
-
-def turns() -> Iterator[int]:
-    """1, 2, 3, ... and farther apart later. What is cancelled in turn 0 has not begun."""
-    turn = 1
-    while True:
-        yield turn
-        turn += 1 + turn // 10
-
-
-async def in_every_turn(attempt: Callable[[int], Awaitable[bool]]) -> None:
-    for turn in turns():
-        if not await attempt(turn):
-            return
 
 
 @pytest.mark.parametrize("kind", KINDS)
