@@ -122,7 +122,7 @@ async def test_something_else_listens() -> None:
     server = await asyncio.start_server(web, "127.0.0.1", 0)
     finding = only(await diagnose([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"]), Severity.PROBLEM)
     server.close()
-    assert "no NameServer, or one that takes TLS only" in finding.why
+    assert "no NameServer or broker, or one that takes TLS only" in finding.why
 
 
 async def test_one_of_two_is_enough_to_go_on(cluster: EmbeddedCluster) -> None:

@@ -13,6 +13,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.loop_watch import LoopWatch
+from gantrymq.remoting.tls_problems import tls_problem
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
@@ -132,7 +133,8 @@ class RemotingClient:
                 )
         except (OSError, ValueError) as e:
             # TimeoutError and ssl.SSLError are OSErrors.
-            reason = str(e) or self._reason(e)
+            problem = tls_problem(e)
+            reason = "; ".join(problem) if problem is not None else str(e) or self._reason(e)
             raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
         # Named by what was asked for: a host name stays a host name in errors.
         connection.address = address

@@ -262,8 +262,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
-        if self._was_refused_by_tls():
-            message += ". Nothing ever came over its TLS: does the server want a client certificate?"
+        if self._never_heard():
+            message += (
+                ". Nothing ever came over its TLS: does the server want a client certificate (tls.client.certPath)?"
+                if self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
+                else ". Nothing ever came over it: does the server take TLS only (tls.enable=true, --tls-config), or "
+                "is it something else?"
+            )
         self._transport = None
         self._closing = True
         self._wake_writers()
@@ -278,15 +283,9 @@ class Connection(asyncio.Protocol):
         if self._on_close:
             self._on_close(self)
 
-    def _was_refused_by_tls(self) -> bool:
+    def _never_heard(self) -> bool:
         # With TLS 1.3 the handshake has ended for a client before its certificate is looked at.
-        return (
-            not self._is_server
-            and not self._closing
-            and self.last_read == self._opened
-            and self._transport is not None
-            and self._transport.get_extra_info("sslcontext") is not None
-        )
+        return not self._is_server and not self._closing and self.last_read == self._opened
 
     # -- requests of the peer -----------------------------------------------------------------------------------
 

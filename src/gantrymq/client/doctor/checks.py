@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections import defaultdict
 from collections.abc import Iterator
 
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, named
-from gantrymq.errors import BrokerError, ConnectFailed, ConnectionLost, GantryError, ProtocolError, RequestTimeout
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.client.doctor.unreachable import is_tls_problem, why_unreachable
+from gantrymq.errors import GantryError
 from gantrymq.remoting.address import parse_address
 
 #: A broker's clock may differ by so much without a word; it is seen to the second.
@@ -20,53 +19,17 @@ CLOCK_TOLERANCE_S = 10.0
 def check_name_servers(seen: Observation) -> Iterator[Finding]:
     for name_server in seen.name_servers:
         if name_server.error is not None:
-            yield _unreachable_name_server(name_server.address, name_server.error)
+            yield _unreachable_name_server(name_server.address, name_server.error, seen.over_tls)
         else:
             topics = "" if name_server.topics is None else f", topics: {len(name_server.topics)}"
             yield ok(f"NameServer {name_server.address} answers; brokers: {len(name_server.brokers)}{topics}")
     yield from _check_agreement(seen.answering)
 
 
-def _unreachable_name_server(address: str, error: GantryError) -> Finding:
+def _unreachable_name_server(address: str, error: GantryError, over_tls: bool) -> Finding:
     what = f"NameServer {address} can't be used: {error}"
-    if isinstance(error, ConnectFailed | RequestTimeout):
-        why, remedy = _why_unreachable(error)
-        return problem(what, why, remedy.format(server="the NameServer", option="-n (its port is 9876 by default)"))
-    if isinstance(error, BrokerError) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        return problem(
-            what,
-            "it answers, but not to a NameServer's requests: it is a broker.",
-            "Give the address of a NameServer (port 9876 by default), not a broker's (10911).",
-        )
-    if isinstance(error, ConnectionLost | ProtocolError):
-        return problem(
-            what,
-            "something listens there, but it doesn't speak with us: no NameServer, or one that takes TLS only "
-            "(tls.server.mode=enforcing).",
-            "Check the port; for TLS give --tls-config FILE with tls.enable=true.",
-        )
-    return problem(what, "it answers with an error.", "Look into its log.")
-
-
-def _why_unreachable(error: GantryError) -> tuple[str, str]:
-    """Why, and the remedy with places for {server} and {option}."""
-    cause = error.__cause__
-    if isinstance(cause, ConnectionRefusedError):
-        return (
-            "the machine is there, but nobody listens at that port.",
-            "Start {server}, or correct the port in {option}.",
-        )
-    if isinstance(cause, socket.gaierror):
-        return "this machine can't resolve the host name.", "Correct the name in {option}, or make it known here."
-    if isinstance(cause, TimeoutError) or isinstance(error, RequestTimeout):
-        return (
-            "nothing comes back: a wrong address, a firewall, a container's port that isn't published, or a server "
-            "that hangs.",
-            "Try the address from this machine (nc -vz HOST PORT); open the port, or correct {option}.",
-        )
-    if isinstance(cause, ValueError):
-        return "an address is HOST:PORT.", "Correct {option}."
-    return "the network refuses it.", "Check the address in {option}, routes and firewalls."
+    why, remedy = why_unreachable(error, over_tls)
+    return problem(what, why, remedy.format(server="the NameServer", option="-n (its port is 9876 by default)"))
 
 
 def _check_agreement(name_servers: list[NameServerSeen]) -> Iterator[Finding]:
@@ -137,7 +100,7 @@ def check_brokers(seen: Observation) -> Iterator[Finding]:
     yield from _check_shared_addresses(seen.brokers)
     is_local = all(_is_loopback(name_server.address) for name_server in seen.answering)
     for broker in seen.brokers:
-        yield from _check_broker(broker, name_servers_are_local=is_local)
+        yield from _check_broker(broker, name_servers_are_local=is_local, over_tls=seen.over_tls)
     yield from _check_versions(seen.brokers)
 
 
@@ -165,10 +128,10 @@ def _check_shared_addresses(brokers: list[BrokerSeen]) -> Iterator[Finding]:
             )
 
 
-def _check_broker(broker: BrokerSeen, *, name_servers_are_local: bool) -> Iterator[Finding]:
+def _check_broker(broker: BrokerSeen, *, name_servers_are_local: bool, over_tls: bool) -> Iterator[Finding]:
     own_machine_only = _is_loopback(broker.address) and not name_servers_are_local
     if broker.error is not None:
-        yield _unreachable_broker(broker, broker.error, own_machine_only=own_machine_only)
+        yield _unreachable_broker(broker, broker.error, own_machine_only=own_machine_only, over_tls=over_tls)
         return
     name = broker.config.get("brokerName", broker.name)
     if name != broker.name:
@@ -195,16 +158,16 @@ def _check_broker(broker: BrokerSeen, *, name_servers_are_local: bool) -> Iterat
         )
 
 
-def _unreachable_broker(broker: BrokerSeen, error: GantryError, *, own_machine_only: bool) -> Finding:
+def _unreachable_broker(broker: BrokerSeen, error: GantryError, *, own_machine_only: bool, over_tls: bool) -> Finding:
     what = f"{broker.label} can't be reached at {broker.address}, the address that it advertises: {error}"
     if own_machine_only:
         why = "that address is the broker's own machine, as seen from itself. From here it leads to this machine."
         remedy = "Set brokerIP1 to an address that clients reach, and restart the broker."
     else:
-        reason, remedy = _why_unreachable(error)
+        reason, remedy = why_unreachable(error, over_tls)
         why = f"the NameServers send every client there; {reason}"
         remedy = remedy.format(server="the broker", option="brokerIP1 and listenPort of the broker")
-        if _is_private(broker.address):
+        if _is_private(broker.address) and not is_tls_problem(error, over_tls):
             remedy += (
                 " In a container the broker advertises the container's address unless brokerIP1 says otherwise: set it "
                 "to the host's and publish listenPort under the same number."

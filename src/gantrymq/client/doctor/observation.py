@@ -85,6 +85,8 @@ class Observation:
     topic: str | None
     name_servers: list[NameServerSeen]
     brokers: list[BrokerSeen] = field(default_factory=list)
+    #: Whether they were asked with TLS.
+    over_tls: bool = False
 
     @property
     def answering(self) -> list[NameServerSeen]:
@@ -98,6 +100,7 @@ async def observe(
     seen = Observation(
         topic,
         await asyncio.gather(*(_name_server(address, topic, ssl_context, timeout_ms) for address in name_servers)),
+        over_tls=ssl_context is not None,
     )
     found = {
         (broker.cluster, name, broker_id, address): None

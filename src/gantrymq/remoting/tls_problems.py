@@ -1,0 +1,57 @@
+"""Why a TLS connection can't be made, and which option changes it: for errors and for `gantry doctor`."""
+
+from __future__ import annotations
+
+import ssl
+from typing import NamedTuple
+
+# X509_V_ERR_* of OpenSSL.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_UNKNOWN_SIGNERS = (18, 19, 20, 21)
+_OTHER_NAMES = (62, 64)
+
+
+class TlsProblem(NamedTuple):
+    why: str
+    remedy: str
+
+
+def tls_problem(error: BaseException | None) -> TlsProblem | None:
+    """What the `error` of a client's handshake means; None when it isn't one of TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _of_certificate(error)
+    if isinstance(error, ssl.SSLError):
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            return TlsProblem(
+                "what listens there doesn't speak TLS",
+                "connect without TLS (no tls.enable=true, --tls-config or ssl_context), or correct the port",
+            )
+        return TlsProblem(
+            f"the TLS handshake failed: {error.reason or error}",
+            "both sides need a TLS version and a cipher in common; the server's log may say more",
+        )
+    return None
+
+
+def _of_certificate(error: ssl.SSLCertVerificationError) -> TlsProblem:
+    reason = error.verify_message
+    if error.verify_code in _UNKNOWN_SIGNERS:
+        return TlsProblem(
+            f"the server's certificate is signed by nobody whom this side trusts ({reason})",
+            "name who signed it in tls.client.trustCertPath, or in the ssl_context (cafile)",
+        )
+    if error.verify_code in _OTHER_NAMES:
+        return TlsProblem(
+            f"the server's certificate is for another name or address ({reason.rstrip('.')})",
+            "make one whose subjectAltName has what clients connect to, a broker's brokerIP1 for one, connect by the "
+            "name that it has, or leave the name out of it (tls.client.checkServerName=false)",
+        )
+    if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return TlsProblem(
+            f"the server's certificate is out of its time ({reason})",
+            "give the server a new one (it needs no restart), or set the clock of the machine that is wrong",
+        )
+    return TlsProblem(
+        f"the server's certificate can't be trusted: {reason}",
+        "correct the certificate, or what is trusted in tls.client.trustCertPath",
+    )
