@@ -119,6 +119,9 @@ class Client:
             raise RuntimeError(f"{self._kind} ended with status {self._process.returncode}")
         return output.decode()
 
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

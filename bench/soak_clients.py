@@ -45,14 +45,18 @@ RECORD = Struct("<BI")
 
 
 class Records:
-    """Appends to a file now and then; `add` costs next to nothing."""
+    """Appends to a file now and then, so that `add` costs next to nothing; or at once, before this process can be
+    killed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, at_once: bool) -> None:
         self._file = path.open("ab", buffering=0)
         self._new = bytearray()
+        self._at_once = at_once
 
     def add(self, key: int, number: int) -> None:
         self._new += RECORD.pack(key, number)
+        if self._at_once:
+            self._write()
 
     async def write_on(self) -> None:
         """Until it is cancelled; then what is left."""
@@ -68,10 +72,18 @@ class Records:
         self._file.write(new)
 
 
-async def produce(names: str, number: int, rate: float, until: float, records: Records) -> None:
-    """One producer: its own keys, each key's messages one after the other; number 0 is there already."""
+def acknowledged(path: Path) -> dict[int, int]:
+    """How many messages of each key were acknowledged by now, as a load that was killed wrote them down; number 0 is
+    there from the beginning."""
+    counts = dict.fromkeys(range(KEYS), 1)
+    for key, number in RECORD.iter_unpack(path.read_bytes()):
+        counts[key] = number + 1
+    return counts
+
+
+async def produce(names: str, number: int, rate: float, until: float, sent: dict[int, int], records: Records) -> None:
+    """One producer: its own keys, each key's messages one after the other."""
     keys = [key for key in range(KEYS) if key % PRODUCERS == number]
-    sent = dict.fromkeys(keys, 1)
     async with Producer(names, "soak-producers") as producer:
         next_at = time.monotonic()
         while time.monotonic() < until:
@@ -169,26 +181,30 @@ class Group:
         return had
 
 
-async def load(names: str, records: Records, rate: float, minutes: float, done: asyncio.Event) -> None:
+async def load(args: argparse.Namespace, records: Records, done: asyncio.Event) -> None:
     """Sends for so long, or until it is told to stop."""
-    until = time.monotonic() + 60 * minutes
-    sending = asyncio.gather(*(produce(names, n, rate / PRODUCERS, until, records) for n in range(PRODUCERS)))
+    until = time.monotonic() + 60 * args.minutes
+    sent = acknowledged(args.records)
+    sending = asyncio.gather(
+        *(produce(args.names, n, args.rate / PRODUCERS, until, sent, records) for n in range(PRODUCERS))
+    )
     stopping = asyncio.create_task(done.wait())
     await asyncio.wait([sending, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if sending.done():
         sending.result()
     sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def run(args: argparse.Namespace) -> None:
     done = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 4096) or done.set())
-    records = Records(args.records)
+    records = Records(args.records, at_once=args.at_once)
     writing = asyncio.create_task(records.write_on())
     try:
         if args.kind == "load":
-            await load(args.names, records, args.rate, args.minutes, done)
+            await load(args, records, done)
         else:
             group = Group(args.names, args.kind, records, done)
             await asyncio.gather(*(group.seat() for _ in range(CONSUMERS)))
@@ -206,6 +222,7 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--at-once", action="store_true", help="write each record before its message is done")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(args))
