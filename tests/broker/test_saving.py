@@ -180,3 +180,17 @@ async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path)
     await asyncio.to_thread(saving.save)
     assert (tmp_path / "table").read_bytes() == b"{2}"
     assert isinstance(table.file, TableFile)
+
+
+def test_all_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    saving = Saving(config(tmp_path), Jobs())
+    for name in ("one.json", "two.json", "three.json"):
+        file = saving.file(tmp_path / name, lambda: b"{}")
+        file.is_changed = True
+        if name != "two.json":
+            # Where the new one is written before it replaces the old one.
+            (tmp_path / f"{name}.tmp").mkdir()
+    with pytest.raises(StoreError, match=r"one\.json.*; .*three\.json") as failed:
+        saving.save()
+    assert "two.json" not in str(failed.value)
+    assert (tmp_path / "two.json").read_bytes() == b"{}"

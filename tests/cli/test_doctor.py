@@ -25,6 +25,7 @@ from gantrymq.client.doctor.checks import CLOCK_TOLERANCE_S
 from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, clock_ahead_s, named
+from gantrymq.clock import now_ms
 from gantrymq.errors import ClientError, ConnectFailed, NoRouteInfo
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
@@ -122,7 +123,7 @@ async def test_something_else_listens() -> None:
     server = await asyncio.start_server(web, "127.0.0.1", 0)
     finding = only(await diagnose([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"]), Severity.PROBLEM)
     server.close()
-    assert "no NameServer or broker, or one that takes TLS only" in finding.why
+    assert "no NameServer or broker, or one that takes TLS" in finding.why
 
 
 async def test_one_of_two_is_enough_to_go_on(cluster: EmbeddedCluster) -> None:
@@ -329,8 +330,8 @@ async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
         await remoting.call(cluster.brokers[0], RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
         finding = await complaint_of(cluster, Severity.PROBLEM, "save tables")
         told = re.fullmatch(
-            rf'broker broker-a \(master\) at {cluster.brokers[0]}: the job "save tables" failed (once|\d+ times), '
-            r"with no success since (\S+ \S+): .*consumerOffset\.json.*",
+            rf'broker broker-a \(master\) at {cluster.brokers[0]}: the job "save tables" failed (once|\d+ times) '
+            r"since the server's start, with no success since (\S+ \S+); the last failure was at \S+ \S+: .*consumerOffset\.json.*",
             finding.what,
         )
         assert told is not None, finding.what
@@ -339,8 +340,22 @@ async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
         # It needs no restart.
         in_the_way.rmdir()
         finding = await complaint_of(cluster, Severity.WARNING, "save tables")
-        assert "and works again" in finding.what
+        told = re.search(r"and works again; the last failure was at (\S+ \S+): ", finding.what)
+        assert told is not None, finding.what
+        assert before <= datetime.fromisoformat(told[1]) <= datetime.now().astimezone()
         await remoting.close()
+
+
+def test_a_job_that_works_again_for_a_while_is_no_warning_any_more() -> None:
+    now = now_ms()
+    runtime = {"job_save-tables_failures": "3", "job_save-tables_failingSinceMs": "0", "job_save-tables_lastError": "E"}
+    recent = seen_broker(runtime=runtime | {"job_save-tables_lastFailureMs": str(now - 60_000)})
+    assert "works again" in only(judge(seen(recent)), Severity.WARNING).what
+    old = seen_broker(runtime=runtime | {"job_save-tables_lastFailureMs": str(now - 3_600_000)})
+    findings = judge(seen(old))
+    assert complaints(findings) == []
+    (told,) = [finding.what for finding in findings if "save tables" in finding.what]
+    assert "failed 3 times since the server's start, and works again; the last failure was at " in told
 
 
 async def test_a_job_of_a_name_server_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

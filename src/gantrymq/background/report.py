@@ -23,7 +23,9 @@ class JobReport:
     failing_since: float | None = None
     #: The same by the wall clock, ms; 0 while all is well.
     failing_since_ms: int = 0
+    #: The last failure and when it was, by the wall clock, ms; 0: never.
     last_error: str = ""
+    last_failure_ms: int = 0
     _failures_in_row: int = 0
     _logged_at: float = 0.0
 
@@ -44,9 +46,10 @@ class JobReport:
         self._failures_in_row += 1
         self.last_duration_s = duration_s
         self.last_error = f"{type(error).__name__}: {error}"
+        self.last_failure_ms = now_ms()
         if self.failing_since is None:
             self.failing_since = self._logged_at = now
-            self.failing_since_ms = now_ms()
+            self.failing_since_ms = self.last_failure_ms
             log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=error)
         elif now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now

@@ -115,16 +115,15 @@ class Saving(Part):
         await self._job.stop()
 
     def save(self) -> None:
-        """Writes what has changed, in this thread. Raises what the first file raises that can't be written."""
-        problem: Exception | None = None
+        """Writes what has changed, in this thread. Raises what the files raise that can't be written."""
+        problems: list[Exception] = []
         for file in self._files:
             if file.is_changed:
                 try:
                     file.write_now()
                 except Exception as e:
-                    problem = problem or e
-        if problem is not None:
-            raise problem
+                    problems.append(e)
+        _raise_all(problems)
 
     def wake(self, after_s: float) -> None:
         self._job.wake(after_s)
@@ -138,16 +137,23 @@ class Saving(Part):
         is_round = loop.time() >= self._next_round
         if is_round:
             self._next_round = loop.time() + self._period_s
-        problem: Exception | None = None
+        problems: list[Exception] = []
         for file in self._files:
             if file.is_urgent or (is_round and file.is_changed):
                 try:
                     await file.write()
                 except Exception as e:
-                    problem = problem or e
-        if problem is not None:
-            raise problem
+                    problems.append(e)
+        _raise_all(problems)
         return max(self._next_round - loop.time(), 0.0)
+
+
+def _raise_all(problems: list[Exception]) -> None:
+    """One error that names every file; nothing when there is none."""
+    if len(problems) > 1:
+        raise StoreError("; ".join(str(problem) or type(problem).__name__ for problem in problems)) from problems[0]
+    if problems:
+        raise problems[0]
 
 
 async def answer_after(written: Awaitable[None], answer: RemotingCommand | None = None) -> RemotingCommand:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from gantrymq.background.failures import JobFailures, failed_jobs
-from gantrymq.client.doctor.finding import Finding, problem, warning
+from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import Observation
+from gantrymq.clock import now_ms
+
+#: A job that failed longer ago than this, and works again, worries nobody any more.
+RECENT_MS = 10 * 60 * 1000
 
 
 def check_jobs(seen: Observation) -> Iterator[Finding]:
@@ -21,18 +25,18 @@ def check_jobs(seen: Observation) -> Iterator[Finding]:
 
 def _failed(server: str, job: JobFailures) -> Finding:
     times = "once" if job.failures == 1 else f"{job.failures} times"
-    what = f'{server}: the job "{job.name}" failed {times}'
-    if job.failing_since_ms is None:
-        return warning(
-            f"{what}, and works again: {job.last_error}",
-            "what it does came late.",
-            "Look into the server's log for when and why.",
+    what = f'{server}: the job "{job.name}" failed {times} since the server\'s start'
+    last = "" if job.last_failure_ms is None else f"; the last failure was at {_time(job.last_failure_ms)}"
+    if job.failing_since_ms is not None:
+        return problem(
+            f"{what}, with no success since {_time(job.failing_since_ms)}{last}: {job.last_error}",
+            "what it does isn't done; it is tried again and again.",
+            "Remove the cause that the error names; the server's log has more. It needs no restart.",
         )
-    return problem(
-        f"{what}, with no success since {_time(job.failing_since_ms)}: {job.last_error}",
-        "what it does isn't done; it is tried again and again.",
-        "Remove the cause that the error names; the server's log has more. It needs no restart.",
-    )
+    what = f"{what}, and works again{last}: {job.last_error}"
+    if job.last_failure_ms is not None and now_ms() - job.last_failure_ms > RECENT_MS:
+        return ok(what)
+    return warning(what, "what it does came late.", "Look into the server's log for why, should it come back.")
 
 
 def _time(ms: int) -> str:

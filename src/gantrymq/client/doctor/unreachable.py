@@ -33,8 +33,8 @@ def why_unreachable(error: GantryError, over_tls: bool) -> tuple[str, str]:
         )
     if isinstance(error, ConnectionLost | ProtocolError):
         return (
-            "something listens there, but it doesn't speak with us: no NameServer or broker, or one that takes TLS only "
-            "(tls.server.mode=enforcing).",
+            "something listens there, but it doesn't speak with us: no NameServer or broker, or one that takes TLS "
+            "only (tls.server.mode=enforcing).",
             "Check the port in {option}; for TLS give --tls-config FILE with tls.enable=true.",
         )
     if isinstance(error, BrokerError):
