@@ -39,6 +39,8 @@ STAY_S = 20.0
 FAIR_S = 15.0
 #: How often records are written, s.
 WRITE_S = 0.1
+#: A send that failed is tried again after so long, s.
+AGAIN_S = 0.1
 
 #: The key and the number of a message.
 RECORD = Struct("<BI")
@@ -96,6 +98,7 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
                     break
                 except GantryError as e:
                     print(f"a send failed, again: {e}", file=sys.stderr)
+                    await asyncio.sleep(AGAIN_S)
             records.add(key, sent[key])
             sent[key] += 1
             next_at += 1 / rate
