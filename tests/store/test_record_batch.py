@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
-from store_support import open_store, small_config
+from store_support import LOG_FILE, UNITS_PER_FILE, crash, open_store, put, read_all, small_config
 
-from gantrymq.errors import RecordError, StoreError
+from gantrymq.errors import RecordError, StoreError, StoreFull
 from gantrymq.protocol.record import encode_host
+from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.record_batch import RecordBatch
 from gantrymq.store.record_crc import has_right_crc
 
 HOSTS = {"IPv4": encode_host("127.0.0.1", 10911), "IPv6": encode_host("::1", 10911)}
-#: More than a file of the queue has units for, and a file of the log has room.
-COUNT = 1500
+#: More than a file of the queue has units for.
+COUNT = 400
 
 
 @pytest.mark.parametrize("with_crc", [False, True], ids=["", "crc"])
@@ -61,4 +64,114 @@ def test_a_record_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="doesn't fit"):
         store.append_batch(batch)
     assert store.queue("orders", 0).max_offset == 0
+    store.close()
+
+
+# -- all or none -----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Dying:
+    """A mapping on which the process is killed when it has written so many bytes."""
+
+    def __init__(self, mapping: mmap.mmap, after: int) -> None:
+        self._mapping = mapping
+        self._left = after
+
+    def __setitem__(self, place: slice, data: memoryview) -> None:
+        written = data[: self._left]
+        self._mapping[place.start : place.start + len(written)] = bytes(written)
+        self._left -= len(written)
+        if len(written) < len(data):
+            raise Killed
+
+
+def batch_of(store: MessageStore, count: int, *, body_size: int = 100) -> RecordBatch:
+    batch = store.begin_batch(store.queue("orders", 0), 0, 0, HOSTS["IPv4"], 0)
+    for n in range(count):
+        batch.add(0, b"%d" % n + bytes(body_size), b"", 0)
+    return batch
+
+
+@pytest.mark.parametrize("used", [0, LOG_FILE // 2, LOG_FILE - 8000, LOG_FILE - 3000], ids=str)
+def test_stands_in_one_file(tmp_path: Path, used: int) -> None:
+    """Where the rest of a file is too short, all of it goes into the next one (`END_OF_FILE`)."""
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    while store.max_physical_offset < used:
+        put(store, queue, bytes(900))
+    before = queue.max_offset
+    batch = batch_of(store, 2 * UNITS_PER_FILE + 3)
+    places = store.append_batch(batch)
+    assert len({place // LOG_FILE for place in [*places, store.max_physical_offset - 1]}) == 1
+    assert [one + size for one, size in zip(places, batch.sizes, strict=True)][:-1] == places[1:]
+    put(store, queue, b"last")
+    assert [record.queue_offset for record in read_all(store, queue)] == list(range(before + len(places) + 1))
+    store.close()
+
+
+@pytest.mark.parametrize("used", [0, LOG_FILE - 3000], ids=str)
+@pytest.mark.parametrize("written", [0, 1, 700, 6000, 10**5, "all"], ids=str)
+def test_a_process_that_is_killed_leaves_all_or_none(tmp_path: Path, used: int, written: int | str) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    put(store, queue, b"first")
+    while store.max_physical_offset < used:
+        put(store, queue, bytes(900))
+    before = queue.max_offset
+    batch = batch_of(store, 2 * UNITS_PER_FILE)
+    size = sum(batch.sizes)
+    store._log.make_room(size)
+    if written != "all":
+        store._log.mapping = Dying(store._log.mapping, min(int(written), size - 1))  # type: ignore[assignment,arg-type]
+        with pytest.raises(Killed):
+            store.append_batch(batch)
+    else:
+        store.append_batch(batch)
+    crash(store)
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    assert queue.max_offset == before + (len(batch) if written == "all" else 0)
+    put(store, queue, b"next")
+    assert [record.queue_offset for record in read_all(store, queue)] == list(range(queue.max_offset))
+    store.close()
+
+
+@pytest.mark.parametrize("directory", ["commitlog", "consumequeue"])
+def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full at the second file: nothing is stored, and it may be stored when there is room."""
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    put(store, queue, bytes(30_000))
+    batch = batch_of(store, 4 * UNITS_PER_FILE)
+    reserve = MappedFile.reserve
+
+    def full(self: MappedFile, start: int, end: int) -> None:
+        if directory in str(self.path) and self.base:
+            raise StoreFull("no room")
+        reserve(self, start, end)
+
+    position = store.max_physical_offset
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "reserve", full)
+        with pytest.raises(StoreFull):
+            store.append_batch(batch)
+        assert queue.max_offset == 1
+        assert [record.body for record in read_all(store, queue)] == [bytes(30_000)]
+    assert position <= store.max_physical_offset <= LOG_FILE
+    store.append_batch(batch)
+    crash(store)
+    store = open_store(tmp_path)
+    assert len(read_all(store, store.queue("orders", 0))) == 1 + len(batch)
+    store.close()
+
+
+def test_a_batch_that_no_file_holds(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(StoreError, match=r"a batch of \d+ bytes doesn't fit into a file of 65536 bytes"):
+        store.append_batch(batch_of(store, 600))
+    assert store.max_physical_offset == 0
     store.close()

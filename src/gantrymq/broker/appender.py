@@ -6,7 +6,7 @@ from gantrymq.broker.long_polling import LongPolling
 from gantrymq.errors import RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
-from gantrymq.protocol.record import Record, encode_host
+from gantrymq.protocol.record import BLANK_SIZE, Record, encode_host
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
 from gantrymq.store import record_crc
@@ -97,7 +97,13 @@ class Appender:
         return result
 
     def append_batch(self, batch: RecordBatch) -> list[int]:
-        """Stores all of a batch; the messages' physical offsets. Raises RequestRefused: no room."""
+        """Stores all of a batch; the messages' physical offsets. Raises RequestRefused: too large, or no room."""
+        size, file_size = sum(batch.sizes), self.store.config.mapped_file_size_commit_log
+        if size + BLANK_SIZE > file_size:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch goes into one file of the log, of {file_size} bytes; this one takes {size}: send several",
+            )
         try:
             offsets = self.store.append_batch(batch)
         except StoreFull as e:

@@ -158,11 +158,43 @@ class ConsumeQueue:
         if self._gone:
             raise StoreError(self._gone)
         base, at = self._place(self.max_offset)
+        self.mapping = self._map_for(base, at, UNIT_SIZE)
+        self.position, self.limit = at, self._files[base].reserved
+
+    def write_behind(self, units: bytes) -> None:
+        """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.
+
+        Raises StoreFull, StoreError. What is there then points to no record, and recovery drops it.
+        """
+        if self._gone:
+            raise StoreError(self._gone)
+        pieces = []
+        begin = 0
+        while begin < len(units):
+            base, at = self._place(self.max_offset + begin // UNIT_SIZE)
+            piece = units[begin : begin + self._file_size - at]
+            pieces.append((base, at, piece))
+            begin += len(piece)
+        # Room for all of them first, as it is what may lack.
+        for base, at, piece in pieces:
+            self._map_for(base, at, len(piece))
+        for base, at, piece in pieces:
+            self._map(self._files[base])[at : at + len(piece)] = piece
+
+    def count_written(self, count: int) -> None:
+        """The units that `write_behind` has written are those of messages."""
+        self.max_offset += count
+        # The next one looks for its place itself.
+        self.mapping = None
+        self.position = self.limit = 0
+
+    def _map_for(self, base: int, at: int, size: int) -> mmap.mmap:
+        """The mapping of a file, with blocks for so many bytes at a place in it. Raises StoreFull, StoreError."""
         file = self._file(base)
         mapping = self._map(file)
-        if file.reserved < at + UNIT_SIZE:
-            file.reserve(at, at + _RESERVE)
-        self.mapping, self.position, self.limit = mapping, at, file.reserved
+        if file.reserved < at + size:
+            file.reserve(at, at + max(size, _RESERVE))
+        return mapping
 
     def _file(self, base: int) -> MappedFile:
         file = self._files.get(base)
@@ -282,11 +314,7 @@ class ConsumeQueue:
 
     def _write(self, offset: int, unit: bytes) -> None:
         base, at = self._place(offset)
-        file = self._file(base)
-        mapping = self._map(file)
-        if file.reserved < at + UNIT_SIZE:
-            file.reserve(at, at + _RESERVE)
-        mapping[at : at + UNIT_SIZE] = unit
+        self._map_for(base, at, UNIT_SIZE)[at : at + UNIT_SIZE] = unit
 
     def unflushed_from(self, offset: int) -> None:
         """The units from there on may not be on the disk."""

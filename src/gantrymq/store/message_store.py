@@ -280,7 +280,7 @@ class MessageStore:
     def append_batch(self, batch: RecordBatch) -> list[int]:
         """Stores all of a batch, one message behind the other in its queue; returns their physical offsets.
 
-        Raises as `append` does; the first of them may be stored then.
+        Raises as `append` does; then nothing is stored. See `record_batch.append_batch` for what a crash leaves.
         """
         return append_batch(self._log, self._dirty, batch)
 

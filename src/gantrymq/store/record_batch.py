@@ -2,12 +2,11 @@
 
 They are encoded one by one, before anybody knows where they will stand; that takes most of the time and may be spread
 over as long as it needs. `append_batch` then puts their places in and copies them, 0.5 us a record in place of 6 us,
-so that they get successive queue offsets in one short step.
+so that they get successive queue offsets in one short step, in one file of the log.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate, chain, repeat
@@ -15,11 +14,10 @@ from struct import Struct
 from struct import error as StructError
 from time import time
 
-from gantrymq.errors import RecordError
-from gantrymq.protocol.record import HOST_SIZE_V4, encode_record, offset_of
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, encode_record, offset_of
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 
@@ -92,76 +90,58 @@ class RecordBatch:
 
 
 def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch) -> list[int]:
-    """Puts all of a batch at the end of its queue and into the log; returns the records' physical offsets.
+    """Puts a batch at the end of its queue and into one file of the log; returns the records' physical offsets.
 
-    Raises StoreFull or StoreError where there is no room; the first of the records may be stored then.
+    Raises StoreFull or StoreError where there is no room; then nothing is stored. When the process is killed meanwhile,
+    recovery finds all of the records or none. After a power failure the log ends at the first record that isn't whole:
+    of a batch that nobody was told to be on the disk that may be any (as it is with Java's store).
     """
     queue, sizes = batch.queue, batch.sizes
+    count, size = len(sizes), sum(sizes)
+    if size + BLANK_SIZE > log.file_size:
+        raise StoreError(f"a batch of {size} bytes doesn't fit into a file of {log.file_size} bytes")
+    if log.position + size > log.limit:
+        log.make_room(size)
     now = int(time() * 1000)
-    # Of the n-th record the end, counted from the beginning of the first.
-    ends = list(accumulate(sizes))
-    offsets: list[int] = []
-    first, count = 0, len(batch)
-    while first < count:
-        if queue.position >= queue.limit:
-            queue.make_room()
-        # The flusher's thread may take the room away: what was there before may still be written to.
-        limit = log.limit
-        if log.position + sizes[first] > limit:
-            log.make_room(sizes[first])
-            continue
-        begun = ends[first] - sizes[first]
-        last = min(
-            first + (queue.limit - queue.position) // UNIT_SIZE,
-            bisect_right(ends, begun + limit - log.position, first),
-            count,
-        )
-        places = list(accumulate(sizes[first : last - 1], initial=log.position))
-        _append_piece(log, queue, batch, first, places, now)
-        if not queue.dirty:
-            queue.dirty = True
-            dirty.append(queue)
-        offsets += places
-        first = last
-    return offsets
-
-
-def _append_piece(
-    log: CommitLog, queue: ConsumeQueue, batch: RecordBatch, first: int, places: list[int], now: int
-) -> None:
-    """Appends the records from the n-th on, for which there is room, at these physical offsets."""
-    count = len(places)
-    records, sizes = batch.records[first : first + count], batch.sizes[first : first + count]
-    data = bytearray().join(records)
-    starts = [place - places[0] for place in places]
-    queue_offsets = range(queue.max_offset, queue.max_offset + count)
-    _each(
-        map(
-            _PLACES.pack_into,
-            repeat(data),
-            [start + _PLACES_AT for start in starts],
-            queue_offsets,
-            places,
-        )
-    )
-    _each(map(_TIMESTAMP.pack_into, repeat(data), [start + batch.timestamp_at for start in starts], repeat(now)))
-    if batch.with_crc:
-        data = bytearray().join(
-            fill_crc(bytes(data[start : start + size])) for start, size in zip(starts, sizes, strict=True)
-        )
-    units = Struct(">" + count * "qiq").pack(
-        *chain.from_iterable(zip(places, sizes, batch.tags_codes[first : first + count], strict=True))
-    )
+    places = list(accumulate(sizes[:-1], initial=log.position))
+    data = _placed(batch, places, now)
+    units = Struct(">" + count * "qiq").pack(*chain.from_iterable(zip(places, sizes, batch.tags_codes, strict=True)))
+    queue.write_behind(units)
     # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
-    assert queue.mapping is not None
-    assert log.mapping is not None
-    queue.mapping[queue.position : queue.position + len(units)] = units
-    start = places[0] - log.base
-    log.mapping[start : start + len(data)] = data
-    queue.position += len(units)
-    queue.max_offset += count
-    log.position += len(data)
+    _write(log, data)
+    queue.count_written(count)
+    if not queue.dirty:
+        queue.dirty = True
+        dirty.append(queue)
+    log.position += size
     log.store_timestamp = now
+    return places
+
+
+def _placed(batch: RecordBatch, places: list[int], now: int) -> bytearray:
+    """The records, side by side, as they are at the end of their queue and at these physical offsets."""
+    data = bytearray().join(batch.records)
+    starts = [place - places[0] for place in places]
+    first = batch.queue.max_offset
+    queue_offsets = range(first, first + len(places))
+    _each(map(_PLACES.pack_into, repeat(data), [start + _PLACES_AT for start in starts], queue_offsets, places))
+    _each(map(_TIMESTAMP.pack_into, repeat(data), [start + batch.timestamp_at for start in starts], repeat(now)))
+    if not batch.with_crc:
+        return data
+    return bytearray().join(
+        fill_crc(bytes(data[start : start + size])) for start, size in zip(starts, batch.sizes, strict=True)
+    )
+
+
+def _write(log: CommitLog, data: bytearray) -> None:
+    """Writes records at the log's end, so that they are all there or none, wherever the process is killed.
+
+    Size and magic number of the first come last: without them the log ends before it, and recovery clears what follows.
+    """
+    assert log.mapping is not None
+    start, view = log.position - log.base, memoryview(data)
+    log.mapping[start + BLANK_SIZE : start + len(data)] = view[BLANK_SIZE:]
+    log.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
 
 
 def _each(results: Iterator[object]) -> None:
