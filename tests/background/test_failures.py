@@ -20,7 +20,13 @@ def test_what_is_told_is_read() -> None:
     for _ in range(3):
         failing.failed(OSError("no space left"), 1.0, log)
     assert failed_jobs(failure_fields([well, again, failing])) == [
-        JobFailures("register with 127.0.0.1:9876", 3, failing.failing_since_ms, "OSError: no space left", failing.last_failure_ms),
+        JobFailures(
+            "register with 127.0.0.1:9876",
+            3,
+            failing.failing_since_ms,
+            "OSError: no space left",
+            failing.last_failure_ms,
+        ),
         JobFailures("works again", 1, None, "OSError: once", again.last_failure_ms),
     ]
 

@@ -331,7 +331,8 @@ async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
         finding = await complaint_of(cluster, Severity.PROBLEM, "save tables")
         told = re.fullmatch(
             rf'broker broker-a \(master\) at {cluster.brokers[0]}: the job "save tables" failed (once|\d+ times) '
-            r"since the server's start, with no success since (\S+ \S+); the last failure was at \S+ \S+: .*consumerOffset\.json.*",
+            r"since the server's start, with no success since (\S+ \S+); the last failure was at \S+ \S+: "
+            r".*consumerOffset\.json.*",
             finding.what,
         )
         assert told is not None, finding.what

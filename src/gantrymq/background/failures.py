@@ -1,7 +1,8 @@
 """Which jobs of a server failed, as it tells in fields of an answer, and as `gantry doctor` reads them.
 
 `job_NAME_failures` says how often since the start, `job_NAME_failingSinceMs` since when it does nothing else (0: it
-works again), `job_NAME_lastError` the last reason, `job_NAME_lastFailureMs` its time. A NAME's spaces are hyphens. Jobs that never failed aren't told.
+works again), `job_NAME_lastError` the last reason and `job_NAME_lastFailureMs` its time. A NAME's spaces are hyphens.
+Jobs that never failed aren't told.
 """
 
 from __future__ import annotations
