@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -54,7 +56,7 @@ async def cancel_at_every_turn(
     """Cancels `call` after 1, 2, 3, ... turns, until it isn't cancelled any more.
 
     Each time it is that of another object, which `new` makes and opens; which works afterwards, as `still_works` tries,
-    and leaves nothing behind when it is closed.
+    and leaves nothing behind when it is closed. Python warns of nothing.
     """
 
     async def attempt(turn: int) -> bool:
@@ -67,4 +69,8 @@ async def cancel_at_every_turn(
             e.add_note(f"cancelled in turn {turn}")
             raise
 
-    await in_every_turn(attempt)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        await in_every_turn(attempt)
+        gc.collect()
+    assert not told, [str(warning.message) for warning in told]

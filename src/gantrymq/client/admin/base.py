@@ -146,7 +146,7 @@ class AdminBase:
         addresses = list(dict.fromkeys(addresses))
         if len(addresses) == 1:
             return {addresses[0]: await request(addresses[0])}
-        answers = await asyncio.gather(*(_caught(request(address)) for address in addresses))
+        answers = await asyncio.gather(*(_caught(request, address) for address in addresses))
         failed = {a: e for a, e in zip(addresses, answers, strict=True) if isinstance(e, GantryError)}
         done = {a: e for a, e in zip(addresses, answers, strict=True) if not isinstance(e, GantryError)}
         if failed:
@@ -154,9 +154,10 @@ class AdminBase:
         return done
 
 
-async def _caught(request: Awaitable[T]) -> T | GantryError:
+async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | GantryError:
+    # The request is made here: who is cancelled before the first step would leave it unawaited.
     try:
-        return await request
+        return await request(address)
     except GantryError as e:
         return e
 
