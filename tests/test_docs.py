@@ -20,6 +20,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/architecture.md",
     "docs/broker.md",
+    "docs/cli.md",
     "docs/client.md",
     "docs/faq.md",
     "docs/compatibility.md",

@@ -81,10 +81,13 @@ def format_properties(properties: Mapping[str, str]) -> str:
     return "".join(f"{_escape(key, '=: ')}={_escape(properties[key], '')}\n" for key in sorted(properties))
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file so that a crash leaves the old or the new one, never a part. Raises ConfigError."""
+def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Writes a file so that a crash leaves the old or the new one, never a part; see `write_beside`.
+
+    Raises ConfigError.
+    """
     try:
-        write_beside(path, data).replace(path)
+        write_beside(path, data, mode).replace(path)
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror or e}") from e
 

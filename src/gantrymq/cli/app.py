@@ -10,8 +10,9 @@ import typer
 from gantrymq.cli.admin.app import app as admin_app
 from gantrymq.cli.bench import app as bench_app
 from gantrymq.cli.consume import consume
+from gantrymq.cli.context_commands import app as context_app
 from gantrymq.cli.exit_codes import INTERRUPTED
-from gantrymq.cli.options import NameServers, TlsConfigFile
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.cli.pipeline import app as pipeline_app
 from gantrymq.cli.produce import produce
 from gantrymq.cli.store import app as store_app
@@ -27,6 +28,7 @@ app.add_typer(admin_app, name="admin")
 app.add_typer(store_app, name="store")
 app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(bench_app, name="bench")
+app.add_typer(context_app, name="context")
 app.command()(produce)
 app.command()(consume)
 
@@ -78,27 +80,31 @@ def up(
 @app.command()
 def doctor(
     topic: Annotated[str | None, typer.Argument(help="Why can't I send to it, or read it?")] = None,
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
     tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
 ) -> None:
     """Say what is wrong with a cluster, or with a topic, and what to change. Exit code 1 if there is a problem."""
     from gantrymq.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(name_servers, topic, json=json, tls_config=tls_config))
+    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, json=json))
 
 
 @app.command()
 def topology(
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, not until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A line of JSON each time instead of a table.")] = False,
     tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
 ) -> None:
     """Show clusters, brokers, topics and rates, anew each second until Ctrl-C."""
     from gantrymq.cli.topology import run_topology
 
-    run_topology(name_servers, once=once, json=json, tls_config=tls_config)
+    run_topology(find_target(name_servers, context, tls_config, acl_config), once=once, json=json)
 
 
 @app.command()

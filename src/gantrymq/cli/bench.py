@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.output import Output, Table, write
-from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.clock import now_ms
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster under load, with the options of Java's benchmarks.")
@@ -24,7 +24,8 @@ Json = Annotated[bool, typer.Option("--json", help="The figures as one JSON docu
 @app.command("produce")
 def bench_produce(
     topic: Topic = TOPIC,
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     size: Annotated[int, typer.Option("-s", "--messageSize", min=1, help="Bytes of a body.")] = 128,
     workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Requests under way at a time.")] = 64,
     batch: Annotated[int, typer.Option("-b", "--batchSize", min=1, help="Messages of a request.")] = 1,
@@ -45,14 +46,15 @@ def bench_produce(
 
     if batch > 1 and delay_level:
         raise typer.BadParameter("delayed messages can't go in a batch", param_hint="'-e' / '--delayLevel'")
+    target = find_target(name_servers, context, tls_config, acl_config)
     producer = Producer(
-        name_servers,
+        target.name_servers,
         "benchmark_producer",
         enable_trace=trace,
         # As Java's without -c.
         compress_over=1 << 31,
-        ssl_context=tls_context(tls_config),
-        hooks=acl_hooks(acl_config),
+        ssl_context=target.ssl_context,
+        hooks=target.hooks,
     )
     sends = Sends(topic, size, workers, batch, quantity, keys, tag_count, property_size, delay_level)
     figures = run_sends(producer, sends, interval)
@@ -64,7 +66,8 @@ def bench_produce(
 @app.command("consume")
 def bench_consume(
     topic: Topic = TOPIC,
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Messages handled at a time.")] = 20,
     group: Annotated[str, typer.Option("-g", "--group", help="Consumer group.")] = "benchmark_consumer",
     suffix: Annotated[bool, typer.Option("-p", "--groupSuffix", help="Give the group a new name each time.")] = False,
@@ -90,16 +93,18 @@ def bench_consume(
     if filter_type not in ("TAG", "SQL92"):
         raise typer.BadParameter(f"{filter_type!r} is neither TAG nor SQL92", param_hint="'-f' / '--filterType'")
 
+    target = find_target(name_servers, context, tls_config, acl_config)
+
     def consumer(handler: MessageHandler) -> PushConsumer:
         return PushConsumer(
-            name_servers,
+            target.name_servers,
             f"{group}_{now_ms()}" if suffix else group,
             handler,
             concurrency=workers,
             consume_from_where=CONSUME_FROM_FIRST_OFFSET if from_first else CONSUME_FROM_LAST_OFFSET,
             enable_trace=trace,
-            ssl_context=tls_context(tls_config),
-            hooks=acl_hooks(acl_config),
+            ssl_context=target.ssl_context,
+            hooks=target.hooks,
         )
 
     _print(run_reads(consumer, topic, (expression, filter_type), quantity, fail_rate, interval), json=json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gantrymq.cli.admin.values import parse_time
-from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def consume(
     topic: Annotated[str, typer.Argument()],
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     form: Annotated[
         str,
         typer.Option(
@@ -69,9 +70,10 @@ def consume(
     start = _start(offset)
     if group is not None and start.offset is not None:
         raise typer.BadParameter("a group has its own offsets", param_hint="'-o' / '--offset'")
+    target = find_target(name_servers, context, tls_config, acl_config)
     run_consume(
         topic,
-        name_servers,
+        target.name_servers,
         group,
         (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
         start,
@@ -79,8 +81,8 @@ def consume(
         queue_id=queue_id,
         count=count,
         exit_at_end=exit_at_end,
-        ssl_context=tls_context(tls_config),
-        hooks=acl_hooks(acl_config),
+        ssl_context=target.ssl_context,
+        hooks=target.hooks,
     )
 
 

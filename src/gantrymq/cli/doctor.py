@@ -6,24 +6,23 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from gantrymq.cli.options import tls_context
+from gantrymq.cli.options import Target
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding, Severity
 
 _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Severity.PROBLEM: ("XX", "bold red")}
 
 
-def run_doctor(name_servers: str, topic: str | None, *, json: bool, tls_config: Path | None) -> int:
+def run_doctor(target: Target, topic: str | None, *, json: bool) -> int:
     """Prints the findings; 1 if there is a problem among them, else 0."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        findings = runner.run(diagnose(name_servers, topic, ssl_context=tls_context(tls_config)))
+        findings = runner.run(diagnose(target.name_servers, topic, ssl_context=target.ssl_context, hooks=target.hooks))
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,21 @@ import typer
 if TYPE_CHECKING:
     from gantrymq.client.acl_hook import AclHook
 
+DEFAULT_NAME_SERVER = "127.0.0.1:9876"
+
 NameServers = Annotated[
-    str,
-    typer.Option("-n", "--namesrvAddr", envvar="NAMESRV_ADDR", metavar="HOST:PORT;...", help="The NameServers."),
+    str | None,
+    typer.Option(
+        "-n",
+        "--namesrvAddr",
+        metavar="HOST:PORT;...",
+        help="The NameServers.",
+        show_default="the context's, else NAMESRV_ADDR, else the current context's, else 127.0.0.1:9876",
+    ),
+]
+ContextName = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="A cluster of gantry context list; else GANTRY_CONTEXT."),
 ]
 TlsConfigFile = Annotated[
     Path | None,
@@ -36,6 +49,65 @@ AclConfigFile = Annotated[
         "there.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cluster that a command goes to, and the files with what it takes to reach it; `origin` says who named it."""
+
+    name_servers: str
+    tls_config: Path | None
+    acl_config: Path | None
+    origin: str
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """What to connect with; None without TLS. Raises ConfigError."""
+        return tls_context(self.tls_config)
+
+    @property
+    def hooks(self) -> list[AclHook]:
+        """What signs the requests. Raises ConfigError."""
+        return acl_hooks(self.acl_config)
+
+
+def find_target(
+    name_servers: str | None = None,
+    context: str | None = None,
+    tls_config: Path | None = None,
+    acl_config: Path | None = None,
+) -> Target:
+    """Where a command goes, by its options, the environment and the contexts. Raises ConfigError.
+
+    The keys and certificates of a context go to its own cluster, or where `context` is named beside an address: those
+    of the current one are not for whatever NAMESRV_ADDR or -n says.
+    """
+    from gantrymq.cli.contexts import Context, Contexts
+
+    named = context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None)
+    environment = os.environ.get("NAMESRV_ADDR")
+    chosen = Context(DEFAULT_NAME_SERVER)
+    origin = f"neither -n, nor NAMESRV_ADDR, nor a context: {DEFAULT_NAME_SERVER}"
+    if named:
+        chosen, origin = Contexts()[named], f"context {named}"
+    elif name_servers is not None:
+        origin = "-n"
+    elif environment:
+        chosen, origin = Context(environment), "NAMESRV_ADDR"
+    else:
+        contexts = Contexts()
+        if contexts.current is not None:
+            chosen, origin = contexts[contexts.current], f"the current context, {contexts.current}"
+    return Target(
+        chosen.namesrv_addr if name_servers is None else name_servers,
+        tls_config or _path(chosen.tls_config),
+        acl_config or _path(chosen.acl_config),
+        origin,
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def tls_context(path: Path | None) -> ssl.SSLContext | None:

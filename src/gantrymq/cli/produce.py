@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.values import parse_time
-from gantrymq.cli.options import AclConfigFile, NameServers, TlsConfigFile, acl_hooks, tls_context, unescape
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target, unescape
 
 GROUP = "gantry_produce"
 
@@ -19,7 +19,8 @@ def produce(
         list[Path] | None,
         typer.Argument(dir_okay=False, allow_dash=True, help="What to send; standard input without them, or for -."),
     ] = None,
-    name_servers: NameServers = "127.0.0.1:9876",
+    name_servers: NameServers = None,
+    context: ContextName = None,
     delimiter: Annotated[str, typer.Option("-D", "--delimiter", help="Ends a message.")] = r"\n",
     whole: Annotated[bool, typer.Option("--whole", help="Each file is one message, of any bytes.")] = False,
     key_separator: Annotated[
@@ -88,14 +89,15 @@ def produce(
         deliver_at_ms=None if deliver_at is None else parse_time(deliver_at, "'--deliver-at'"),
         properties=given,
     )
+    target = find_target(name_servers, context, tls_config, acl_config)
     producer = Producer(
-        name_servers,
+        target.name_servers,
         group,
         linger_ms=LINGER_MS,
         batch_size=BATCH_SIZE,
         buffer_bytes=BUFFER_BYTES,
-        ssl_context=tls_context(tls_config),
-        hooks=acl_hooks(acl_config),
+        ssl_context=target.ssl_context,
+        hooks=target.hooks,
     )
     raise typer.Exit(
         run_produce(

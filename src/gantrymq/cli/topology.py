@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -16,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gantrymq.cli.options import tls_context
+from gantrymq.cli.options import Target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError
@@ -26,14 +25,16 @@ REFRESH_INTERVAL_S = 1.0
 TIMEOUT_MS = 2000
 
 
-def run_topology(name_servers: str, *, once: bool, json: bool, tls_config: Path | None) -> None:
+def run_topology(target: Target, *, once: bool, json: bool) -> None:
     """Prints the cluster, once or until Ctrl-C. Raises a GantryError when no NameServer answers at first."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(name_servers, once, json, tls_config))
+        runner.run(_run(target, once, json))
 
 
-async def _run(name_servers: str, once: bool, json: bool, tls_config: Path | None) -> None:
-    async with AdminClient(name_servers, ssl_context=tls_context(tls_config), timeout_ms=TIMEOUT_MS) as admin:
+async def _run(target: Target, once: bool, json: bool) -> None:
+    async with AdminClient(
+        target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks, timeout_ms=TIMEOUT_MS
+    ) as admin:
         topology = Topology(admin)
         brokers = await topology.look()
         # A pipe has no width: no name is cut there.

@@ -26,7 +26,7 @@ Source = Annotated[str, typer.Option("-f", "--fromBroker", help="HOST:PORT.")]
 Target = Annotated[str, typer.Option("-t", "--toBroker", help="HOST:PORT.")]
 
 
-@command(app, "createUser", without_name_server=True)
+@command(app, "createUser")
 async def create_user(
     admin: AdminClient,
     username: Username,
@@ -41,7 +41,7 @@ async def create_user(
     return _done("create user", addresses)
 
 
-@command(app, "updateUser", without_name_server=True)
+@command(app, "updateUser")
 async def update_user(
     admin: AdminClient,
     username: Username,
@@ -59,7 +59,7 @@ async def update_user(
     return _done("update user", addresses)
 
 
-@command(app, "deleteUser", without_name_server=True)
+@command(app, "deleteUser")
 async def delete_user(admin: AdminClient, username: Username, cluster: Cluster = None, broker: Broker = None) -> Output:
     """Delete user from cluster."""
     addresses = await _targets(admin, cluster, broker)
@@ -67,7 +67,7 @@ async def delete_user(admin: AdminClient, username: Username, cluster: Cluster =
     return _done("delete user", addresses)
 
 
-@command(app, "getUser", without_name_server=True)
+@command(app, "getUser")
 async def get_user(admin: AdminClient, username: Username, cluster: Cluster = None, broker: Broker = None) -> Output:
     """Get user from cluster."""
     for address in await _masters(admin, cluster, broker):
@@ -77,7 +77,7 @@ async def get_user(admin: AdminClient, username: Username, cluster: Cluster = No
     return Output([], [f"no broker that was asked has user {username}"])
 
 
-@command(app, "listUser", without_name_server=True)
+@command(app, "listUser")
 async def list_user(
     admin: AdminClient,
     cluster: Cluster = None,
@@ -92,7 +92,7 @@ async def list_user(
     return Output([], ["no user"])
 
 
-@command(app, "copyUser", without_name_server=True)
+@command(app, "copyUser")
 async def copy_user(
     admin: AdminClient,
     broker: Source,
@@ -129,14 +129,14 @@ def _acl_command(name: str, what: str, change: Callable[[AdminClient, list[str],
         return _done(what, addresses)
 
     change_acl.__doc__ = f"{what.capitalize()} to cluster."
-    command(app, name, without_name_server=True)(change_acl)
+    command(app, name)(change_acl)
 
 
 _acl_command("createAcl", "create acl", AdminClient.create_acl)
 _acl_command("updateAcl", "update acl", AdminClient.update_acl)
 
 
-@command(app, "deleteAcl", without_name_server=True)
+@command(app, "deleteAcl")
 async def delete_acl(
     admin: AdminClient,
     subject: Subject,
@@ -150,14 +150,14 @@ async def delete_acl(
     return _done("delete acl", addresses)
 
 
-@command(app, "getAcl", without_name_server=True)
+@command(app, "getAcl")
 async def get_acl(admin: AdminClient, subject: Subject, cluster: Cluster = None, broker: Broker = None) -> Output:
     """Get acl from cluster."""
     found = [await admin.acl(address, subject) for address in await _masters(admin, cluster, broker)]
     return _acls([acl for acl in found if acl is not None])
 
 
-@command(app, "listAcl", without_name_server=True)
+@command(app, "listAcl")
 async def list_acl(
     admin: AdminClient,
     cluster: Cluster = None,
@@ -172,7 +172,7 @@ async def list_acl(
     return _acls(acls)
 
 
-@command(app, "copyAcl", without_name_server=True)
+@command(app, "copyAcl")
 async def copy_acl(
     admin: AdminClient,
     broker: Source,

@@ -57,7 +57,7 @@ async def cluster_list(
     return listing(rows, columns)
 
 
-@command(app, "brokerStatus", without_name_server=True)
+@command(app, "brokerStatus")
 async def broker_status(admin: AdminClient, cluster: Cluster = None, broker: Broker = None) -> Output:
     """Fetch broker runtime status data."""
     one_target(cluster, broker)
@@ -67,7 +67,7 @@ async def broker_status(admin: AdminClient, cluster: Cluster = None, broker: Bro
     return Output(infos, parts)
 
 
-@command(app, "getBrokerConfig", without_name_server=True)
+@command(app, "getBrokerConfig")
 async def get_broker_config(admin: AdminClient, cluster: Cluster = None, broker: Broker = None) -> Output:
     """Get broker config by cluster or special broker."""
     one_target(cluster, broker)
@@ -77,7 +77,7 @@ async def get_broker_config(admin: AdminClient, cluster: Cluster = None, broker:
     return Output(configs, parts)
 
 
-@command(app, "updateBrokerConfig", without_name_server=True)
+@command(app, "updateBrokerConfig")
 async def update_broker_config(
     admin: AdminClient,
     key: Annotated[str, typer.Option("-k", "--key", help="Key.")],
@@ -101,7 +101,7 @@ async def update_broker_config(
     )
 
 
-@command(app, "cleanExpiredCQ", without_name_server=True)
+@command(app, "cleanExpiredCQ")
 async def clean_expired_cq(
     admin: AdminClient,
     broker: Broker = None,
@@ -113,7 +113,7 @@ async def clean_expired_cq(
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
 
-@command(app, "deleteExpiredCommitLog", without_name_server=True)
+@command(app, "deleteExpiredCommitLog")
 async def delete_expired_commit_log(
     admin: AdminClient,
     broker: Broker = None,
@@ -125,7 +125,7 @@ async def delete_expired_commit_log(
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
 
-@command(app, "cleanUnusedTopic", without_name_server=True)
+@command(app, "cleanUnusedTopic")
 async def clean_unused_topic(
     admin: AdminClient,
     broker: Broker = None,
@@ -137,7 +137,7 @@ async def clean_unused_topic(
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
 
-@command(app, "brokerConsumeStats", without_name_server=True)
+@command(app, "brokerConsumeStats")
 async def broker_consume_stats(
     admin: AdminClient,
     broker: Annotated[str, typer.Option("-b", "--brokerAddr", help="HOST:PORT.")],
@@ -180,7 +180,7 @@ async def broker_consume_stats(
     return Output({"queues": rows, "totalDiff": total}, [shown, f"Diff Total: {total}"])
 
 
-@command(app, "producer", without_name_server=True)
+@command(app, "producer")
 async def producer(
     admin: AdminClient, broker: Annotated[str, typer.Option("-b", "--broker", help="HOST:PORT.")]
 ) -> Output:
@@ -209,7 +209,7 @@ async def producer(
     )
 
 
-@command(app, "queryCq", without_name_server=True)
+@command(app, "queryCq")
 async def query_cq(
     admin: AdminClient,
     topic: Topic,

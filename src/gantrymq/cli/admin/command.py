@@ -16,7 +16,7 @@ import typer
 import uvloop
 
 from gantrymq.cli.admin.output import Output, write
-from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, tls_context
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError, GantryError
 
@@ -32,18 +32,13 @@ Broker = Annotated[str | None, typer.Option("-b", "--brokerAddr", help="This bro
 Topic = Annotated[str, typer.Option("-t", "--topic", help="Topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="Consumer group.")]
 
-_NAME_SERVERS = Annotated[
-    str | None,
-    typer.Option("-n", "--namesrvAddr", envvar="NAMESRV_ADDR", metavar="HOST:PORT;...", help="NameServers."),
-]
 _JSON = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
 
 
-def command(app: typer.Typer, name: str, *, without_name_server: bool = False) -> Callable[[AdminCommand[P]], None]:
+def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
     """Makes the function the command `name`; its docstring is the help, its parameters after the first the options.
 
-    A command that gets along `without_name_server` needs `-n` only when it isn't given a broker's address, its
-    parameter `broker`. One that has the parameter `interval` (seconds) is repeated, if that isn't 0.
+    One that has the parameter `interval` (seconds) is repeated, if that isn't 0.
     """
 
     def register(function: AdminCommand[P]) -> None:
@@ -51,18 +46,21 @@ def command(app: typer.Typer, name: str, *, without_name_server: bool = False) -
         _, *options = signature.parameters.values()
 
         def run(
-            name_servers: str | None, json: bool, tls_config: Path | None, acl_config: Path | None, **values: Any
+            name_servers: str | None,
+            context: str | None,
+            json: bool,
+            tls_config: Path | None,
+            acl_config: Path | None,
+            **values: Any,
         ) -> None:
-            if not name_servers and not (without_name_server and values["broker"]):
-                raise typer.BadParameter("give it, or set NAMESRV_ADDR", param_hint="'-n' / '--namesrvAddr'")
+            target = find_target(name_servers, context, tls_config, acl_config)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                admin = AdminClient(
-                    name_servers or "", ssl_context=tls_context(tls_config), hooks=acl_hooks(acl_config)
-                )
+                admin = AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks)
                 runner.run(_run(function, admin, json, values))
 
         common = [
-            inspect.Parameter("name_servers", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_NAME_SERVERS),
+            inspect.Parameter("name_servers", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=NameServers),
+            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ContextName),
             inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON),
             inspect.Parameter("tls_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TlsConfigFile),
             inspect.Parameter("acl_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AclConfigFile),

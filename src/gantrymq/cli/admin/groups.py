@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 _TRUE, _FALSE = TrueFalse.TRUE, TrueFalse.FALSE
 
 
-@command(app, "updateSubGroup", without_name_server=True)
+@command(app, "updateSubGroup")
 async def update_sub_group(
     admin: AdminClient,
     group: Group,
@@ -66,7 +66,7 @@ async def update_sub_group(
     )
 
 
-@command(app, "updateSubGroupList", without_name_server=True)
+@command(app, "updateSubGroupList")
 async def update_sub_group_list(
     admin: AdminClient,
     file: Annotated[Path, typer.Option("-f", "--filename", help="A JSON list of SubscriptionGroupConfig objects.")],
@@ -84,7 +84,7 @@ async def update_sub_group_list(
     )
 
 
-@command(app, "deleteSubGroup", without_name_server=True)
+@command(app, "deleteSubGroup")
 async def delete_sub_group(
     admin: AdminClient,
     group: Group,
@@ -101,7 +101,7 @@ async def delete_sub_group(
     )
 
 
-@command(app, "setConsumeMode", without_name_server=True)
+@command(app, "setConsumeMode")
 async def set_consume_mode(
     admin: AdminClient,
     topic: Annotated[str, typer.Option("-t", "--topicName", help="Topic.")],

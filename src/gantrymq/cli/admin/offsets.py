@@ -20,7 +20,7 @@ Group = Annotated[str, typer.Option("-g", "--group", help="Consumer group.")]
 Force = Annotated[TrueFalse, typer.Option("-f", "--force", help="false: no queue goes forward.")]
 
 
-@command(app, "resetOffsetByTime", without_name_server=True)
+@command(app, "resetOffsetByTime")
 async def reset_offset_by_time(
     admin: AdminClient,
     group: Group,

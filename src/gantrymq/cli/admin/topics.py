@@ -26,7 +26,7 @@ _UNIT_SUB = 2
 Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.")]
 
 
-@command(app, "updateTopic", without_name_server=True)
+@command(app, "updateTopic")
 async def update_topic(
     admin: AdminClient,
     topic: Topic,
@@ -62,7 +62,7 @@ async def update_topic(
     return Output({"topicConfig": config, "brokers": addresses, "orderConf": order_conf}, lines)
 
 
-@command(app, "updateTopicList", without_name_server=True)
+@command(app, "updateTopicList")
 async def update_topic_list(
     admin: AdminClient,
     file: Annotated[Path, typer.Option("-f", "--filename", help="A JSON list of TopicConfig objects.")],
@@ -97,7 +97,7 @@ async def delete_topic(
     )
 
 
-@command(app, "updateTopicPerm", without_name_server=True)
+@command(app, "updateTopicPerm")
 async def update_topic_perm(
     admin: AdminClient, topic: Topic, perm: Permission, cluster: Cluster = None, broker: Broker = None
 ) -> Output:

@@ -13,6 +13,7 @@ from gantrymq.client.doctor.observation import Observation, observe
 from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import PROTOCOL_VERSION
+from gantrymq.remoting.connection import RpcHook
 
 
 async def diagnose(
@@ -20,9 +21,10 @@ async def diagnose(
     topic: str | None = None,
     *,
     ssl_context: ssl.SSLContext | None = None,
+    hooks: Sequence[RpcHook] = (),
     timeout_ms: int = 3000,
 ) -> list[Finding]:
-    """The cluster as it looks from this machine, and why `topic` can or can't be used.
+    """The cluster as it looks from this machine to who signs with `hooks`, and why `topic` can or can't be used.
 
     `name_servers` is a list of HOST:PORT, or one string with `;` between them. Servers that don't answer are findings,
     not errors; each question waits at most `timeout_ms`. Raises ClientError when no NameServer is given.
@@ -32,7 +34,7 @@ async def diagnose(
     if not name_servers:
         raise ClientError("no NameServer given: pass at least one HOST:PORT")
     unique = list(dict.fromkeys(name_servers))
-    return judge(await observe(unique, topic, ssl_context=ssl_context, timeout_ms=timeout_ms))
+    return judge(await observe(unique, topic, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms))
 
 
 def judge(seen: Observation) -> list[Finding]:

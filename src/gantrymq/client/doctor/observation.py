@@ -16,6 +16,7 @@ from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailur
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.remoting.connection import RpcHook
 
 #: Brokers that are asked at the same time.
 MAX_CONCURRENT = 32
@@ -94,12 +95,19 @@ class Observation:
 
 
 async def observe(
-    name_servers: Sequence[str], topic: str | None, *, ssl_context: ssl.SSLContext | None, timeout_ms: int
+    name_servers: Sequence[str],
+    topic: str | None,
+    *,
+    ssl_context: ssl.SSLContext | None,
+    hooks: Sequence[RpcHook],
+    timeout_ms: int,
 ) -> Observation:
     """Asks all of them, each for at most `timeout_ms` a question."""
     seen = Observation(
         topic,
-        await asyncio.gather(*(_name_server(address, topic, ssl_context, timeout_ms) for address in name_servers)),
+        await asyncio.gather(
+            *(_name_server(address, topic, ssl_context, hooks, timeout_ms) for address in name_servers)
+        ),
         over_tls=ssl_context is not None,
     )
     found = {
@@ -115,16 +123,16 @@ async def observe(
             await _ask_broker(admin, broker, topic)
         return broker
 
-    async with AdminClient(ssl_context=ssl_context, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
         seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
     return seen
 
 
 async def _name_server(
-    address: str, topic: str | None, ssl_context: ssl.SSLContext | None, timeout_ms: int
+    address: str, topic: str | None, ssl_context: ssl.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
 ) -> NameServerSeen:
     seen = NameServerSeen(address)
-    async with AdminClient([address], ssl_context=ssl_context, timeout_ms=timeout_ms) as admin:
+    async with AdminClient([address], ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
         try:
             seen.cluster = await admin.cluster_info()
             with suppress(BrokerError, PartialFailure):
