@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from struct import pack_into
 
-from scripted import ScriptedGroupBroker
+from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -116,3 +117,13 @@ class LogBroker(ScriptedGroupBroker):
     def _lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         wanted = decode_json(request.body, QueueLockRequest)
         return RemotingCommand.response(body=encode_json(QueueLockAnswer(wanted.mq_set)))
+
+
+@asynccontextmanager
+async def serving_topic(broker: LogBroker) -> AsyncIterator[str]:
+    """The address of a NameServer that knows of the broker's queue."""
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, broker]):
+        for topic in ("topic", "%RETRY%group"):
+            name_server.routes[topic] = route_over({"broker": broker.address}, queue_nums=1)
+        yield name_server.address

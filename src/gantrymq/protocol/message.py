@@ -16,6 +16,9 @@ from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, Record, decode_host, decode_record
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 
+#: A body that decompresses to more bytes isn't kept for the next to read it: hundreds of them would take gigabytes.
+KEPT_SIZE = 256 * 1024
+
 
 class MessageQueue(NamedTuple):
     """One queue of a topic on one broker; queue ids count from 0 on every broker."""
@@ -161,21 +164,26 @@ class MessageExt(Message):
 
     @property
     def body(self) -> bytes:
-        """What was sent. It is decompressed when it is first read.
+        """What was sent. It is decompressed when it is read; a large one each time, unless a consumer keeps it ready.
 
         Raises CompressionError when it doesn't decompress, or to too much; RecordError when the record is damaged.
         """
-        if self._body is None:
-            self._body = self._decompress()
-        return self._body
+        body = self._body
+        if body is None:
+            body = self._decompress()
+            if len(body) <= KEPT_SIZE:
+                self._body = body
+        return body
 
     @body.setter
     def body(self, body: bytes) -> None:
         self._body = body
+        if self._packed is not None and self._packed.damage is None:
+            self._packed = None
 
     @property
     def is_packed(self) -> bool:
-        """The first to read `body` will decompress it."""
+        """Who reads `body` will decompress it."""
         return self._body is None
 
     def _decompress(self) -> bytes:
@@ -188,6 +196,16 @@ class MessageExt(Message):
                 # Not again for each who reads it.
                 packed.damage = e
         raise type(packed.damage)(f"message {self.msg_id} at {self.place}: {packed.damage}")
+
+    def unpack(self) -> int:
+        """Decompresses `body` and keeps it, however large, until `pack`; its size. Raises as `body` does."""
+        self._body = body = self.body
+        return len(body)
+
+    def pack(self) -> None:
+        """Gives up what `unpack` has kept: who reads `body` decompresses it again."""
+        if self._packed is not None:
+            self._body = None
 
     def decompress_if_small(self, max_size: int) -> bool:
         """Whether `body` is there, or never will be; decompresses one of at most `max_size` bytes."""

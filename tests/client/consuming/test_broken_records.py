@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, ZLIB, LogBroker, good
-from scripted import ScriptedNameServer, route_over, serving
+from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
 from waiting import until
 
 from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
-from gantrymq.client.consuming.large_bodies import LargeBodies
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -44,15 +39,6 @@ class Reader:
         except ProtocolError as e:
             self.errors[message.queue_offset] = e
             raise
-
-
-@asynccontextmanager
-async def serving_topic(broker: LogBroker) -> AsyncIterator[str]:
-    name_server = ScriptedNameServer({})
-    async with serving([name_server, broker]):
-        for topic in ("topic", "%RETRY%group"):
-            name_server.routes[topic] = route_over({"broker": broker.address}, queue_nums=1)
-        yield name_server.address
 
 
 def pusher(address: str, handler: MessageHandler, orderly: bool = False) -> PushConsumer:
@@ -163,33 +149,3 @@ async def test_simple_consumers_get_the_others(name: str) -> None:
         if message.queue_offset == 1 and name in BAD_BODIES:
             with pytest.raises(CompressionError):
                 _ = message.body
-
-
-async def test_bombs_are_inflated_one_after_the_other_and_not_on_the_loop() -> None:
-    """Sixty took 309 MB and stopped the loop for three seconds."""
-    bomb = zlib.compress(bytes(MAX_BODY_SIZE))
-    broker = LogBroker([good(n, bomb, ZLIB) for n in range(60)])
-    sizes: list[int] = []
-    longest = 0.0
-
-    async def handle(message: MessageExt) -> None:
-        sizes.append(len(message.body))
-        await asyncio.sleep(0)
-
-    async def watch() -> None:
-        nonlocal longest
-        loop = asyncio.get_running_loop()
-        while len(sizes) < 60:
-            before = loop.time()
-            await asyncio.sleep(0)
-            longest = max(longest, loop.time() - before)
-
-    async with serving_topic(broker) as address, pusher(address, handle) as consumer:
-        assert consumer._parts is not None
-        large: LargeBodies = consumer._parts.consumption.pool._large_bodies  # type: ignore[union-attr]
-        large._budget_bytes = 2 * MAX_BODY_SIZE
-        async with asyncio.timeout(20):
-            await watch()
-        await until(lambda: large._held == 0)
-    assert sizes == [MAX_BODY_SIZE] * 60
-    assert longest < 0.25

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
-from gantrymq.client.consuming.large_bodies import LargeBodies
+from gantrymq.client.consuming.large_bodies import LargeBodies, LargeBodiesInThreads
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
@@ -189,7 +189,7 @@ class TaskPool:
                 error = e
             finally:
                 if held:
-                    self._large_bodies.release(held)
+                    self._large_bodies.release(message, held)
             tasks[task] = None
             # As `_tell`, without the call.
             source.last_consume = ended = now()
@@ -242,6 +242,7 @@ class ThreadPool:
         #: By the thread's number. With the lock a thread takes a message or sees that its queue was dropped.
         self._running: dict[int, Running] = {}
         self._lock = threading.Lock()
+        self._large_bodies = LargeBodiesInThreads()
         self._results: deque[tuple[Running, float, BaseException | None]] = deque()
         self._wake_is_due = False
         self._closing = False
@@ -272,6 +273,7 @@ class ThreadPool:
 
     async def close(self, timeout_s: float) -> None:
         self._closing = True
+        self._large_bodies.close()
         for _ in self._threads:
             self._line.put(None)
         try:
@@ -300,10 +302,15 @@ class ThreadPool:
         me = threading.get_ident()
         while (item := self._line.get()) is not None:
             source, message = item
+            held = self._large_bodies.decompress(message) if message.is_packed else 0
             with self._lock:
-                if source.dropped or self._closing:
-                    continue
-                running = self._running[me] = Running(source, message, time.time())
+                is_left_out = source.dropped or self._closing
+                if not is_left_out:
+                    running = self._running[me] = Running(source, message, time.time())
+            if is_left_out:
+                if held:
+                    self._large_bodies.release(message, held)
+                continue
             error: BaseException | None = None
             try:
                 result = self._handler(message)
@@ -312,6 +319,9 @@ class ThreadPool:
                     raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
             except BaseException as e:
                 error = e  # SystemExit too: this is no main thread.
+            finally:
+                if held:
+                    self._large_bodies.release(message, held)
             self._handled(running, error)
 
     def _handled(self, running: Running, error: BaseException | None) -> None:

@@ -19,6 +19,7 @@ from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOption
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
+from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE
@@ -284,7 +285,24 @@ class LitePullConsumer(PullingConsumer):
             finally:
                 self._arrival = None
             self._started()
-        return messages
+        return await self._ready_bodies(messages)
+
+    async def _ready_bodies(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Keeps back those whose bodies would be too much with the others'."""
+        if not any(message.is_packed for message in messages):
+            return messages
+        handed_out: set[MessageExt] = set()
+        try:
+            handed_out.update(messages[: await make_ready(messages)])
+        finally:
+            # Others may have been sought for meanwhile.
+            kept_back = [entry for entry in self._handed_out if entry[1] not in handed_out]
+            if kept_back:
+                for _, message in kept_back:
+                    message.pack()
+                self._ready.extendleft(reversed(kept_back))
+                self._handed_out = [entry for entry in self._handed_out if entry[1] in handed_out]
+        return [message for _, message in self._handed_out]
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         while self._is_open:

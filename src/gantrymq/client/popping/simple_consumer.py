@@ -16,6 +16,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
+from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
 from gantrymq.errors import (
@@ -138,6 +139,8 @@ class SimpleConsumer(GroupConsumer):
             except TimeoutError:
                 asked = ";".join(client.routes.name_servers)
                 raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
+            # The others' bodies are decompressed by who reads them.
+            await make_ready(messages)
         return messages
 
     async def _receive(
