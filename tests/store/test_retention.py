@@ -28,6 +28,7 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.retention import Cleaning, Retention, used_percent
+from gantrymq.store.trash import Trash
 
 HOUR_MS = 3_600_000
 NEVER, ALWAYS = float("-inf"), float("inf")
@@ -200,6 +201,30 @@ def test_a_reader_who_comes_first_is_told_too(store, disk, monkeypatch):
     disk.used = 10.0
     store.clean(at_hour(9))
     assert store.queue("T", 2).min_offset > 0
+
+
+def test_a_round_that_waits_for_the_thread_is_followed_by_another(store, disk, monkeypatch):
+    """However soon the thread has deleted what the round found waiting."""
+    fill(store)
+    emptied = []
+
+    class Emptied(Trash):
+        """The thread is done between the first look and the next."""
+
+        def __bool__(self) -> bool:
+            waits = super().__bool__()
+            if waits:
+                self.empty()
+                emptied.append(True)
+            return waits
+
+    monkeypatch.setattr(store._cleaner, "_trash", Emptied())
+    disk.used = 86.0
+    before = store.min_physical_offset
+    while store.clean(at_hour(9)):
+        pass
+    assert emptied
+    assert store.min_physical_offset > before + LOG_FILE
 
 
 def test_a_topic_deleted_between_two_rounds(store, disk, monkeypatch):

@@ -42,9 +42,9 @@ class Cleaner:
         """See `MessageStore.clean`."""
         # What one step can't do isn't to keep the others from their work.
         problems: list[Exception] = []
-        deleted = False
+        goes_on = False
         try:
-            deleted = self._delete_log(now_ms)
+            goes_on = self._delete_log(now_ms)
         except (OSError, StoreError) as e:
             problems.append(e)
         deadline = monotonic() + _SLICE_S
@@ -59,10 +59,10 @@ class Cleaner:
                 problems.append(e)
         if problems:
             raise StoreError(f"can't delete all that has expired: {problems[0]}") from problems[0]
-        return deleted or bool(self.stale) or bool(self._trash)
+        return goes_on or bool(self.stale) or bool(self._trash)
 
     def _delete_log(self, now_ms: int) -> bool:
-        """Lets the oldest log file go if its time is up; whether it did. Raises OSError, StoreError."""
+        """Lets the oldest log file go if its time is up; whether more may follow. Raises OSError, StoreError."""
         config = self._config
         used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
@@ -71,7 +71,8 @@ class Cleaner:
             # The disk isn't as empty yet as it is going to be.
             if self._trash.problem:
                 raise StoreError(self._trash.problem)
-            return False
+            # Also when the flusher's thread has emptied it by the end of this round.
+            return True
         path = self._log.forget_first(cleaning.before_ms)
         if path is None:
             self.retention.is_asked = False
