@@ -8,18 +8,21 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, longest_step
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.saving import Saving, TableFile
+from gantrymq.broker.saving import Saving, TableFile, in_pieces
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 from gantrymq.store.json_config import JsonConfigFile
 
@@ -70,9 +73,10 @@ async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(
 
 @pytest.mark.parametrize("request_of", ["a topic", "a group", "offsets"])
 async def test_who_creates_something_is_answered_when_it_is_on_the_disk(
-    disk: Disk, peer: Peer, request_of: str
+    disk: Disk, broker: Broker, peer: Peer, request_of: str
 ) -> None:
     await peer.send("others", b"x")
+    broker.offsets.commit("a", "others", 0, 0)
     ask = {
         "a topic": lambda: peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, CREATE_TOPIC),
         "a group": lambda: peer.ask(
@@ -130,9 +134,9 @@ class Table:
         self.encoded = 0
         self.file = saving.file(path, self._encode)
 
-    def _encode(self) -> bytes:
+    def _encode(self) -> list[bytes]:
         self.encoded += 1
-        return b"{%d}" % self.encoded
+        return [b"{%d}" % self.encoded]
 
 
 async def test_rounds_and_urgent_changes(tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ async def test_rounds_and_urgent_changes(tmp_path: Path) -> None:
     saving = Saving(settings, Jobs())
     lazy, urgent = (Table(saving, tmp_path / name) for name in ("lazy", "urgent"))
     await saving.start()
-    lazy.file.is_changed = True
+    lazy.file.changed()
     for _ in range(1000):
         urgent.file.write_soon()
     await until(lambda: urgent.encoded)
@@ -156,14 +160,81 @@ async def test_what_changes_while_it_is_written_is_written_again(disk: Disk, tmp
     table = Table(saving, tmp_path / "table")
     await saving.start()
     disk.may_go_on.clear()
-    first = asyncio.ensure_future(table.file.written())
+    table.file.changed()
+    first = table.file.written()
     await until(lambda: table.encoded)
-    second = asyncio.ensure_future(table.file.written())
+    table.file.changed()
+    second = table.file.written()
     await asyncio.sleep(0)
     disk.may_go_on.set()
     await asyncio.gather(first, second)
     assert (table.encoded, (tmp_path / "table").read_bytes()) == (2, b"{2}")
     await saving.stop()
+
+
+async def test_who_begins_to_wait_for_what_is_being_written_costs_no_further_write(disk: Disk, tmp_path: Path) -> None:
+    saving = Saving(config(tmp_path), Jobs())
+    table = Table(saving, tmp_path / "table")
+    await saving.start()
+    await table.file.written()
+    assert table.encoded == 0
+    disk.may_go_on.clear()
+    table.file.write_soon()
+    await until(lambda: table.encoded)
+    waiting = [table.file.written() for _ in range(3)]
+    disk.may_go_on.set()
+    await asyncio.gather(*waiting)
+    await saving.stop()
+    assert (table.encoded, table.file.is_changed) == (1, False)
+
+
+async def test_who_waits_for_what_is_being_written_hears_that_it_fails(disk: Disk, tmp_path: Path) -> None:
+    saving = Saving(config(tmp_path), Jobs())
+    table = Table(saving, tmp_path / "table")
+    await saving.start()
+    disk.error = StoreError("no room")
+    disk.may_go_on.clear()
+    table.file.write_soon()
+    await until(lambda: table.encoded)
+    waiting = table.file.written()
+    disk.may_go_on.set()
+    with pytest.raises(StoreError, match="no room"):
+        await waiting
+    disk.error = None
+    await until(lambda: not table.file.is_changed)
+    await saving.stop()
+
+
+class Entries(msgspec.Struct, rename="camel"):
+    some_entries: dict[str, list[int]] = {}
+    one: int = 1
+    no_entries: dict[str, int] = {}
+    other_entries: dict[int, str] = {}
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
+def test_a_table_in_pieces_is_the_table(count: int) -> None:
+    table = Entries({f"n{n}": [n] for n in range(count)}, 2, {}, dict.fromkeys(range(count), "x"))
+    pieces = in_pieces(table)
+    expected = encode_json(table)
+    table.some_entries["later"] = [1]
+    assert b"".join(pieces) == expected
+    assert decode_json(expected, Entries).one == 2
+
+
+async def test_a_large_table_is_encoded_beside_the_loop(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    saving = Saving(settings, Jobs())
+    topics = BrokerTopics(settings, tmp_path / "topics.json", lambda names: None, saving=saving)
+    topics.put(*(TopicConfig(f"topic-{n}", 4, 4) for n in range(50_000)))
+    await saving.start()
+    written = topics.written()
+    assert await longest_step(written.done) < 0.005
+    await saving.stop()
+    table = decode_json((tmp_path / "topics.json").read_bytes(), TopicConfigTable)
+    assert table == topics.table
+    # No call keeps the interpreter from the loop for longer, either.
+    assert max(map(len, in_pieces(topics.table))) < 512 * 1024
 
 
 async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path) -> None:
@@ -175,7 +246,7 @@ async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path)
     table.file.write_soon()
     await until(lambda: table.encoded)
     await saving.stop()
-    table.file.is_changed = True
+    table.file.changed()
     threading.Timer(0.05, disk.may_go_on.set).start()
     await asyncio.to_thread(saving.save)
     assert (tmp_path / "table").read_bytes() == b"{2}"
@@ -185,8 +256,8 @@ async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path)
 def test_all_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     saving = Saving(config(tmp_path), Jobs())
     for name in ("one.json", "two.json", "three.json"):
-        file = saving.file(tmp_path / name, lambda: b"{}")
-        file.is_changed = True
+        file = saving.file(tmp_path / name, lambda: [b"{}"])
+        file.changed()
         if name != "two.json":
             # Where the new one is written before it replaces the old one.
             (tmp_path / f"{name}.tmp").mkdir()

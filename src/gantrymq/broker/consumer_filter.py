@@ -7,7 +7,7 @@ here they are kept as they came, and a new expression has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from gantrymq import clock
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
@@ -105,7 +105,7 @@ class ConsumerFilters(Part):
         for topic, each in self._filters.get(group, {}).items():
             if topic not in topics and not each.is_dead:
                 each.dead_time = now_ms
-                self._file.is_changed = True
+                self._file.changed()
 
     def _register(self, group: str, subscription: SubscriptionData, now_ms: int) -> None:
         topic = subscription.topic
@@ -127,11 +127,11 @@ class ConsumerFilters(Part):
                 client_version=version,
             )
             self._put(group, topic, each)
-            self._file.is_changed = True
+            self._file.changed()
         elif version > old.client_version or (version == old.client_version and old.is_dead):
             old.client_version = version
             old.dead_time = 0
-            self._file.is_changed = True
+            self._file.changed()
 
     def _has_room(self, characters: int, is_new: bool) -> bool:
         """Whether another expression may be kept, or a longer one; forgets dead ones for it, the oldest first."""
@@ -163,7 +163,7 @@ class ConsumerFilters(Part):
             del self._filters[each.consumer_group]
         self._count -= 1
         self._characters -= len(each.expression)
-        self._file.is_changed = True
+        self._file.changed()
 
     def unregister(self, group: str, now_ms: int) -> None:
         """The last member of a group is gone."""
@@ -175,17 +175,20 @@ class ConsumerFilters(Part):
             if each.is_dead and now_ms - each.dead_time >= KEPT_MS:
                 self._remove(each)
 
-    def _encode_file(self) -> bytes:
+    def _encode_file(self) -> Iterator[bytes]:
         self.forget_dead(clock.now_ms())
-        return self.encode()
+        return in_pieces(self._content())
 
     def encode(self) -> bytes:
         """All of it as in consumerFilter.json."""
+        return encode_json(self._content())
+
+    def _content(self) -> _FilterFile:
         by_topic: dict[str, _FiltersOfTopic] = {}
         for group, filters in self._filters.items():
             for topic, each in filters.items():
                 by_topic.setdefault(topic, _FiltersOfTopic(topic, {})).group_filter_data[group] = each
-        return encode_json(_FilterFile(by_topic))
+        return _FilterFile(by_topic)
 
 
 def _is_possible(subscription: SubscriptionData) -> bool:

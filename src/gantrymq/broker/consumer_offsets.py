@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import encode_json
 
@@ -42,7 +42,7 @@ class ConsumerOffsets(Part):
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         self._table.offset_table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = offset
-        self._file.is_changed = True
+        self._file.changed()
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic by queue id."""
@@ -74,25 +74,25 @@ class ConsumerOffsets(Part):
         queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
             self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
-            self._file.is_changed = True
+            self._file.changed()
 
     def remove_group(self, group: str) -> None:
         """Forgets how far a group has got in all topics."""
         for topic in self.topics_of(group):
             del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
-            self._file.is_changed = True
+            self._file.changed()
 
     def remove_topics(self, topics: Set[str]) -> None:
         """Forgets every group's offsets of these topics."""
         table = self._table.offset_table
         for key in [key for key in table if key.partition(_SEPARATOR)[0] in topics]:
             del table[key]
-            self._file.is_changed = True
+            self._file.changed()
 
     def encode(self) -> bytes:
         """The whole table, as in consumerOffset.json."""
         return encode_json(self._table)
 
-    def _encode_file(self) -> bytes:
+    def _encode_file(self) -> Iterator[bytes]:
         self._table.data_version.advance()
-        return self.encode()
+        return in_pieces(self._table)

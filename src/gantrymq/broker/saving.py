@@ -3,22 +3,28 @@
 What must not be lost is written soon, and who asked for it may wait until it is on the disk; the rest is written every
 flushConsumerOffsetInterval, and all of it when the broker stops.
 
-The alternative that lost: a file is written with each change, as in Java. A heartbeat with 4,000 new groups took 47 s.
+The alternatives that lost: a file is written with each change, as in Java; a heartbeat with 4,000 new groups took 47 s.
+A table is encoded on the loop, or in the thread with one call, which keeps the interpreter: 28 ms for 50,000 topics.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.errors import StoreError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.store.json_config import JsonConfigFile
 
 T = TypeVar("T")
@@ -27,21 +33,50 @@ T = TypeVar("T")
 SOON_S = 0.05
 #: After a failure it is tried again, s.
 _AFTER_ERROR_S = 1.0
+#: Entries of a table that are encoded with one call: 0.5 ms.
+_ENTRIES = 1000
+#: After a piece of so many bytes the thread that encodes lets the others have the interpreter for so long, s. Without
+#: that it keeps it for 5 ms.
+_PIECE_BYTES = 16 * 1024
+_REST_S = 0.0001
+
+#: The content of a file. It is asked for on the loop, and gone through in a thread.
+Encode = Callable[[], Iterable[bytes]]
 
 
 class TableFile:
     """One table's file; `encode` gives its content. Made by `Saving.file`."""
 
-    __slots__ = ("_encode", "_file", "_saving", "_waiters", "is_changed", "is_urgent")
+    __slots__ = (
+        "_being_written",
+        "_encode",
+        "_file",
+        "_newest",
+        "_saved",
+        "_saving",
+        "_waiters",
+        "_writing",
+        "changes",
+        "is_urgent",
+        "written_changes",
+    )
 
-    def __init__(self, path: Path, encode: Callable[[], bytes], saving: Saving) -> None:
+    def __init__(self, path: Path, encode: Encode, saving: Saving) -> None:
         self._file = JsonConfigFile(path)
         self._encode = encode
         self._saving = saving
-        self._waiters: list[asyncio.Future[None]] = []
-        #: The table sets it when something has changed: it is written with the next round.
-        self.is_changed = False
+        #: Who waits, each for a number of changes.
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        #: How often the table has changed, and how many of the changes are on the disk.
+        self.changes = 0
+        self.written_changes = 0
+        #: What the write that is under way will have; 0: none is.
+        self._being_written = 0
         self.is_urgent = False
+        #: Contents are numbered as they are asked for; what is on the disk is never replaced by an older one.
+        self._newest = 0
+        self._saved = 0
+        self._writing = threading.Lock()
 
     def load(self, table: type[T], *, can_be_rebuilt: bool = False) -> T | None:
         """The content, None where there is no file.
@@ -51,45 +86,118 @@ class TableFile:
         data = self._file.load(lambda content: decode_json(content, table), can_be_rebuilt=can_be_rebuilt)
         return None if data is None else decode_json(data, table)
 
+    @property
+    def is_changed(self) -> bool:
+        return self.changes != self.written_changes
+
+    def changed(self) -> None:
+        """The table has changed: it is written with the next round."""
+        self.changes += 1
+
     def write_soon(self) -> None:
         """The table has changed, and shouldn't lose it."""
-        self.is_changed = self.is_urgent = True
+        self.changes += 1
+        self.is_urgent = True
         self._saving.wake(SOON_S)
 
     def written(self) -> asyncio.Future[None]:
         """Done when all that has changed so far is on the disk. Raises StoreError."""
-        self.is_changed = self.is_urgent = True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        if not self.is_changed:
+            waiter.set_result(None)
+            return waiter
+        self._waiters.append((self.changes, waiter))
         # Nobody may wait any more.
         waiter.add_done_callback(lambda waiter: waiter.cancelled() or waiter.exception())
-        self._saving.wake(0.0)
+        if self._being_written < self.changes:
+            self.is_urgent = True
+            self._saving.wake(0.0)
         return waiter
 
     async def write(self) -> None:
-        """Writes the content, in another thread. Raises StoreError; then it is still to be written."""
-        self.is_changed = self.is_urgent = False
-        waiters, self._waiters = self._waiters, []
+        """Writes the content, in another thread. Raises StoreError; then it is still to be written.
+
+        Who begins to wait meanwhile for what is being written is told, too.
+        """
+        self.is_urgent = False
+        changes = self._being_written = self.changes
+        problem: StoreError | None = None
         try:
-            self._file.put(self._encode())
-            await asyncio.get_running_loop().run_in_executor(None, self._file.write)
+            await asyncio.get_running_loop().run_in_executor(None, self._save, *self._content())
         except BaseException as e:
-            self.is_changed = self.is_urgent = True
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_exception(StoreError(str(e) or "the broker stops"))
+            self.is_urgent = True
+            problem = StoreError(str(e) or "the broker stops")
             raise
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        else:
+            self.written_changes = max(self.written_changes, changes)
+        finally:
+            self._being_written = 0
+            told = [waiter for number, waiter in self._waiters if number <= changes]
+            self._waiters = [(number, waiter) for number, waiter in self._waiters if number > changes]
+            for waiter in told:
+                if waiter.done():
+                    continue
+                if problem is not None:
+                    waiter.set_exception(StoreError(str(problem)))
+                else:
+                    waiter.set_result(None)
 
     def write_now(self) -> None:
         """Writes it in this thread. Raises StoreError.
 
         A thread whose caller was cancelled may still be at it: it doesn't write what is older than this.
         """
-        self._file.save(self._encode())
-        self.is_changed = self.is_urgent = False
+        changes = self.changes
+        self._save(*self._content())
+        self.written_changes = changes
+        self.is_urgent = False
+
+    def _content(self) -> tuple[int, Iterable[bytes]]:
+        self._newest += 1
+        return self._newest, self._encode()
+
+    def _save(self, number: int, pieces: Iterable[bytes]) -> None:
+        data = b"".join(_gently(pieces))
+        with self._writing:
+            if number > self._saved:
+                self._file.save(data)
+                self._saved = number
+
+
+def _gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        if len(piece) >= _PIECE_BYTES:
+            time.sleep(_REST_S)
+
+
+def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
+    """A table's JSON, for `Saving.file`. Its dicts are copied now, and encoded as one goes through the pieces.
+
+    An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it.
+    """
+    fields: list[tuple[str, dict[Any, Any] | bytes]] = []
+    for field in msgspec.structs.fields(table):
+        value = getattr(table, field.name)
+        fields.append((field.encode_name, value.copy() if isinstance(value, dict) else encode_json(value)))
+    return _encoded(fields)
+
+
+def _encoded(fields: Iterable[tuple[str, dict[Any, Any] | bytes]]) -> Iterator[bytes]:
+    before = b"{"
+    for name, value in fields:
+        yield before + encode_json(name) + b":"
+        before = b","
+        if isinstance(value, bytes):
+            yield value
+            continue
+        entries = iter(value.items())
+        between = b"{"
+        while some := dict(islice(entries, _ENTRIES)):
+            yield between + encode_json(some)[1:-1]
+            between = b","
+        yield b"}" if between == b"," else b"{}"
+    yield b"}"
 
 
 class Saving(Part):
@@ -101,7 +209,7 @@ class Saving(Part):
         self._job = jobs.repeating("save tables", self._write, after_error_s=_AFTER_ERROR_S)
         self._next_round = 0.0
 
-    def file(self, path: Path, encode: Callable[[], bytes]) -> TableFile:
+    def file(self, path: Path, encode: Encode) -> TableFile:
         """The file of a table, which `encode` gives the content of."""
         file = TableFile(path, encode, self)
         self._files.append(file)

@@ -77,9 +77,9 @@ class Schedule(Part):
         """How far each level is delivered, as delayOffset.json has it."""
         return encode_json(self._offsets)
 
-    def _encode_file(self) -> bytes:
+    def _encode_file(self) -> list[bytes]:
         self._offsets.data_version.advance()
-        return self.encoded_offsets()
+        return [self.encoded_offsets()]
 
     @property
     def skipped(self) -> int:
@@ -148,4 +148,4 @@ class Schedule(Part):
 
     def _advance(self, level: int, offset: int) -> None:
         self._offsets.offset_table[level] = offset
-        self._file.is_changed = True
+        self._file.changed()

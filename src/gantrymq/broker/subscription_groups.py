@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
 
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import PERM_READ
-from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import group_problem
 
 __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
@@ -88,5 +87,5 @@ class SubscriptionGroupTable(Part):
         self._table.data_version.advance()
         self._file.write_soon()
 
-    def _encode(self) -> bytes:
-        return encode_json(self._table)
+    def _encode(self) -> Iterator[bytes]:
+        return in_pieces(self._table)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.topic_config import (
@@ -18,7 +20,6 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfigTable,
 )
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -43,7 +44,7 @@ UNIT_SUB_FLAG = 2
 
 
 class BrokerTopics(Part):
-    """Topic name -> TopicConfig.
+    """Topic name -> TopicConfig, none of which is ever changed: `put` another.
 
     `on_change` is called after every change with the names of the topics that are new or changed; none when any may be.
     The file is written soon; who makes a topic waits for `written`.
@@ -85,10 +86,8 @@ class BrokerTopics(Part):
     def mark_ordered(self, names: Iterable[str]) -> None:
         """The NameServer has an order for these topics (`updateOrderTopicConfig`)."""
         topics = [topic for name in names if (topic := self.get(name)) is not None and not topic.order]
-        for topic in topics:
-            topic.order = True
         if topics:
-            self._changed([topic.topic_name for topic in topics])
+            self.put(*(msgspec.structs.replace(topic, order=True) for topic in topics))
 
     def config_changed(self) -> None:
         """Adds the system's own topics that the changed configuration wants, and changes the one that others come from.
@@ -158,8 +157,8 @@ class BrokerTopics(Part):
         self._file.write_soon()
         self._on_change(names)
 
-    def _encode(self) -> bytes:
-        return encode_json(self._table)
+    def _encode(self) -> Iterator[bytes]:
+        return in_pieces(self._table)
 
 
 def _topic_sys_flag(topic: str, unit_mode: bool) -> int:

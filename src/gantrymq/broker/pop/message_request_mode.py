@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import Saving, answer_after
+from gantrymq.broker.saving import Saving, answer_after, in_pieces
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
@@ -31,7 +31,7 @@ class MessageRequestModes(Part):
         saving: Saving,
     ) -> None:
         self._config = config
-        self._file = saving.file(path, self._encode)
+        self._file = saving.file(path, lambda: in_pieces(self._modes))
         self._topics = topics
         self._groups = groups
         self._modes = RequestModeTable()
@@ -65,11 +65,9 @@ class MessageRequestModes(Part):
         if self._groups.get(mode.consumer_group) is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
         self._modes.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        self._file.changed()
         connection.respond_with(request, answer_after(self._file.written()))
         return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return RemotingCommand.response(body=self._encode())
-
-    def _encode(self) -> bytes:
-        return encode_json(self._modes)
+        return RemotingCommand.response(body=encode_json(self._modes))

@@ -7,15 +7,14 @@ ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 from gantrymq import clock
-from gantrymq.broker.saving import Saving
-from gantrymq.protocol.fastjson import encode_json
+from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.protocol.java import Int64
 
 #: What was popped last so long ago is forgotten, ms.
@@ -81,7 +80,7 @@ class OrderlyPops:
         """Without the file a batch may be handed out while another consumer has it, as after its invisible time."""
         self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
 
-    def _encode(self) -> bytes:
+    def _encode(self) -> Iterator[bytes]:
         now_ms = clock.now_ms()
         for key, queues in list(self._table.items()):
             topic, _, group = key.partition("@")
@@ -91,7 +90,7 @@ class OrderlyPops:
                     self._left_at.pop((topic, group, queue_id), None)
             if not queues:
                 del self._table[key]
-        return encode_json(_OrderFile(self._table))
+        return in_pieces(_OrderFile(self._table))
 
     def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
@@ -146,7 +145,7 @@ class OrderlyPops:
         )
         queues[queue_id] = info
         self._left_at[topic, group, queue_id] = start
-        self._file.is_changed = True
+        self._file.changed()
         return info
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> int | Outcome:
@@ -160,7 +159,7 @@ class OrderlyPops:
         if offset not in offsets:
             return Outcome.ILLEGAL
         info.acked |= 1 << offsets.index(offset)
-        self._file.is_changed = True
+        self._file.changed()
         unacked = info.unacked()
         next_offset = unacked[0] if unacked else offsets[-1] + 1
         self._left_at[topic, group, queue_id] = next_offset
@@ -173,7 +172,7 @@ class OrderlyPops:
         info = self.find(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets():
             info.visible_at = {**info.visible_at, offset: visible_at}
-            self._file.is_changed = True
+            self._file.changed()
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
@@ -183,4 +182,4 @@ class OrderlyPops:
         """Whatever was handed out before, the queue isn't blocked."""
         self._left_at.pop((topic, group, queue_id), None)
         if self._table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
-            self._file.is_changed = True
+            self._file.changed()
