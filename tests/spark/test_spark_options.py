@@ -3,9 +3,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.columns import arrow_schema
 from gantrymq.spark.options import ReadOptions, WriteOptions
 
 GIVEN = {"nameserver": "ns1:9876; ns2:9876", "subscribe": "orders, returns"}
@@ -58,6 +60,13 @@ def test_a_wrong_name_is_answered_with_a_right_one(name: str, hint: str) -> None
         ("failondataloss", "yes"),
         ("startingtimestamp", "2024-01-01"),
         ("retrytimeoutms", "-1"),
+        ("tags", "||"),
+        ("tags", "A || "),
+        ("tags", "A | B"),
+        ("tags", "A, B"),
+        ("tags", "A || *"),
+        ("sql92", "a >"),
+        ("sql92", "a LIKE 'x%'"),
     ],
 )
 def test_wrong_values_name_their_option(name: str, value: str) -> None:
@@ -169,3 +178,23 @@ def test_tls_files_are_looked_for_in_the_task() -> None:
 def test_options_travel_to_the_tasks() -> None:
     options = parse(accesskey="me", secretkey="hush", startingoffsets='{"orders": {"a:0": 5}}')
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+BODY = StructField("body", BinaryType())
+PROPERTIES = MapType(StringType(), StringType())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([BODY, StructField("tags", StringType(), nullable=False)], "column tags is not null"),
+        ([StructField("properties", PROPERTIES, nullable=False)], "column properties is not null"),
+        ([StructField("properties", MapType(StringType(), StringType(), False))], "column properties is not null"),
+        ([BODY, StructField("queueId", IntegerType()), BODY], "column body is in the schema twice"),
+        ([StructField("body", StringType())], "column body is binary, not string"),
+        ([StructField("bodies", BinaryType())], "no column 'bodies'"),
+    ],
+)
+def test_schemas_that_no_read_has(fields: list[StructField], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arrow_schema(StructType(fields))

@@ -43,13 +43,20 @@ def default_schema(include_properties: bool) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Raises ConfigError for a column that no read has, or of another type."""
+    """Raises ConfigError for a column that no read has, that comes twice, or is of another type."""
+    seen: set[str] = set()
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
         if kind is None:
             raise ConfigError(f"no column {field.name!r} in a rocketmq read; there are {', '.join(COLUMNS)}")
-        if field.dataType != kind:
+        if field.name in seen:
+            raise ConfigError(f"column {field.name} is in the schema twice: name it once, and copy it in the query")
+        seen.add(field.name)
+        if field.dataType.simpleString() != kind.simpleString():
             raise ConfigError(f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}")
+        if not field.nullable or field.dataType != kind:
+            # Spark takes the word for it: what isn't there would be read as an empty text, or end the query.
+            raise ConfigError(f"column {field.name} is not null in the schema: leave that out, as messages may lack it")
     if not schema.fields:
         raise ConfigError("a rocketmq read needs at least one column")
     return to_arrow_schema(schema, timezone="UTC")

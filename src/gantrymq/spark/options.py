@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from gantrymq.errors import ConfigError
+from gantrymq.errors import ClientError, ConfigError
+from gantrymq.filter.sql import compile_sql
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
@@ -158,7 +159,7 @@ class ReadOptions:
             values.boundary("starting"),
             values.boundary("ending"),
             _tags(values.get("tags")),
-            values.get("sql92"),
+            _sql92(values.get("sql92")),
             group,
             values.number("maxOffsetsPerTrigger", None, 1),
             values.number("maxBytesPerTrigger", None, 1),
@@ -358,4 +359,20 @@ def comma_list(text: str) -> list[str]:
 
 
 def _tags(text: str | None) -> str | None:
-    return None if text is None or text == "*" else text
+    """What a broker would take and never find is refused, as it would leave out every message without a word."""
+    if text is None or text == SUBSCRIBE_ALL:
+        return None
+    tags = [tag.strip() for tag in text.split("||")]
+    for tag in tags:
+        if tag in ("", SUBSCRIBE_ALL) or "|" in tag or "," in tag:
+            raise ConfigError(f"option tags: {tag!r} in {text!r} is no tag; TagA || TagB is an example")
+    return text
+
+
+def _sql92(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            compile_sql(text)
+        except ClientError as e:
+            raise ConfigError(f"option sql92: {e}") from e
+    return text
