@@ -15,13 +15,6 @@ from pyspark.sql import functions as F
 
 from gantrymq.spark import register, session_builder
 
-#: What the broker and clients keep in a message for themselves, and mustn't be sent again.
-OWN_PROPERTIES = (
-    *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "REAL_TOPIC", "REAL_QID"),
-    *("DELAY", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "UNIQ_KEY", "WAIT", "CLUSTER", "GANTRY_ID"),
-    *("KEYS", "TAGS", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"),
-)
-
 
 def read(spark: SparkSession, name_server: str, group: str) -> DataFrame:
     messages = (
@@ -53,10 +46,9 @@ def summary(dead: DataFrame) -> DataFrame:
 
 
 def resend(dead: DataFrame, name_server: str) -> None:
-    kept = F.map_filter("properties", lambda name, _: ~name.isin(*OWN_PROPERTIES))
     (
         dead.where("fromTopic IS NOT NULL")
-        .select(F.col("fromTopic").alias("topic"), "body", "keys", "tags", kept.alias("properties"))
+        .select(F.col("fromTopic").alias("topic"), "body", "keys", "tags", "properties")
         .write.format("rocketmq")
         .option("nameServer", name_server)
         .mode("append")

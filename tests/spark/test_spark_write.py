@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 from spark_support import send_numbers
 
 from gantrymq.auth.config import AuthConfig
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import ConfigError, IllegalMessage
+from gantrymq.protocol.properties import decode_properties
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -163,6 +164,61 @@ def test_rows_that_are_no_messages_are_named(columns: dict[str, list[object]], m
     assert "row 1 of the partition (write-0)" in "".join(caught.value.__notes__)
 
 
+OF_THE_SYSTEM = {
+    "TRAN_MSG": "true",
+    "PGROUP": "shop",
+    "__transactionId__": "7F000001",
+    "CHECK_IMMUNITY_TIME_IN_SECONDS": "60",
+    "DELAY": "3",
+    "TIMER_DELIVER_MS": "4102444800000",
+    "TIMER_OUT_MS": "4102444800000",
+    "POP_CK": "0 1 2 3",
+    "INNER_MULTI_DISPATCH": "elsewhere",
+    "UNIQ_KEY": "7F00000100001",
+    "REAL_TOPIC": "elsewhere",
+    "__RMQ.TRANSIENT.TOPIC_SYS_FLAG": "1",
+}
+
+
+def encoded_properties(**options: frozenset[str]) -> dict[str, str]:
+    given = [("colour", "blue"), ("TAGS", "Paid"), *OF_THE_SYSTEM.items()]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([b"a"]), pa.array([given], pa.map_(pa.string(), pa.string()))], ["body", "properties"]
+    )
+    messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t", **options), "w").encode(rows)["t"]
+    (message,) = messages.free + [message for _, message in messages.alone]
+    return decode_properties(message[2])
+
+
+def test_what_the_system_said_of_another_message_is_left_out() -> None:
+    found = encoded_properties()
+    unique_key = found.pop("UNIQ_KEY")
+    assert unique_key != OF_THE_SYSTEM["UNIQ_KEY"]
+    assert found == {"colour": "blue", "TAGS": "Paid", "GANTRY_ID": "w-0"}
+
+
+def test_named_properties_are_kept() -> None:
+    found = encoded_properties(keep_properties=frozenset({"UNIQ_KEY", "TIMER_DELIVER_MS"}))
+    assert found.keys() == {"colour", "TAGS", "GANTRY_ID", "UNIQ_KEY", "TIMER_DELIVER_MS"}
+    assert found["UNIQ_KEY"] == OF_THE_SYSTEM["UNIQ_KEY"]
+    given = {"nameserver": "a:1", "topic": "t"}
+    assert WriteOptions.parse(given | {"keepproperties": "DELAY, UNIQ_KEY"}).keep_properties == {"DELAY", "UNIQ_KEY"}
+    with pytest.raises(ConfigError, match="keepProperties: 'TRAN_MSG' can't be kept"):
+        WriteOptions.parse(given | {"keepproperties": "TRAN_MSG"})
+
+
+@pytest.mark.spark
+def test_rows_of_a_transaction_are_written_again_and_seen(
+    spark: SparkSession, cluster: EmbeddedCluster, read: Callable[[str], DataFrame], new_topic: NewTopic
+) -> None:
+    source, target = new_topic(1), new_topic(1)
+    write(spark.range(20).selectExpr("CAST(id AS STRING) AS body"), cluster, topic=source, transactional="true")
+    rows = read(source).select("body", "properties")
+    assert rows.count() == 20
+    write(rows, cluster, topic=target)
+    assert read(target).count() == 20
+
+
 def test_what_must_go_alone() -> None:
     """Batches have no delayed messages; a transaction has no batches."""
     properties = pa.array([[("DELAY", "3")], None, [("DELAY", "0")]], pa.map_(pa.string(), pa.string()))
@@ -170,12 +226,13 @@ def test_what_must_go_alone() -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([b"a", b"b", b"c"]), properties, at], ["body", "properties", "deliverAt"]
     )
-    messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t"), "w").encode(rows)["t"]
+    kept = frozenset({"DELAY"})
+    messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t", keep_properties=kept), "w").encode(rows)["t"]
     assert [body for _, (_, body, _) in messages.alone] == [b"a", b"b"]
     assert [body for _, body, _ in messages.free] == [b"c"]
     assert b"TIMER_DELIVER_MS\x011767268800123\x02" in messages.alone[1][1][2]
 
-    half = WriteOptions(["127.0.0.1:9876"], "t", transactional=True, transaction_timeout_s=60)
+    half = WriteOptions(["127.0.0.1:9876"], "t", transactional=True, transaction_timeout_s=60, keep_properties=kept)
     messages = RowEncoder(half, "w").encode(rows.slice(2))["t"]
     assert not messages.free
     _, (_, _, encoded) = messages.alone[0]

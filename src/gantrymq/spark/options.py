@@ -21,6 +21,7 @@ from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.reserved_properties import KEEPABLE
 from gantrymq.spark.security import Security
 
 #: Pulls go under this group when no consumerGroup is given; RocketMQ's own tools use it, so brokers know it.
@@ -68,7 +69,7 @@ READ_OPTIONS = (
     "checkCrc",
     *_SECURITY,
 )
-WRITE_OPTIONS = (*_BOTH, "topic", "transactional", "transactionTimeoutMs", *_SECURITY)
+WRITE_OPTIONS = (*_BOTH, "topic", "keepProperties", "transactional", "transactionTimeoutMs", *_SECURITY)
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -199,6 +200,8 @@ class WriteOptions:
     nameServer              host:port, several separated by `;` or `,`. Required
     topic                   the topic of every row; without it each row has a column `topic`
     retryTimeoutMs          how long to try again when brokers don't take messages; default 60000
+    keepProperties          names, separated by commas, of RocketMQ's own properties that rows keep (`UNIQ_KEY, DELAY`);
+                            without it all of them are left out of the column `properties`
     transactional           true: the messages of a batch, or of a micro-batch, are visible only when all are stored;
                             default false. They are sent one by one
     transactionTimeoutMs    so long a transaction may take, in whole seconds; default 900000
@@ -210,6 +213,7 @@ class WriteOptions:
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
     transactional: bool = False
     transaction_timeout_s: int = DEFAULT_TRANSACTION_TIMEOUT_MS // 1000
+    keep_properties: frozenset[str] = frozenset()
     security: Security = field(default_factory=Security)
 
     @classmethod
@@ -225,6 +229,7 @@ class WriteOptions:
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
             values.flag("transactional", False),
             (values.number("transactionTimeoutMs", DEFAULT_TRANSACTION_TIMEOUT_MS, 1000) or 0) // 1000,
+            _kept(values.get("keepProperties") or ""),
             values.security(),
         )
 
@@ -356,6 +361,13 @@ def _unknown(given: str, proper: Mapping[str, str], action: str) -> str:
 
 def comma_list(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _kept(text: str) -> frozenset[str]:
+    kept = comma_list(text)
+    if wrong := [name for name in kept if name not in KEEPABLE]:
+        raise ConfigError(f"option keepProperties: {wrong[0]!r} can't be kept, but {', '.join(KEEPABLE)}")
+    return frozenset(kept)
 
 
 def _tags(text: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,9 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
+from gantrymq.spark.reserved_properties import is_reserved
+
+log = logging.getLogger(__name__)
 
 #: The property that is the same when a row is sent again: `write-partition-row`.
 GANTRY_ID = "GANTRY_ID"
@@ -103,6 +107,8 @@ class RowEncoder:
         self._row = 0
         self._unique_keys = UniqueKeys()
         self._good_topics: set[str] = set()
+        self._kept = options.keep_properties
+        self._is_dropped: dict[str, bool] = {}
         #: Properties that every message of a transaction has.
         self._half: dict[str, str] = {}
         if options.transactional:
@@ -126,7 +132,7 @@ class RowEncoder:
                 if topic not in self._good_topics:
                     self._check_topic(topic)
                 of_topic = messages.setdefault(topic, TopicMessages())
-                own = {name: value for name, value in properties if value} if properties else {}
+                own = self._own(properties) if properties else {}
                 for property_, values in delays:
                     if values[i] is not None:
                         own[property_] = str(values[i])
@@ -144,6 +150,20 @@ class RowEncoder:
             self._row += 1
         return messages
 
+    def _own(self, properties: list[tuple[str, str | None]]) -> dict[str, str]:
+        """Of a row's properties those that are its own, and not the system's word about another message."""
+        is_dropped, own = self._is_dropped, {}
+        for name, value in properties:
+            if name not in is_dropped:
+                is_dropped[name] = is_reserved(name) and name not in self._kept
+                if is_dropped[name]:
+                    log.warning(
+                        "property %s is RocketMQ's own: rows are written without it (option keepProperties)", name
+                    )
+            if value and not is_dropped[name]:
+                own[name] = value
+        return own
+
     def _message(
         self,
         own: dict[str, str],
@@ -160,7 +180,8 @@ class RowEncoder:
             own[names.TAGS] = tags
         if sharding_key:
             own[names.SHARDING_KEY] = sharding_key
-        own[names.UNIQUE_KEY] = self._unique_keys.next()
+        if names.UNIQUE_KEY not in own:
+            own[names.UNIQUE_KEY] = self._unique_keys.next()
         own[GANTRY_ID] = f"{self._id_prefix}-{self._row}"
         if self._half:
             own |= self._half

@@ -1,0 +1,87 @@
+"""Properties that RocketMQ itself gives to messages: what becomes of them when rows are written that have been read.
+
+They say something about the message that was read, and brokers act on them: one with TRAN_MSG becomes a half message
+that nobody commits, one with DELAY comes late, one with INNER_MULTI_DISPATCH goes to other queues besides. So a write
+leaves them out, but for those that the option keepProperties names. KEYS, TAGS and the sharding key are the user's.
+
+Source: MessageConst (STRING_HASH_SET and what brokers read besides).
+"""
+
+from __future__ import annotations
+
+from gantrymq.protocol import properties as names
+
+#: What keepProperties may name: these mean the same on the new message.
+KEEPABLE = (
+    names.DELAY_TIME_LEVEL,
+    names.TIMER_DELAY_SEC,
+    names.TIMER_DELAY_MS,
+    names.TIMER_DELIVER_MS,
+    names.UNIQUE_KEY,
+    names.WAIT_STORE_MSG_OK,
+    names.ORIGIN_MESSAGE_ID,
+    names.MAX_RECONSUME_TIMES,
+    names.CORRELATION_ID,
+    names.INSTANCE_ID,
+    names.MESSAGE_TYPE,
+    "BUYER_ID",
+    "DLQ_ORIGIN_TOPIC",
+    "DLQ_ORIGIN_MESSAGE_ID",
+)
+_RESERVED = frozenset(
+    {
+        *KEEPABLE,
+        names.RETRY_TOPIC,
+        names.REAL_TOPIC,
+        names.REAL_QUEUE_ID,
+        names.TRANSACTION_PREPARED,
+        names.TRANSACTION_ID,
+        names.TRANSACTION_CHECK_TIMES,
+        names.TRANSACTION_PREPARED_QUEUE_OFFSET,
+        names.CHECK_IMMUNITY_TIME_IN_SECONDS,
+        names.PRODUCER_GROUP,
+        names.MIN_OFFSET,
+        names.MAX_OFFSET,
+        names.RECONSUME_TIME,
+        names.MSG_REGION,
+        names.TRACE_SWITCH,
+        names.CONSUME_START_TIMESTAMP,
+        names.CLUSTER,
+        names.POP_CK,
+        names.FIRST_POP_TIME,
+        names.ORIGIN_GROUP,
+        names.MESSAGE_REPLY_TO_CLIENT,
+        names.MESSAGE_TTL,
+        names.PUSH_REPLY_TIME,
+        names.REPLY_ARRIVE_TIME,
+        names.TIMER_OUT_MS,
+        names.TIMER_ENQUEUE_MS,
+        names.TIMER_DEQUEUE_MS,
+        names.TIMER_ROLL_TIMES,
+        names.TIMER_DEL_UNIQKEY,
+        names.BORN_TIMESTAMP,
+        names.CRC32,
+        "TIMER_DELAY_LEVEL",
+        "POP_CK_OFFSET",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "DUP_INFO",
+        "EXTEND_UNIQ_INFO",
+        "INNER_NUM",
+        "INNER_BASE",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "PROPERTY_FORWARD_QUEUE_ID",
+        "REDIRECT",
+        "TRACE_CONTEXT",
+        "__BORNHOST",
+    }
+)
+#: What brokers pass on to each other.
+_TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the property is RocketMQ's."""
+    return name in _RESERVED or name.startswith(_TRANSIENT_PREFIX)
