@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import pytest
-from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
+from remoting_support import ECHO, address, calling, echo, frame, only_connection, peer_of, serving
 from waiting import until
 
 from gantrymq.errors import RequestTimeout
 from gantrymq.metrics import render
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import loop_watch, open_answers
 from gantrymq.remoting.connection import ONEWAY_LIMIT, Connection, Reply
-from gantrymq.remoting.loop_watch import CROWDED_TURN_S, SLOW_REQUEST_S, TURN_S, LoopWatch
+from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
+from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
 
 
 class OneRead(asyncio.Transport):
@@ -47,9 +49,15 @@ class OneRead(asyncio.Transport):
 
 
 def busy(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
         pass
+
+
+@pytest.fixture
+def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns are measured by the processor time of this thread: what others take on this machine doesn't count."""
+    monkeypatch.setattr(connection_module, "monotonic", time.thread_time)
 
 
 @contextmanager
@@ -88,8 +96,8 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
         handled.append(request.opaque)
         return RemotingCommand.response()
 
-    watch = LoopWatch()
-    connection = Connection({ECHO: handler}, is_server=True, watch=watch)
+    turns_of_all = Turns()
+    connection = Connection({ECHO: handler}, is_server=True, turns=turns_of_all)
     transport = OneRead()
     connection.connection_made(transport)
     answer = len(frame(code))
@@ -101,7 +109,7 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
     assert transport.written > count * answer // 2
     assert handled == (list(range(count)) if code == ECHO else [])
     assert max(turns) < 0.05
-    assert watch.turns.count >= count * 0.000001 / TURN_S
+    assert turns_of_all.watch.rounds.sum >= count * 0.000001
     connection.connection_lost(None)
 
 
@@ -119,24 +127,100 @@ async def test_answers_that_nobody_asked_for_take_turns_too() -> None:
     connection.connection_lost(None)
 
 
-async def test_a_turn_is_shared_by_the_connections_that_have_much_to_ask() -> None:
-    watch = LoopWatch()
+def connections_of(count: int, request_s: float) -> tuple[list[Connection], Turns]:
+    """Connections of one server, whose requests each take `request_s`."""
 
     def handler(connection: Connection, request: RemotingCommand) -> Reply:
-        busy(0.0002)
+        busy(request_s)
         return RemotingCommand.response()
 
-    connections = [Connection({7: handler}, is_server=True, watch=watch) for _ in range(20)]
+    turns = Turns()
+    connections = [Connection({7: handler, ECHO: echo}, is_server=True, turns=turns) for _ in range(count)]
     for connection in connections:
         connection.connection_made(OneRead())
+    return connections, turns
+
+
+def written_to(connection: Connection) -> int:
+    transport = connection._transport
+    assert isinstance(transport, OneRead)
+    return transport.written
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_a_turn_is_shared_by_the_connections_that_have_much_to_ask() -> None:
+    connections, turns = connections_of(20, 0.0002)
     began = time.thread_time()
     for connection in connections:
         connection.data_received(frame(7) * 1000)
     assert time.thread_time() - began < TURN_S + 20 * (CROWDED_TURN_S + 0.001)
-    assert watch.turn_s == CROWDED_TURN_S
+    assert turns.turn_s == CROWDED_TURN_S
     await asyncio.sleep(0)
     for connection in connections:
         connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+@pytest.mark.parametrize("request_s", [0.004, 0.03], ids=["short turns", "long steps"])
+async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float) -> None:
+    """Each of them once: none is longer than a turn may be, and all together were one stall."""
+    connections, turns = connections_of(40, request_s)
+    innocent, *others = connections
+    innocent.data_received(frame(ECHO))
+    answer = written_to(innocent)
+    rounds = 0
+    with longest_turns() as taken:
+        for connection in others:
+            connection.data_received(frame(7))
+        # In the same round, but it is known to ask for little.
+        innocent.data_received(frame(ECHO))
+        assert written_to(innocent) == 2 * answer
+        while any(not written_to(connection) for connection in others):
+            await asyncio.sleep(0)
+            innocent.data_received(frame(ECHO))
+            rounds += 1
+    assert written_to(innocent) == answer * (2 + rounds)
+    assert max(taken) < ROUND_S + WAITING_S + request_s + 0.01
+    assert turns.watch.rounds.sum > 0.9 * 39 * request_s
+    await until(lambda: not any(connection.is_behind for connection in connections))
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_who_was_put_off_is_served_in_turn() -> None:
+    connections, _ = connections_of(10, 0.01)
+    for connection in connections:
+        connection.data_received(frame(7) * 5)
+    with longest_turns():
+        while any(connection.is_behind for connection in connections):
+            await asyncio.sleep(0)
+            done = [written_to(connection) for connection in connections]
+            assert max(done) - min(done) <= 2 * len(RemotingCommand.response().encode())
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_a_connection_that_is_lost_while_it_waits_for_its_turn_is_forgotten() -> None:
+    connections, turns = connections_of(5, 0.03)
+    for connection in connections:
+        connection.data_received(frame(7) * 2)
+    for connection in connections:
+        connection.connection_lost(None)
+    assert turns.used > ROUND_S
+    await until(lambda: not turns.used)
+    assert not any(connection.is_behind for connection in connections)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_a_busy_connection_is_cheap_again_when_it_was_idle() -> None:
+    (busy_one,), _ = connections_of(1, 0.03)
+    busy_one.data_received(frame(7))
+    assert busy_one.is_busy()
+    busy_one.last_read -= 2.1
+    assert not busy_one.is_busy()
+    busy_one.connection_lost(None)
 
 
 async def test_requests_behind_a_slow_one_wait_for_the_next_turn() -> None:

@@ -27,9 +27,9 @@ from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import arrivals, server_tls
 from gantrymq.remoting.connection import Connection, Reply
-from gantrymq.remoting.loop_watch import TURN_S
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context, server_context
+from gantrymq.remoting.turns import TURN_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 

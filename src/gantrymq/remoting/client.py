@@ -12,8 +12,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
-from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.remoting.tls_problems import tls_problem
+from gantrymq.remoting.turns import Turns
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
@@ -44,7 +44,7 @@ class RemotingClient:
         self._connect_timeout_s = connect_timeout_s
         self._on_open = on_open
         self._on_close = on_close
-        self._watch = LoopWatch()
+        self._turns = Turns()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False
@@ -125,7 +125,7 @@ class RemotingClient:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: Connection(
-                        self._handlers, hooks=self._hooks, watch=self._watch, on_close=self._disconnected
+                        self._handlers, hooks=self._hooks, turns=self._turns, on_close=self._disconnected
                     ),
                     host,
                     port,

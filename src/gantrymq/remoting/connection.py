@@ -18,8 +18,8 @@ While it is open it is read, unless something speaks against it; `_read_or_stop`
 true beside the others:
 
     `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
-    `_rest` is an iterator    requests of the last read are still to be        ends with `_receive_rest`, which waits
-                              handled                                          for room and for the next turn
+    `_rest` is an iterator    requests of the last read are still to be        ends with `go_on`, which waits for room
+                              handled                                          and for a turn of its own (`turns.py`)
     `is_stopped`              its unfinished frame has no room (server only)   ends with `go_on_reading`
 
 `_batch` is a list during a read, when answers gather, and None between reads, when they are written at once.
@@ -39,9 +39,10 @@ from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingComman
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import encode_reply, error_response
-from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
+from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, Room
 from gantrymq.remoting.pending_requests import PendingRequests
+from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 
 log = peer_log(__name__)
@@ -87,7 +88,7 @@ class Connection(asyncio.Protocol):
     """A connected peer at `address` (host:port). `attributes` is free for the layers above.
 
     A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
-    reads on: if both stopped, two that have much to say to each other would wait for ever. `watch`, `frames` and
+    reads on: if both stopped, two that have much to say to each other would wait for ever. `turns`, `frames` and
     `room_for_answers` are shared by all connections of a server; a client's share the first.
     """
 
@@ -97,7 +98,7 @@ class Connection(asyncio.Protocol):
         *,
         hooks: Sequence[RpcHook] = (),
         is_server: bool = False,
-        watch: LoopWatch | None = None,
+        turns: Turns | None = None,
         frames: UnfinishedFrames | None = None,
         room_for_answers: Room | None = None,
         on_open: Callable[[Connection], None] | None = None,
@@ -110,7 +111,9 @@ class Connection(asyncio.Protocol):
         self._handlers = handlers
         self._hooks = hooks
         self._is_server = is_server
-        self._watch = watch if watch is not None else LoopWatch()
+        self._turns = turns if turns is not None else Turns()
+        #: What its turns took of late, beyond its share of the time, s; as of `last_read`.
+        self._recent_s = 0.0
         self._frames = frames
         #: Of the unfinished frame that `frames` was told of; 0 for none.
         self._frame_length = 0
@@ -134,6 +137,8 @@ class Connection(asyncio.Protocol):
         self._batch_bytes = 0
         #: The rest of a read whose answers filled the write buffer, or that took its turn of the loop.
         self._rest: Iterator[RemotingCommand] | None = None
+        #: It has been put off, and `go_on` follows.
+        self._is_in_line = False
         #: It isn't the peer's fault that nothing comes: see `stop_reading`.
         self.is_stopped = False
 
@@ -149,13 +154,22 @@ class Connection(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        self._receive(self._reader.feed(data))
+        commands = self._reader.feed(data)
+        if self._turns.is_used_up and not self._is_known_as_cheap():
+            self._rest = commands
+            self._wait_for_turn()
+            self._read_or_stop()
+        else:
+            self._receive(commands)
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
+        turns = self._turns
         # Not the loop's time, which stands still during a turn of uvloop's.
-        began = before = self.last_read = monotonic()
-        turn_ends = began + self._watch.turn_s
+        began = before = monotonic()
+        recent_s = self._recent_s - (began - self.last_read) * CHEAP_SHARE
+        self.last_read = began
+        turn_ends = began + turns.turn_s
         try:
             for command in commands:
                 if self._closing:
@@ -169,10 +183,8 @@ class Connection(asyncio.Protocol):
                 now = monotonic()
                 if now > turn_ends:
                     if now - before > SLOW_REQUEST_S:
-                        self._watch.slow_request(command.code, self.address, now - before, len(command.body))
-                    self._watch.turn_ended(now - began)
+                        turns.watch.slow_request(command.code, self.address, now - before, len(command.body))
                     self._rest = commands
-                    self._loop.call_soon(self._receive_rest)
                     break
                 before = now
                 if self._batch_bytes > BATCH_LIMIT:
@@ -186,12 +198,26 @@ class Connection(asyncio.Protocol):
             self.close()
         finally:
             self._flush()
+            took = monotonic() - began
+            turns.used += took
+            if turns.used > TURN_S:
+                turns.took_much()
+            recent_s = took + recent_s if recent_s > 0.0 else took
+            self._recent_s = recent_s if recent_s < MOST_S else MOST_S
         if self._rest is not None:
+            self._wait_for_turn()
             self._read_or_stop()
         elif self._frames is not None and (self._reader.frame_length or self._frame_length):
             reader = self._reader
             self._frame_length = reader.frame_length
             self._frames.received(self, reader.frame_number, reader.frame_length, reader.held_bytes)
+
+    def is_busy(self) -> bool:
+        """Its turns take more than a small share of the time."""
+        return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
+
+    def _is_known_as_cheap(self) -> bool:
+        return self._opened < self.last_read > monotonic() - KNOWN_S and not self.is_busy()
 
     def _flush(self) -> None:
         """Writes the answers of the read under way."""
@@ -214,14 +240,25 @@ class Connection(asyncio.Protocol):
             log.warning("closing the connection with %s, which asks and takes no answers", self.address)
             self.abort()
 
-    def _receive_rest(self) -> None:
-        """Goes on with the requests that waited for room, or for this turn."""
-        if self._rest is None or self._writable is not None or self._closing:
+    def _wait_for_turn(self) -> None:
+        if not self._is_in_line and (self._writable is None or not self._is_server):
+            self._is_in_line = True
+            self._turns.put_off(self)
+
+    def go_on(self) -> None:
+        """Its turn has come, for the requests that wait."""
+        self._is_in_line = False
+        if self._rest is None or (self._writable is not None and self._is_server) or self._closing:
             return
         commands, self._rest = self._rest, None
         self._receive(commands)
         if self._rest is None:
             self._read_or_stop()
+
+    @property
+    def is_behind(self) -> bool:
+        """Requests that have arrived wait for their turn, or for room."""
+        return self._rest is not None
 
     def _read_or_stop(self) -> None:
         """Has the transport read, or not, as the state says (see above)."""
@@ -251,7 +288,7 @@ class Connection(asyncio.Protocol):
         self._wake_writers()
         if self._rest is not None:
             # Not here: the transport is in the middle of a write.
-            self._loop.call_soon(self._receive_rest)
+            self._wait_for_turn()
         else:
             self._read_or_stop()
 

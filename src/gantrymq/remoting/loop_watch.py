@@ -1,13 +1,12 @@
 """LoopWatch: how long an event loop is kept busy, and by which requests.
 
 Everything of a server happens in one loop, so what holds it up is what every client waits for. It is measured in two
-ways: each turn of a connection's requests that took long, and how late a timer comes, whatever the reason was. Requests
-that were much too slow are named in the log.
+ways: what the requests of each round took together if that was long, and how late a timer comes, whatever the reason
+was. Requests that were much too slow are named in the log.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from math import inf
 from time import monotonic
@@ -19,17 +18,13 @@ from gantrymq.metrics import NO_LABELS, Histogram, Kind, Metric
 
 log = peer_log(__name__)
 
-#: So long a connection's requests go on in one turn of the loop, s; the rest of what was read waits for the next.
-TURN_S = 0.005
-#: The same in a turn in which another connection's requests have taken that already: hundreds of them may be readable.
-CROWDED_TURN_S = 0.0005
 #: A request that keeps the loop busy for longer is logged.
 SLOW_REQUEST_S = 0.1
 #: The first of them at once, then the slowest of so many seconds.
 REPORT_S = 10.0
 #: How often a timer looks how late it is, s.
 BEAT_S = 0.1
-#: Bounds of the histograms, s. A turn that is not longer than the first isn't counted, which keeps it free.
+#: Bounds of the histograms, s.
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -44,10 +39,8 @@ class LoopWatch:
     """Of one server, or of one client's connections, whose loop nobody's timer watches. Times are `monotonic`'s, s."""
 
     def __init__(self, jobs: Jobs | None = None) -> None:
-        self.turns = Histogram(_BOUNDS)
+        self.rounds = Histogram(_BOUNDS)
         self.lateness = Histogram(_BOUNDS)
-        #: How long a turn may be that begins now.
-        self.turn_s = TURN_S
         self._job = (jobs or Jobs()).repeating("loop heartbeat", self._beat, BEAT_S)
         self._due = 0.0
         self._logged_at = -inf
@@ -63,13 +56,9 @@ class LoopWatch:
     def stop(self) -> None:
         self._job.cancel()
 
-    def turn_ended(self, seconds: float) -> None:
-        """Requests of one connection have taken longer than `turn_s`."""
-        if seconds > TURN_S:
-            self.turns.observe(seconds)
-        if self.turn_s == TURN_S:
-            self.turn_s = CROWDED_TURN_S
-            asyncio.get_running_loop().call_soon(self._next_turn)
+    def round_ended(self, seconds: float) -> None:
+        """So long took all connections' requests in one round of the loop; not told for `turns.TURN_S` or less."""
+        self.rounds.observe(seconds)
 
     def slow_request(self, code: int, address: str, seconds: float, body_length: int) -> None:
         """One request has taken longer than SLOW_REQUEST_S."""
@@ -83,8 +72,8 @@ class LoopWatch:
         yield Metric(
             "gantry_loop_turn_seconds",
             Kind.HISTOGRAM,
-            f"Turns of a connection's requests that kept the event loop busy for longer than {1000 * TURN_S:g} ms.",
-            [(labels, self.turns)],
+            "What the requests of all connections in one turn of the event loop took together, if more than 5 ms.",
+            [(labels, self.rounds)],
         )
         yield Metric(
             "gantry_loop_lateness_seconds",
@@ -92,9 +81,6 @@ class LoopWatch:
             f"How late a timer of the event loop came that looks each {1000 * BEAT_S:g} ms.",
             [(labels, self.lateness)],
         )
-
-    def _next_turn(self) -> None:
-        self.turn_s = TURN_S
 
     def _beat(self) -> None:
         now = monotonic()

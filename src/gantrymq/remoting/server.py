@@ -16,6 +16,7 @@ from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.remoting.open_answers import MAX_BYTES, MAX_REQUESTS, Room
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.remoting.turns import Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 
 log = peer_log(__name__)
@@ -62,6 +63,7 @@ class RemotingServer:
         #: While it runs.
         self._arrivals: Arrivals | None = None
         self.loop_watch = LoopWatch(jobs)
+        self._turns = Turns(self.loop_watch, jobs)
         self.unfinished_frames = UnfinishedFrames(jobs)
         self._room_for_answers = Room(MAX_REQUESTS, MAX_BYTES)
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
@@ -99,7 +101,7 @@ class RemotingServer:
         deadline = monotonic() + DRAIN_TIMEOUT_S
         while (looked := monotonic()) < deadline:
             await asyncio.sleep(DRAIN_QUIET_S)
-            if all(connection.last_read < looked for connection in self.connections):
+            if all(connection.last_read < looked and not connection.is_behind for connection in self.connections):
                 break
 
     async def stop(self) -> None:
@@ -127,7 +129,7 @@ class RemotingServer:
             self._handlers,
             hooks=self._hooks,
             is_server=True,
-            watch=self.loop_watch,
+            turns=self._turns,
             frames=self.unfinished_frames,
             room_for_answers=self._room_for_answers,
             on_open=self._opened,
