@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_support import create_topic, send_numbers
 
 from gantrymq.client.admin.client import AdminClient
@@ -24,6 +23,7 @@ from gantrymq.spark.planning import find_queues, initial_offsets, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.spark.rows import read_ranges
+from gantrymq.spark.versions import ReadAllAvailable
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_support import create_topic, send_numbers
 
 from gantrymq.client.admin.client import AdminClient
@@ -17,6 +16,7 @@ from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.spark.versions import ReadAllAvailable
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
@@ -22,6 +21,7 @@ from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.sizes import MOST_ESTIMATES, limit_bytes
+from gantrymq.spark.versions import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from spark_support import committed_offsets, create_topic, send_numbers
 
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]

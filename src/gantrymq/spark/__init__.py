@@ -1,4 +1,4 @@
-"""`format("rocketmq")` for PySpark 4.2 and later: RocketMQ topics as batch and streaming tables, both ways.
+"""`format("rocketmq")` for PySpark 4.0 and later: RocketMQ topics as batch and streaming tables, both ways.
 
     from gantrymq.spark import register, session_builder
 
@@ -8,9 +8,11 @@
 
 Open `datasource.py` first; every option is in `options.py`. `reader.py` and `writer.py` are Spark's interfaces over
 `gantrymq.client`. The driver's part of a read is `planning.py`, with `offsets.py`; a task's is `rows.py`, which has
-`pull.py` fetch bytes and `arrow_records.py` turn them into Arrow columns without a Python object per record.
+`pull.py` fetch bytes and `arrow_records.py` turn them into Arrow columns without a Python object per record. What older
+versions of Spark lack is in `versions.py` and `older_stream.py`.
 """
 
+from gantrymq.spark import versions  # noqa: F401  # first: it says which Spark is too old
 from gantrymq.spark.datasource import RocketMQDataSource, register
 from gantrymq.spark.session import java_home, session_builder
 

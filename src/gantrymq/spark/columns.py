@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -17,6 +16,7 @@ from pyspark.sql.types import (
 )
 
 from gantrymq.errors import ConfigError
+from gantrymq.spark.versions import to_arrow_schema
 
 #: The columns of a read, as `arrow_records.ARROW_TYPES` makes them.
 COLUMNS: dict[str, DataType] = {
@@ -59,4 +59,4 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             raise ConfigError(f"column {field.name} is not null in the schema: leave that out, as messages may lack it")
     if not schema.fields:
         raise ConfigError("a rocketmq read needs at least one column")
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)

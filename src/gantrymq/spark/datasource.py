@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from gantrymq.errors import ConfigError
 from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.older_stream import OlderStreamReader
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.reader import RocketMQBatchReader, RocketMQPushdownReader, RocketMQStreamReader
 from gantrymq.spark.row_messages import check_columns
 from gantrymq.spark.store.datasource import RocketMQStoreDataSource
+from gantrymq.spark.versions import HAS_ADMISSION_CONTROL, HAS_FILTERS, DataSourceStreamArrowWriter
 from gantrymq.spark.writer import RocketMQBatchWriter, RocketMQStreamWriter
 
 NAME = "rocketmq"
@@ -37,8 +39,9 @@ class RocketMQDataSource(DataSource):
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         return RocketMQBatchReader(ReadOptions.parse(self.options, streaming=False), arrow_schema(schema))
 
-    def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        return RocketMQStreamReader(ReadOptions.parse(self.options, streaming=True), arrow_schema(schema))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else OlderStreamReader
+        return reader(ReadOptions.parse(self.options, streaming=True), arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = WriteOptions.parse(self.options)
@@ -63,9 +66,9 @@ def register(spark: SparkSession) -> None:
 
     Conditions on topic, brokerName, queueId, queueOffset and storeTimestamp spare reading when
     spark.sql.python.filterPushdown.enabled is on by now, as `session_builder` sets it; without it Spark does not even
-    allow a reader to offer that.
+    allow a reader to offer that. Spark 4.0 has no such thing.
     """
-    pushes = spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
+    pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)
     spark.dataSource.register(RocketMQStoreDataSource)
 

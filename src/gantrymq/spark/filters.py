@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
-
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from typing import TYPE_CHECKING, Any
 
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.versions import HAS_FILTERS
+
+if TYPE_CHECKING or HAS_FILTERS:
+    from pyspark.sql.datasource import (
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        IsNotNull,
+        LessThan,
+        LessThanOrEqual,
+    )
 
 _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {
     "topic": lambda queue: queue.topic,

@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError
@@ -37,6 +30,16 @@ from gantrymq.spark.planning import (
 )
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.sizes import estimate_size, limit_bytes
+from gantrymq.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 #: In the offset of a micro-batch: where queues start that the offset before it doesn't have, or has by chance only.
 #: `latest` is another place when a first batch that failed is planned again after a restart, and what lies between

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError, GantryError
@@ -26,6 +26,7 @@ from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.sender import HalfMessage, RowSender, end_all
+from gantrymq.spark.versions import DataSourceStreamArrowWriter
 
 log = logging.getLogger(__name__)
 
