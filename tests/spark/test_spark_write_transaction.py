@@ -109,17 +109,17 @@ def test_nothing_is_there_when_a_task_fails(spark: SparkSession, cluster: Embedd
     assert messages(cluster, topic) == 0
 
 
+async def store_two(options: WriteOptions) -> list[HalfMessage]:
+    sender = RowSender(Cluster(options.name_servers, 5000), 0, transactional=True)
+    await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
+    await sender.close()
+    return sender.halves
+
+
 def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     """A broker would refuse the commits of the first messages, and not those of the last."""
     options = WriteOptions([cluster.name_server], new_topic(1), transactional=True, transaction_timeout_s=5)
-
-    async def store() -> list[HalfMessage]:
-        sender = RowSender(Cluster(options.name_servers, 5000), 0, transactional=True)
-        await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
-        await sender.close()
-        return sender.halves
-
-    halves = run(store())
+    halves = run(store_two(options))
     assert len(halves) == 2
     writer = RocketMQBatchWriter(options)
     with pytest.raises(ClientError, match="more than transactionTimeoutMs allows"):
@@ -128,6 +128,18 @@ def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, ne
     assert messages(cluster, options.topic, 1) == 0
     writer.commit([None, RowsSent(2, time.time(), halves)])
     assert messages(cluster, options.topic, 1) == 2
+
+
+def test_a_commit_that_overruns_the_time_is_finished(tmp_path: Path) -> None:
+    """A broker that takes no late commits would show a part of the messages."""
+    with EmbeddedCluster(directory=tmp_path, transaction_time_out=1) as brokers:
+        options = WriteOptions([brokers.name_server], "late", transactional=True, transaction_timeout_s=1)
+        halves = run(store_two(options))
+        stored = time.time()
+        wait_until(lambda: time.time() > stored + 1.1)
+        # The driver began to commit in time, and this is what is left when the time is over.
+        RocketMQBatchWriter(options).commit([RowsSent(2, time.time(), halves)])
+        assert messages(brokers, "late", 4) == 2
 
 
 @contextmanager

@@ -204,7 +204,8 @@ class WriteOptions:
                             without it all of them are left out of the column `properties`
     transactional           true: the messages of a batch, or of a micro-batch, are visible only when all are stored;
                             default false. They are sent one by one
-    transactionTimeoutMs    so long a transaction may take, in whole seconds; default 900000
+    transactionTimeoutMs    so long the tasks of a transaction may take, in whole seconds; default 900000. A commit that
+                            has begun by then is finished
     accessKey, secretKey, securityToken, tls.*   as for a read
     """
 

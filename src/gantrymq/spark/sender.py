@@ -49,6 +49,10 @@ class HalfMessage(NamedTuple):
             commit_or_rollback=verdict,
             msg_id=self.unique_key,
             topic=self.queue.topic,
+            # Without it a broker refuses what comes later than transactionTimeoutMs, and the rest of a transaction
+            # whose first messages are visible would be missing. When a transaction may begin to end is the driver's
+            # decision.
+            from_transaction_check=True,
             bname=self.queue.broker_name,
         )
 

@@ -123,7 +123,8 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
     sent = [message for message in messages if isinstance(message, RowsSent) and message.halves]
     if not sent:
         return
-    # A broker refuses commits that come later than that: better none than some.
+    # Brokers begin to ask about half messages then, and give up those that nobody answers for. A commit that has begun
+    # is finished, however long it takes.
     age_s = time.time() - min(message.started_at for message in sent)
     if age_s > options.transaction_timeout_s:
         _abort(messages, options)
