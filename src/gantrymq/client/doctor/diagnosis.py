@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from gantrymq import __version__
 from gantrymq.client.doctor.checks import check_brokers, check_name_servers
 from gantrymq.client.doctor.finding import Finding, ok
+from gantrymq.client.doctor.group_checks import check_groups
 from gantrymq.client.doctor.job_checks import check_jobs
 from gantrymq.client.doctor.observation import Observation, observe
+from gantrymq.client.doctor.rights import check_rights
 from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import PROTOCOL_VERSION
@@ -40,7 +42,14 @@ async def diagnose(
 def judge(seen: Observation) -> list[Finding]:
     """What follows from what was seen, the way a message would go: NameServers, brokers, the topic."""
     findings = [ok(f"this is gantrymq {__version__}, RocketMQ's protocol as of MQVersion {PROTOCOL_VERSION}")]
-    findings += [*check_name_servers(seen), *check_brokers(seen), *check_jobs(seen), *check_auto_creation(seen)]
+    findings += [
+        *check_name_servers(seen),
+        *check_brokers(seen),
+        *check_rights(seen),
+        *check_jobs(seen),
+        *check_auto_creation(seen),
+    ]
     if seen.topic is not None:
         findings += check_topic(seen, seen.topic)
+    findings += check_groups(seen)
     return findings

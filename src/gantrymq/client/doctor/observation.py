@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.doctor.groups_seen import GroupSeen, groups_seen
+from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
-from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 from gantrymq.remoting.connection import RpcHook
 
@@ -69,6 +72,8 @@ class BrokerSeen:
     topic: TopicConfig | None = None
     #: How far its clock is ahead of the one here, s; None when it can't be seen.
     clock_ahead_s: float | None = None
+    #: What it doesn't let this user have, and its words.
+    refusals: dict[str, BrokerError] = field(default_factory=dict)
 
     @property
     def is_master(self) -> bool:
@@ -88,6 +93,11 @@ class Observation:
     brokers: list[BrokerSeen] = field(default_factory=list)
     #: Whether they were asked with TLS.
     over_tls: bool = False
+    #: Whether requests had an access key.
+    is_signed: bool = False
+    #: Consumer groups, those of the topic if one is in question; not all when they are many.
+    groups: list[GroupSeen] = field(default_factory=list)
+    group_count: int = 0
 
     @property
     def answering(self) -> list[NameServerSeen]:
@@ -109,6 +119,7 @@ async def observe(
             *(_name_server(address, topic, ssl_context, hooks, timeout_ms) for address in name_servers)
         ),
         over_tls=ssl_context is not None,
+        is_signed=bool(hooks),
     )
     found = {
         (broker.cluster, name, broker_id, address): None
@@ -125,7 +136,56 @@ async def observe(
 
     async with AdminClient(ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
         seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
+        for broker in seen.brokers:
+            if topic is not None and broker.error is None and _takes_messages(seen, broker):
+                with suppress(GantryError):
+                    refusal = await send_refusal(admin, broker.address, topic)
+                    if refusal is not None:
+                        broker.refusals[SENDING] = refusal
+    await _look_at_groups(seen, ssl_context, hooks, timeout_ms)
     return seen
+
+
+def _takes_messages(seen: Observation, broker: BrokerSeen) -> bool:
+    return broker.is_master and any(
+        data.broker_name == broker.name and data.perm & PERM_WRITE
+        for name_server in seen.answering
+        if name_server.route is not None
+        for data in name_server.route.queue_datas
+    )
+
+
+async def _look_at_groups(
+    seen: Observation, ssl_context: ssl.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
+) -> None:
+    masters = [broker for broker in seen.brokers if broker.is_master and broker.error is None]
+    has_topic = any(name_server.route is not None for name_server in seen.answering)
+    if not masters or (seen.topic is not None and not has_topic):
+        return
+    servers = [server.address for server in seen.answering]
+    async with AdminClient(servers, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
+        try:
+            addresses = [broker.address for broker in masters]
+            seen.groups, seen.group_count = await groups_seen(admin, addresses, seen.topic)
+        except PartialFailure as e:
+            refused = [error for error in e.failed.values() if isinstance(error, BrokerError)]
+            for broker in masters:
+                for error in refused:
+                    if error.address == broker.address:
+                        _note(broker, GROUPS, error)
+        except BrokerError as e:
+            for broker in masters:
+                if broker.address == e.address:
+                    _note(broker, GROUPS, e)
+        except GantryError:
+            # A broker that went meanwhile; the next look says so.
+            pass
+
+
+def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
+    """Another answer than a refusal comes from a broker that is too old for the question."""
+    if error.code == ResponseCode.NO_PERMISSION:
+        broker.refusals[what] = error
 
 
 async def _name_server(
@@ -158,13 +218,17 @@ async def _route(admin: AdminClient, topic: str) -> TopicRouteData | None:
 
 async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None) -> None:
     try:
-        # A refusal tells nothing, but the broker answers, which is what counts.
-        with suppress(BrokerError):
+        # A refusal tells nothing else, but the broker answers, which is what counts.
+        try:
             asked_s = time.time()
             broker.runtime = await admin.runtime_info(broker.address)
             broker.clock_ahead_s = clock_ahead_s(broker.runtime, (asked_s + time.time()) / 2)
-        with suppress(BrokerError):
+        except BrokerError as e:
+            _note(broker, FIGURES, e)
+        try:
             broker.config = await admin.broker_config(broker.address)
+        except BrokerError as e:
+            _note(broker, CONFIGURATION, e)
         if topic is not None:
             with suppress(BrokerError):
                 broker.topic = await admin.topic_config(broker.address, topic)

@@ -1,0 +1,65 @@
+"""Consumer groups: whether their members want the same, and whether they keep up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from gantrymq.client.doctor.finding import Finding, ok, problem, warning
+from gantrymq.client.doctor.groups_seen import GroupSeen, Subscriptions
+from gantrymq.client.doctor.observation import Observation, named
+from gantrymq.clock import now_ms
+
+#: A group that is behind, and whose last consumed message is older than this, doesn't keep up.
+LATE_MS = 10 * 60 * 1000
+
+
+def check_groups(seen: Observation) -> Iterator[Finding]:
+    for group in seen.groups:
+        yield from _check_subscriptions(group)
+        yield from _check_lag(group)
+    if seen.groups:
+        more = "" if seen.group_count == len(seen.groups) else f" of {seen.group_count}, those furthest behind"
+        where = "" if seen.topic is None else f" of topic {seen.topic}"
+        yield ok(f"consumer groups looked at{where}: {len(seen.groups)}{more}")
+
+
+def _check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
+    by_subscription: dict[Subscriptions, list[str]] = defaultdict(list)
+    for client_id, subscriptions in group.subscriptions.items():
+        by_subscription[subscriptions].append(client_id)
+    if len(by_subscription) > 1:
+        told = "; ".join(f"{named(clients, 3)}: {_told(what)}" for what, clients in sorted(by_subscription.items()))
+        yield problem(
+            f"the consumers of group {group.name} subscribe to different things: {told}",
+            "a broker keeps one subscription for a group and topic, that of the last heartbeat: queues go to consumers "
+            "that don't want them, and messages that a filter leaves out count as consumed.",
+            "Give all consumers of a group the same subscriptions, and other ones a group of their own.",
+        )
+
+
+def _told(subscriptions: Subscriptions) -> str:
+    return ", ".join(f"{topic} {kind} {expression!r}" for topic, kind, expression in subscriptions) or "nothing"
+
+
+def _check_lag(group: GroupSeen) -> Iterator[Finding]:
+    for topic, lag in sorted(group.lags.items()):
+        if not lag.behind:
+            continue
+        what = f"group {group.name} is {lag.behind:,} messages behind in topic {topic}"
+        if group.members == []:
+            yield warning(
+                f"{what}, and none of its consumers is there",
+                "nobody consumes for it: no consumer runs, or those that run can't reach the brokers.",
+                f"Start one; a group that is no longer used: gantry admin deleteSubGroup -g {group.name} -c CLUSTER",
+            )
+        elif lag.last_ms is not None and 0 < lag.last_ms < now_ms() - LATE_MS:
+            minutes = (now_ms() - lag.last_ms) // 60_000
+            yield warning(
+                f"{what}, by {minutes:,} minutes",
+                "its consumers are slower than what comes in, fail again and again, or wait for something.",
+                f"Look at gantry admin consumerProgress -g {group.name} and at the consumers' logs; more consumers "
+                "help as long as there are more queues than consumers.",
+            )
+        else:
+            yield ok(what)

@@ -1,0 +1,106 @@
+"""Consumer groups as their brokers and members tell of them: how far they are, who subscribes to what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import BrokerError, GantryError
+from gantrymq.protocol.bodies.stats import ConsumeStats
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
+
+#: So many groups are looked at, and so many members of each: a look at a cluster is to end soon.
+MAX_GROUPS = 50
+MAX_MEMBERS = 20
+_MAX_CONCURRENT = 16
+#: Groups that tools use and nobody waits for.
+_TOOLS = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI", "CID_SYS_RMQ_TRANS")
+
+#: (expression type, expression) by topic.
+Subscriptions = tuple[tuple[str, str, str], ...]
+
+
+@dataclass(slots=True)
+class Lag:
+    """Of one group in one topic. `last_ms` is the store time of the last message consumed of a queue that is behind."""
+
+    behind: int = 0
+    last_ms: int | None = None
+
+
+@dataclass(slots=True)
+class GroupSeen:
+    """One group. `lags` is by topic, `members` by client id; None when nobody could say who they are."""
+
+    name: str
+    lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
+    members: list[str] | None = None
+    subscriptions: dict[str, Subscriptions] = field(default_factory=dict)
+
+    def add(self, stats: ConsumeStats) -> None:
+        for queue, offsets in stats.offset_table.items():
+            lag = self.lags[queue.topic]
+            behind = max(0, offsets.broker_offset - offsets.consumer_offset)
+            lag.behind += behind
+            if behind:
+                lag.last_ms = min(offsets.last_timestamp, lag.last_ms or offsets.last_timestamp)
+
+
+async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
+    """The groups of `topic`, or all, those behind first; and how many there are. Raises BrokerError if refused."""
+    found: dict[str, GroupSeen] = {}
+    if topic is not None:
+        for name in await admin.groups_of_topic(topic):
+            if not name.startswith(_TOOLS):
+                found[name] = GroupSeen(name)
+                found[name].add(await admin.consume_stats(name, topic))
+    else:
+        for address in masters:
+            for name, of_topics in (await admin.broker_consume_stats(address)).by_group.items():
+                if not name.startswith(_TOOLS):
+                    group = found.setdefault(name, GroupSeen(name))
+                    for stats in of_topics:
+                        group.add(stats)
+    for group in found.values():
+        for name in [name for name in group.lags if is_system_topic(name) and not name.startswith(RETRY_TOPIC_PREFIX)]:
+            del group.lags[name]
+    groups = sorted(found.values(), key=lambda group: (-sum(lag.behind for lag in group.lags.values()), group.name))
+    chosen = groups[:MAX_GROUPS]
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
+
+    async def ask(group: GroupSeen) -> None:
+        async with limit:
+            await _ask_members(admin, group)
+
+    await asyncio.gather(*(ask(group) for group in chosen))
+    return chosen, len(groups)
+
+
+async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
+    try:
+        connections = (await admin.consumer_connection(group.name)).connection_set
+    except BrokerError as e:
+        group.members = [] if e.code == ResponseCode.CONSUMER_NOT_ONLINE else None
+        return
+    except GantryError:
+        return
+    group.members = sorted(connection.client_id for connection in connections)
+    if len(group.members) < 2:
+        return
+    for client_id in group.members[:MAX_MEMBERS]:
+        try:
+            info = await admin.consumer_running_info(group.name, client_id)
+        except GantryError:
+            # Gone in the meantime, or one that tells nothing.
+            continue
+        group.subscriptions[client_id] = tuple(
+            sorted(
+                (one.topic, one.expression_type, one.sub_string)
+                for one in info.subscription_set
+                if not one.topic.startswith(RETRY_TOPIC_PREFIX)
+            )
+        )
