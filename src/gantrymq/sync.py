@@ -9,9 +9,11 @@ the client's own: that of a handler that is a coroutine function. A forked child
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -39,25 +41,34 @@ class _Sync:
 
     The thread dies when a handler, a hook or a listener in it raises SystemExit or KeyboardInterrupt. The client is
     closed then; calls under way, and the next one, raise ThreadDied.
+
+    A call that Ctrl-C interrupts is cancelled, also a start, which is undone. A close goes on for as long as it has,
+    or until it is interrupted again.
     """
 
     def __init__(self, client: Producer | GroupConsumer) -> None:
         self._client = client
         self._thread: LoopThread | None = None
+        #: The process that has the thread.
+        self._started_in = 0
         #: Some call has raised ThreadDied.
         self._death_is_told = False
         #: Held while work is given to the thread, so that none comes after its end.
         self._lock = threading.Lock()
+        #: Held by who ends the thread, which may take as long as a close. An interrupted end goes on with the next call.
+        self._ending = threading.Lock()
+        self._is_ending = False
 
     def start(self) -> None:
         """Starts the thread and the client."""
         with self._lock:
             if self._thread is not None:
                 raise ClientError("this client is already started")
-            self._death_is_told = False
+            self._death_is_told = self._is_ending = False
+            self._started_in = os.getpid()
             self._thread = LoopThread("gantrymq-client", self._client.close)
-            self._thread.start()
         try:
+            self._thread.start()
             self._wait(self._client.start())
         except BaseException:
             self._stop_thread()
@@ -114,25 +125,32 @@ class _Sync:
         if self._was_forked:
             raise ClientClosed("this client was started before a fork: make a new one in the child")
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or self._is_ending:
                 raise ClientClosed("this client is not started, or closed: use it inside `with`")
             return self._thread.submit(work)
 
     @property
     def _was_forked(self) -> bool:
         """A child has its parent's memory, and none of its threads."""
-        thread = self._thread
-        return thread is not None and not thread.is_alive and thread.error is None
+        return self._thread is not None and self._started_in != os.getpid()
 
     def _refuse_own_thread(self) -> None:
         if self._thread is not None and self._thread.is_current:
             raise ClientError("the client's own thread would wait for itself: make the handler a plain function")
 
     def _stop_thread(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
+        with self._ending:
+            with self._lock:
+                self._is_ending = True
+            thread = self._thread
+            if thread is None:
+                return
+            if thread.is_alive and thread.error is None:
+                # Whoever waited for a start or a close was interrupted: the connections are the loop's.
+                with suppress(GantryError, CancelledError):  # It is in the log; the thread is ending already.
+                    thread.submit(self._client.close(0.0)).result()
             thread.stop()
+            self._thread = None
 
 
 class SyncProducer(_Sync):

@@ -39,7 +39,8 @@ class LoopThread:
         self._loop = uvloop.new_event_loop()
         self._thread = SupervisedThread(name, self._loop.run_forever, self._died)
         self._futures: set[Future[Any]] = set()
-        #: Held while work is given to the loop, so that none comes after its death.
+        self._stopping: asyncio.Task[None] | None = None
+        #: Held while work is given to the loop, so that none comes after its death, and while it is closed.
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -66,16 +67,18 @@ class LoopThread:
         return future
 
     def stop(self) -> None:
-        """Cancels what is under way, ends the thread and closes the loop. Not to be called in the thread itself."""
-        if self.error is None and self._thread.is_alive:
-            try:
-                self.submit(_end_others()).result()
-            except ThreadDied:
-                pass  # Of what was cancelled.
-            else:
-                self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancels what is under way, ends the thread and closes the loop. Not to be called in the thread itself.
+
+        Once more does no harm; whoever was interrupted here may call it again.
+        """
+        with self._lock:
+            if self.error is None and self._thread.is_alive:
+                self._loop.call_soon_threadsafe(self._begin_stop)
         self._thread.join()
-        self._loop.close()
+        for future in list(self._futures):
+            future.cancel()
+        with self._lock:
+            self._loop.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,6 +88,17 @@ class LoopThread:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _begin_stop(self) -> None:
+        if self._stopping is None:
+            self._stopping = self._loop.create_task(self._stop_loop())
+
+    async def _stop_loop(self) -> None:
+        try:
+            await _end_others()
+        finally:
+            # Not at once: what has ended is told first to those who wait for it.
+            self._loop.call_soon(self._loop.stop)
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
         task = self._loop.create_task(work)

@@ -9,6 +9,9 @@ from gantrymq.logs import peer_log
 
 log = peer_log(__name__)
 
+#: How long a thread whose start was interrupted may take to begin.
+BEGIN_S = 1.0
+
 
 class SupervisedThread:
     """Runs `target` in a daemon thread from `start` on.
@@ -21,19 +24,27 @@ class SupervisedThread:
         self._target = target
         self._died = died
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_started = False
+        # Not the thread's own word: one whose start or join was interrupted by Ctrl-C says that it doesn't live.
+        self._begun = threading.Event()
+        self._ended = threading.Event()
 
     def start(self) -> None:
+        self._is_started = True
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended; whether it has. A thread that was never started has."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if not self._is_started or not self._begun.wait(BEGIN_S):
+            return True
+        if not self._ended.wait(timeout_s):
+            return False
+        self._thread.join()
+        return True
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._is_started and not self._ended.is_set()
 
     @property
     def is_current(self) -> bool:
@@ -41,8 +52,11 @@ class SupervisedThread:
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
+        self._begun.set()
         try:
             self._target()
         except BaseException as e:
             log.critical("the thread %s died", self._thread.name, exc_info=True)
             self._died(e)
+        finally:
+            self._ended.set()
