@@ -55,7 +55,7 @@ class _Sync:
         self._death_is_told = False
         #: Held while work is given to the thread, so that none comes after its end.
         self._lock = threading.Lock()
-        #: Held by who ends the thread, which may take as long as a close. An interrupted end goes on with the next call.
+        #: Held by who ends the thread, for as long as a close may take. An interrupted end goes on with the next call.
         self._ending = threading.Lock()
         self._is_ending = False
 
