@@ -112,6 +112,7 @@ class ScriptedGroupBroker:
         self.sent_back: list[ConsumerSendMsgBackRequestHeader] = []
         self.send_back_code = ResponseCode.SUCCESS
         self.committed: dict[tuple[str, int], int] = {}
+        self.asked_for_members = 0
         self._client_id = ""
         self.server = RemotingServer(self.handlers(), host="127.0.0.1", port=port)
 
@@ -138,6 +139,7 @@ class ScriptedGroupBroker:
         return RemotingCommand.response()
 
     def _consumer_ids(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.asked_for_members += 1
         return RemotingCommand.response(body=encode_json(ConsumerList([self._client_id])))
 
     def _query_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -10,14 +10,31 @@ import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from waiting import until
 
-from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming import queue_puller, rebalancer
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_FROM_FIRST_OFFSET,
+    CONSUME_FROM_LAST_OFFSET,
+    CONSUME_FROM_TIMESTAMP,
+)
+from gantrymq.protocol.bodies.offset import ResetOffsetBody
+from gantrymq.protocol.bodies.pop import (
+    MODE_POP,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    QueueAssignment,
+)
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.group import GroupRequestHeader
+from gantrymq.protocol.headers.offset import OffsetResponseHeader, ResetOffsetRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import encode_host, encode_record
-from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection import Connection, RequestHandler
 
 HOST = encode_host("127.0.0.1", 10911)
 
@@ -31,11 +48,19 @@ async def ignore(message: MessageExt) -> None:
 
 
 @asynccontextmanager
-async def consuming(broker: ScriptedGroupBroker) -> AsyncIterator[PushConsumer]:
+async def serving_routes(broker: ScriptedGroupBroker) -> AsyncIterator[str]:
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
-        consumer = PushConsumer(name_server.address, "group", ignore, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        yield name_server.address
+
+
+@asynccontextmanager
+async def consuming(
+    broker: ScriptedGroupBroker, consume_from_where: str = CONSUME_FROM_FIRST_OFFSET
+) -> AsyncIterator[PushConsumer]:
+    async with serving_routes(broker) as address:
+        consumer = PushConsumer(address, "group", ignore, consume_from_where=consume_from_where)
         consumer.subscribe("topic")
         async with consumer:
             yield consumer
@@ -83,3 +108,131 @@ async def test_a_broker_that_holds_no_pulls_is_asked_less_and_less_often() -> No
         await asyncio.sleep(2)
     # After 20, 40, 80 ... ms; once a second in the end.
     assert len(broker.pulls) < 15
+
+
+class Ping(ScriptedGroupBroker):
+    """Nothing is ever where it is asked for: it is at another offset."""
+
+    def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        offset = request.read_header(PullMessageRequestHeader).queue_offset
+        self.pull_answers = [(ResponseCode.PULL_OFFSET_MOVED, 5 if offset == 0 else 0, b"")]
+        return super()._pull(connection, request)
+
+
+async def test_offsets_that_move_to_and_fro_are_not_followed_a_thousand_times_a_second() -> None:
+    broker = Ping()
+    async with consuming(broker):
+        await until(lambda: len(broker.pulls) >= 2)
+        await asyncio.sleep(1.5)
+    assert {pull.queue_offset for pull in broker.pulls} == {0, 5}
+    assert len(broker.pulls) < 10
+
+
+class OddOffsets(ScriptedGroupBroker):
+    """What it says of offsets is none, until it is asked the third time."""
+
+    def __init__(self, code: RequestCode) -> None:
+        self.code = code
+        self.asked = 0
+        super().__init__()
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return super().handlers() | {self.code: self._odd}
+
+    def _odd(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.asked += 1
+        return RemotingCommand.response(header=OffsetResponseHeader(offset=-5 if self.asked < 3 else 3))
+
+
+@pytest.mark.parametrize(
+    ("code", "consume_from_where"),
+    [
+        (RequestCode.QUERY_CONSUMER_OFFSET, CONSUME_FROM_FIRST_OFFSET),
+        (RequestCode.GET_MAX_OFFSET, CONSUME_FROM_LAST_OFFSET),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, CONSUME_FROM_TIMESTAMP),
+    ],
+)
+async def test_a_negative_offset_is_asked_for_again(
+    code: RequestCode, consume_from_where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rebalancer, "RETRY_INTERVAL_S", 0.01)
+    broker = OddOffsets(code)
+    async with consuming(broker, consume_from_where):
+        await until(lambda: broker.pulls)
+    assert broker.pulls[0].queue_offset == 3
+    assert broker.asked == 3
+    assert all(offset == 3 for offset in broker.committed.values())
+    assert "-5" in caplog.text
+
+
+async def test_an_operators_negative_offset_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    broker = ScriptedGroupBroker()
+    async with consuming(broker) as consumer:
+        await until(lambda: broker.pulls)
+        header = ResetOffsetRequestHeader(topic="topic", group="group", timestamp=0, is_force=True)
+        body = ResetOffsetBody(dict.fromkeys(consumer.assignment, -5)).encode()
+        request = RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
+        for connection in list(broker.server.connections):
+            connection.send_oneway(request)
+        await until(lambda: "-5" in caplog.text)
+    assert not any(offset < 0 for offset in broker.committed.values())
+
+
+class PopsNothing(ScriptedGroupBroker):
+    """Answers each pop at once: there is nothing."""
+
+    def __init__(self) -> None:
+        self.pops = 0
+        super().__init__()
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return super().handlers() | {
+            RequestCode.POP_MESSAGE: self._pop,
+            RequestCode.QUERY_ASSIGNMENT: self._assignment,
+        }
+
+    def _pop(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.pops += 1
+        return RemotingCommand.response(ResponseCode.PULL_NOT_FOUND)
+
+    def _assignment(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic = decode_json(request.body, QueryAssignmentRequestBody).topic
+        if topic != "topic":
+            return RemotingCommand.response(body=encode_json(QueryAssignmentResponseBody([])))
+        assigned = QueueAssignment(QueueObject("broker", -1, "topic"), MODE_POP)
+        return RemotingCommand.response(body=encode_json(QueryAssignmentResponseBody([assigned])))
+
+
+async def test_a_broker_that_holds_no_pops_is_asked_less_and_less_often() -> None:
+    broker = PopsNothing()
+    async with serving_routes(broker) as address:
+        consumer = PushConsumer(address, "group", ignore, client_rebalance=False)
+        consumer.subscribe("topic")
+        async with consumer:
+            await until(lambda: broker.pops)
+            await asyncio.sleep(1.5)
+    assert broker.pops < 15
+
+
+async def test_a_receive_asks_such_a_broker_few_times() -> None:
+    broker = PopsNothing()
+    async with serving_routes(broker) as address:
+        consumer = SimpleConsumer(address, "group")
+        consumer.subscribe("topic")
+        async with consumer:
+            assert await consumer.receive(await_ms=1500) == []
+    assert broker.pops < 30
+
+
+async def test_what_others_of_the_group_do_is_not_looked_at_a_thousand_times_a_second() -> None:
+    broker = ScriptedGroupBroker()
+    header = GroupRequestHeader(consumer_group="group")
+    async with consuming(broker):
+        await until(lambda: broker.pulls)
+        asked = broker.asked_for_members
+        for _ in range(500):
+            for connection in list(broker.server.connections):
+                connection.send_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+            await asyncio.sleep(0.002)
+        await until(lambda: broker.asked_for_members > asked)
+    assert broker.asked_for_members - asked < 30

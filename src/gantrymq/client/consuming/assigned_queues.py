@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
@@ -19,7 +20,7 @@ from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE, QueuePuller, Sink
 from gantrymq.client.lifecycle import Deadline
-from gantrymq.errors import ClientError, ConnectFailed, GantryError
+from gantrymq.errors import ClientError, ConnectFailed, GantryError, HeaderError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_FIRST_OFFSET,
@@ -35,6 +36,8 @@ log = peer_log(__name__)
 
 #: persistConsumerOffsetInterval.
 COMMIT_INTERVAL_S = 5.0
+#: A queue that goes on elsewhere more than once does so after such a pause, s.
+MOVE_PAUSE_S = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,6 +92,8 @@ class AssignedQueues:
         self._locks = locks
         self._finish = finish
         self._queues: dict[MessageQueue, tuple[ProcessQueue, QueuePuller]] = {}
+        #: When each queue went on elsewhere for the last time (loop time).
+        self._moved_at: dict[MessageQueue, float] = {}
         self._moves = Tasks(f"a queue of group {group} that goes on elsewhere")
         #: One change at a time: a queue that is sought isn't given up or taken meanwhile.
         self._changing = asyncio.Lock()
@@ -174,6 +179,7 @@ class AssignedQueues:
         if self._commits:
             await self._commit(process_queue)
         self.offset_store.forget(queue)
+        self._moved_at.pop(queue, None)
         if self._locks is not None:
             await self._locks.unlock([queue])
 
@@ -188,7 +194,10 @@ class AssignedQueues:
     async def _take(self, queue: MessageQueue) -> None:
         if self._locks is not None and not await self._locks.lock([queue]):
             raise ClientError(f"{queue} is still locked for another consumer of group {self._group}")
-        self._pull(queue, await self._first_offset(queue))
+        offset = await self._first_offset(queue)
+        if offset < 0:
+            raise HeaderError(f"the broker says that {queue} begins at offset {offset} for group {self._group}")
+        self._pull(queue, offset)
 
     def _pull(self, queue: MessageQueue, offset: int) -> ProcessQueue:
         subscription = self._subscriptions.get(queue.topic)
@@ -216,11 +225,15 @@ class AssignedQueues:
 
     async def _go_on_at(self, process_queue: ProcessQueue, offset: int) -> None:
         """The broker has nothing at the offset that was pulled, or an operator set another one."""
+        queue, now = process_queue.queue, asyncio.get_running_loop().time()
+        earliest = self._moved_at.get(queue, -inf) + MOVE_PAUSE_S
+        self._moved_at[queue] = max(now, earliest)
         try:
+            await asyncio.sleep(max(earliest - now, 0.0))
             if not process_queue.dropped:
-                await (self.reset if self._commits else self.seek)(process_queue.queue, offset)
+                await (self.reset if self._commits else self.seek)(queue, offset)
         except GantryError as e:
-            log.warning("%s can't go on at %d: %s", process_queue.queue, offset, e)
+            log.warning("%s can't go on at %d: %s", queue, offset, e)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
         committed = await self.offset_store.read(queue)

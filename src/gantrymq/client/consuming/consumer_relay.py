@@ -72,6 +72,8 @@ class ConsumerRelay:
         #: Runs the handler on what an operator sends.
         self._direct: HandlerPool | None = None
         self._resets = Tasks(f"a reset of the offsets of group {group}")
+        #: Where each queue is to go on; the last word counts.
+        self._to_reset: dict[MessageQueue, int] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -105,7 +107,12 @@ class ConsumerRelay:
         }
         log.info("offsets of group %s in topic %s are reset: %s", header.group, header.topic, mine)
         for queue, offset in mine.items():
-            self._resets.start(self._reset(consumer.queues, queue, offset))
+            if offset < 0:
+                log.warning("%s isn't reset to %d: offsets begin at 0", queue, offset)
+                continue
+            if queue not in self._to_reset:
+                self._resets.start(self._reset(consumer.queues, queue))
+            self._to_reset[queue] = offset
         return None
 
     def status(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -171,11 +178,15 @@ class ConsumerRelay:
         )
         return RemotingCommand.response(body=encode_json(result))
 
-    async def _reset(self, queues: AssignedQueues, queue: MessageQueue, offset: int) -> None:
-        try:
-            await queues.reset(queue, offset)
-        except GantryError as e:
-            log.warning("can't reset the offset of %s to %d: %s", queue, offset, e)
+    async def _reset(self, queues: AssignedQueues, queue: MessageQueue) -> None:
+        offset = None
+        while offset != self._to_reset[queue]:
+            offset = self._to_reset[queue]
+            try:
+                await queues.reset(queue, offset)
+            except GantryError as e:
+                log.warning("can't reset the offset of %s to %d: %s", queue, offset, e)
+        del self._to_reset[queue]
 
     def _sample(self) -> None:
         if self._consumer is not None:

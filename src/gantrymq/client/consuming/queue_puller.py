@@ -13,6 +13,7 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.process_queue import ProcessQueue
+from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.pulled_messages import Unreadable, decode_pulled
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, GantryError, HeaderError
 from gantrymq.logs import peer_log
@@ -38,8 +39,6 @@ PULL_BATCH_BYTES = 4 * 1024 * 1024
 RETRY_DELAY_S = 1.0
 #: A record that can't be read is pulled so often.
 TRIES = 3
-#: A broker that says in less time than this that there is nothing new doesn't hold pulls (longPollingEnable=false).
-SHORT_POLL_S = 0.02
 FLOW_CONTROL_DELAY_S = 0.02
 
 #: Takes the pulled messages of a queue, which its ProcessQueue already holds.
@@ -80,8 +79,7 @@ class QueuePuller:
         #: The last record that couldn't be read, and how often.
         self._unreadable_offset = -1
         self._tries = 0
-        #: The pause after a pull that brought nothing, s.
-        self._idle_s = 0.0
+        self._short_polls = ShortPolls()
         self._commits = commits
         self._lite = lite
         self._tags = set(subscription.tags_set) if subscription.expression_type == EXPRESSION_TAG else set()
@@ -135,7 +133,7 @@ class QueuePuller:
                 return inf
             case _:
                 offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset
-                return self._pause_after_nothing(result.next_begin_offset > offset, time.time() - started)
+                return self._short_polls.pause(result.next_begin_offset > offset, time.time() - started)
 
     def _refuse_nonsense(self, result: PullResult) -> None:
         """Raises HeaderError for an answer that would be committed, and is none: it is asked for again."""
@@ -147,21 +145,13 @@ class QueuePuller:
                 f"{result.max_offset}"
             )
 
-    def _pause_after_nothing(self, has_gone_on: bool, took_s: float) -> float:
-        """A broker holds a pull until something comes; one that doesn't is asked less and less often."""
-        if has_gone_on or took_s > SHORT_POLL_S:
-            self._idle_s = 0.0
-        else:
-            self._idle_s = min(max(2 * self._idle_s, SHORT_POLL_S), RETRY_DELAY_S)
-        return self._idle_s
-
     def _found(self, result: PullResult, started: float) -> float:
         process_queue, tags, offset = self._process_queue, self._tags, self._process_queue.next_offset
         messages, rest = decode_pulled(result.body, process_queue.queue, offset, self._max_body_size, self._in_place_of)
         following = result.next_begin_offset if rest is None else rest
         if rest is None and following <= (messages[-1].queue_offset if messages else offset):
             raise HeaderError(f"what a pull of offset {offset} found is followed by offset {following}")
-        self._idle_s = 0.0
+        self._short_polls.pause(True, 0.0)
         if tags:
             # The broker compares hash codes only: other tags may have the same one.
             messages = [message for message in messages if message.tags in tags or message.is_damaged]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Collection
+from math import inf
+from time import monotonic
 from typing import Protocol
 
 from gantrymq.background.repeating import Repeating
@@ -23,6 +25,8 @@ log = peer_log(__name__)
 INTERVAL_S = 20.0
 #: rocketmq.client.rebalance.minInterval: when something was missing.
 RETRY_INTERVAL_S = 1.0
+#: However often the group's consumers change.
+MIN_INTERVAL_S = 0.1
 
 #: Called with a topic and this consumer's queues of it; raises a GantryError when a queue couldn't be taken.
 Assign = Callable[[str, set[MessageQueue]], Awaitable[None]]
@@ -50,6 +54,7 @@ class Rebalancer:
         self._topics = topics
         self._share = share
         self._changed: set[str] = set()
+        self._began = -inf
         self._job = Repeating(
             f"the rebalance of group {group}", self._rebalance, INTERVAL_S, after_error_s=RETRY_INTERVAL_S
         )
@@ -61,8 +66,8 @@ class Rebalancer:
         await self._job.stop()
 
     def wake(self) -> None:
-        """Rebalances now: the group's consumers have changed."""
-        self._job.wake()
+        """Rebalances now, or a moment later when it has just been done: the group's consumers have changed."""
+        self._job.wake(max(self._began + MIN_INTERVAL_S - monotonic(), 0.0))
 
     def changed(self, topic: str) -> None:
         """The subscription of `topic` is new, another one or gone: tells the brokers, and reads its queues anew."""
@@ -72,6 +77,7 @@ class Rebalancer:
     async def _rebalance(self) -> float | None:
         """How long to wait until the next time, s; None: as ever."""
         balanced = True
+        self._began = monotonic()
         if self._changed:
             await self._client.heartbeat()
         for topic in list(self._changed):

@@ -33,6 +33,7 @@ log = peer_log(__name__)
 #: What the broker may take beyond the time that it waits for messages.
 GRACE_MS = 10_000
 _TIMEOUT_MS = 3000
+_ANY_QUEUE = -1
 _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
 
 
@@ -63,20 +64,20 @@ class PopApi:
         messages = [
             message
             for message in decode_popped(response.body, broker_name, self._max_body_size)
-            if self._is_of(message, header.topic)
+            if self._is_of(message, header)
         ]
         give_handles(messages, response.read_header(PopMessageResponseHeader), broker_name, bool(header.order))
         for message in messages:
             message.topic = header.topic
         return messages
 
-    def _is_of(self, message: MessageExt, topic: str) -> bool:
-        """Whether it was sent to `topic`, or came back to it."""
-        if message.topic == topic or normal_topic(message.topic, self.group) == topic:
+    def _is_of(self, message: MessageExt, header: PopMessageRequestHeader) -> bool:
+        """Whether it was sent to the topic and queue that were asked for, or came back to them."""
+        if message.topic == header.topic and header.queue_id in (message.queue_id, _ANY_QUEUE):
             return True
-        log.error(
-            "broker %s gave %s of topic %s for one of %s", message.broker_name, message.msg_id, message.topic, topic
-        )
+        if message.topic != header.topic and normal_topic(message.topic, self.group) == header.topic:
+            return True
+        log.error("%s is for a pop of queue %d of %s: it is left out", message.place, header.queue_id, header.topic)
         return False
 
     async def ack(self, message: MessageExt, topic: str) -> None:

@@ -19,6 +19,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, TopicCounters
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
+from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.lifecycle import Deadline
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
@@ -66,6 +67,7 @@ class PopProcessQueue:
         self.last_consume = 0.0
         self.last_pop = 0.0
         self.waiting = 0
+        self.short_polls = ShortPolls()
         #: Called when one message less waits.
         self.on_room: Callable[[], None] | None = None
 
@@ -156,15 +158,14 @@ class PoppedQueues:
             process_queue.on_room = self._queues[process_queue.queue][1].wake
             return inf
         try:
-            await self._pop(process_queue)
+            return await self._pop(process_queue)
         except ClientClosed:
             return inf
         except GantryError as e:
             self._client.troubles.tell(f"can't pop {process_queue.queue}", e)
             return RETRY_DELAY_S
-        return 0.0
 
-    async def _pop(self, process_queue: PopProcessQueue) -> None:
+    async def _pop(self, process_queue: PopProcessQueue) -> float:
         topic, broker_name, queue_id = process_queue.queue
         subscription = self._subscriptions.get(topic)
         if subscription is None:
@@ -196,6 +197,7 @@ class PoppedQueues:
             self._prepare(wanted)
             process_queue.waiting += len(wanted)
             self.pool.submit(process_queue, wanted)
+        return process_queue.short_polls.pause(bool(popped), time.time() - started)
 
     def _is_wanted(self, message: MessageExt, subscription: SubscriptionData) -> bool:
         # The broker compares hash codes only: other tags may have the same one.

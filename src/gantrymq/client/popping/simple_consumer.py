@@ -17,6 +17,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.large_bodies import make_ready
+from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.clock import now_ms
 from gantrymq.errors import (
@@ -150,12 +151,14 @@ class SimpleConsumer(GroupConsumer):
         targets = await self._targets(client)
         # All are asked once without waiting; then they wait in turns.
         asked = 0
+        short_polls = ShortPolls()
         while True:
             target = topic, broker_name = targets[self._turn % len(targets)]
             self._turn += 1
             left_ms = max(0, round(1000 * (deadline - time.monotonic())))
             poll_ms = 0 if asked < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TURN_MS)
             poll_ms = max(poll_ms - _LATE_MS, 0)
+            began = time.monotonic()
             try:
                 messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
             except (RemotingError, ProtocolError) as e:
@@ -168,8 +171,9 @@ class SimpleConsumer(GroupConsumer):
             asked += 1
             if messages or (asked >= len(targets) and time.monotonic() >= deadline):
                 return messages
-            if not poll_ms and asked >= len(targets):
-                await asyncio.sleep(min(_PAUSE_S, left_ms / 1000))
+            if asked >= len(targets):
+                pause_s = short_polls.pause(False, time.monotonic() - began) if poll_ms else _PAUSE_S
+                await asyncio.sleep(min(pause_s, left_ms / 1000))
 
     async def ack(self, message: MessageExt) -> None:
         """Says that a message is consumed. Raises BrokerError when its invisible time is over."""
