@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.headers.header import Header
@@ -18,6 +20,7 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.json_config import JsonConfigFile
 
 
 class Peer:
@@ -114,6 +117,24 @@ def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: ob
         store=store,
         **changed,  # type: ignore[arg-type]
     )
+
+
+class Disk:
+    """Writes of tables, each with its thread; they wait while `may_go_on` isn't set, and fail with `error`."""
+
+    def __init__(self, write: Callable[[JsonConfigFile], None]) -> None:
+        self.written: list[tuple[str, threading.Thread]] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.error: StoreError | None = None
+        self._write = write
+
+    def write(self, file: JsonConfigFile) -> None:
+        assert self.may_go_on.wait(20)
+        self.written.append((file.path.name, threading.current_thread()))
+        if self.error is not None:
+            raise self.error
+        self._write(file)
 
 
 async def longest_step(work: Callable[[], bool]) -> float:

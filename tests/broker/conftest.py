@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Disk, Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.command import SerializeType
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.json_config import JsonConfigFile
 
 
 @pytest.fixture
@@ -19,6 +20,14 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     await broker.start()
     yield broker
     await broker.stop()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(JsonConfigFile.write)
+    monkeypatch.setattr(JsonConfigFile, "write", lambda file: disk.write(file))
+    yield disk
+    disk.may_go_on.set()
 
 
 @pytest.fixture

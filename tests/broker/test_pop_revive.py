@@ -17,6 +17,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.pop.revive import REVIVE_GROUP, PopRevive
 from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.broker.pop.revive_queue import LIMIT, ReviveQueue
@@ -161,14 +162,14 @@ class World:
         self.appender = open_store(root / "store", polling, **options)
         self.store = self.appender.store
         config = BrokerConfig(broker_name="b", store=self.store.config)
-        saving = Saving(config, Jobs())
+        self.saving = saving = Saving(config, Jobs())
         self.topics = BrokerTopics(config, root / "topics.json", lambda names: None, saving=saving)
         self.topics.put(TopicConfig("t", 1, 1))
         self.groups = SubscriptionGroupTable(root / "groups.json", auto_create=True, saving=saving)
         self.groups.get("g")
         self.offsets = ConsumerOffsets(root / "offsets.json", saving=saving)
         schedule = Schedule(root / "delays.json", [1000], self.appender, Jobs(), saving=saving)
-        retry = RetryTopics(self.appender, self.topics, self.groups, schedule)
+        retry = RetryTopics(self.appender, self.topics, self.groups, schedule, NewTopics(self.topics, Jobs()))
         self.log = ReviveLog(self.appender, "c", 2, lambda queue, properties, code: (queue, properties, code))
         self.revive = PopRevive(self.log, self.appender, self.topics, self.groups, self.offsets, retry, config)
 
@@ -188,14 +189,24 @@ class World:
         for queue in self.revive._queues:
             queue._read_ms -= 3000
 
+    def make_retry_topic(self) -> None:
+        """On the disk already; else a turn has to wait for that."""
+        self.topics.create_if_absent(RETRY, 1)
+        self.saving.save()
+
     def work(self) -> None:
         """All that is to do."""
         for _ in range(2):
+            self._turns()
+            self.wait()
+        self._turns()
+
+    def _turns(self) -> None:
+        for _ in range(2):
             while self.revive.turn():
                 pass
-            self.wait()
-        while self.revive.turn():
-            pass
+            # A topic that a message comes back to.
+            self.saving.save()
 
     def committed(self, queue_id: int = 0) -> int | None:
         return self.offsets.query(REVIVE_GROUP, self.log.topic, queue_id)
@@ -251,9 +262,30 @@ def test_bad_records_are_skipped_counted_and_named(world: World, caplog: pytest.
         assert f"message {number} of t-0, at {places[number]} in the commit log, is skipped" in caplog.text
 
 
+@pytest.mark.parametrize("topic", [RETRY, "%DLQ%g"])
+def test_nothing_comes_back_to_a_topic_that_is_not_on_the_disk(world: World, topic: str) -> None:
+    """It would be out of reach after a crash, and the checkpoint done with."""
+    group = world.groups.get("g")
+    assert group is not None
+    group.retry_max_times = 16 if topic == RETRY else 0
+    for n in range(2):
+        world.send(b"%d" % n)
+    world.revive.start()
+    world.log.put_checkpoint(old(0, 2), 0)
+    for _ in range(2):
+        while world.revive.turn():
+            pass
+        world.wait()
+    assert world.topics.get(topic) is not None
+    assert (bodies(world.store, topic), world.committed()) == ([], None)
+    world.work()
+    assert (sorted(bodies(world.store, topic)), world.committed()) == ([b"0", b"1"], 0)
+
+
 def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
     for n in range(5):
         world.send(b"%d" % n)
+    world.make_retry_topic()
     world.revive.start()
     world.log.put_checkpoint(old(0, 3), 0)
     world.log.put_checkpoint(old(3, 2), 1)
@@ -340,6 +372,7 @@ def test_a_backlog_takes_small_steps_and_little_memory(world: World, is_mixed: b
     for n in range(half if not is_mixed else 0):
         put_ack(n)
     put(b"{}", "of a later time", OLD + 70_000)
+    world.make_retry_topic()
     world.revive.start()
     longest, waiting, more = 0.0, 0, True
     # What other tests have left isn't to be collected at our expense.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from broker_support import Peer, config, longest_step
+from broker_support import Disk, Peer, config, longest_step
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
@@ -24,37 +23,10 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
-from gantrymq.store.json_config import JsonConfigFile
 
 CREATE_TOPIC = CreateTopicRequestHeader(
     topic="orders", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
 )
-
-
-class Disk:
-    """Writes of tables, each with its thread; they wait while `may_go_on` isn't set, and fail with `error`."""
-
-    def __init__(self, write: Callable[[JsonConfigFile], None]) -> None:
-        self.written: list[tuple[str, threading.Thread]] = []
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self.error: StoreError | None = None
-        self._write = write
-
-    def write(self, file: JsonConfigFile) -> None:
-        assert self.may_go_on.wait(20)
-        self.written.append((file.path.name, threading.current_thread()))
-        if self.error is not None:
-            raise self.error
-        self._write(file)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(JsonConfigFile.write)
-    monkeypatch.setattr(JsonConfigFile, "write", lambda file: disk.write(file))
-    yield disk
-    disk.may_go_on.set()
 
 
 async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(

@@ -224,7 +224,6 @@ async def test_a_user_s_property_is_not_taken_for_the_broker_s(under_attack: Und
         writer.close()
 
 
-@not_yet(run=False, reason="all that wait for their topics go on in one turn of the loop")
 async def test_thousands_of_new_topics(under_attack: UnderAttack) -> None:
     """Each is stored in a table, and told to the NameServer."""
     async with under_attack() as broker:

@@ -151,9 +151,9 @@ class Broker:
         delays_ms = parse_delay_levels(config.store.message_delay_level)
         self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
         self._timer = Timer(config.store, appender, jobs)
-        retry = RetryTopics(appender, topics, groups, self._schedule)
+        new_topics = NewTopics(topics, jobs)
+        retry = RetryTopics(appender, topics, groups, self._schedule, new_topics)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
-        new_topics = NewTopics(topics)
         self._sending = Sending(
             config,
             appender,

@@ -1,4 +1,4 @@
-"""Sends to topics that sends have just made: they wait until the topic is on the disk.
+"""Requests that put a message into a topic that isn't on the disk yet, as it is now: they wait until it is.
 
 Nobody would find their messages after the broker was killed. Java writes the table within the send.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from time import monotonic
 from typing import NamedTuple
 
-from gantrymq.background.tasks import Tasks
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused, StoreError
@@ -22,11 +22,11 @@ from gantrymq.remoting.connection import Connection, RequestHandler
 #: What may wait in all, bytes; about what a request takes besides its body and header.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 _OVERHEAD = 512
-#: So long sends that have waited are worked off in one turn of the loop, s.
+#: So long requests that have waited are worked off in one turn of the loop, s.
 _TURN_S = 0.005
 
 
-class _Send(NamedTuple):
+class _Held(NamedTuple):
     connection: Connection
     request: RemotingCommand
     handler: RequestHandler
@@ -34,24 +34,19 @@ class _Send(NamedTuple):
 
 
 class NewTopics(Part):
-    """The topics of one broker that aren't on the disk yet, and who waits for them."""
+    """Who waits for the topics of one broker (`BrokerTopics.is_written`); one job for all of them."""
 
-    def __init__(self, topics: BrokerTopics) -> None:
+    def __init__(self, topics: BrokerTopics, jobs: Jobs) -> None:
         self._topics = topics
-        self._unwritten: set[str] = set()
-        self._held: dict[str, deque[_Send]] = {}
+        self._held: deque[_Held] = deque()
         self._size = 0
-        self._writing = Tasks("writing a new topic")
+        self._job = jobs.repeating("go on with requests for new topics", self._go_on)
 
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._unwritten
+    async def start(self) -> None:
+        self._job.start()
 
-    def add(self, topic: str) -> None:
-        """A topic has been made."""
-        self._unwritten.add(topic)
-
-    def hold(self, topic: str, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
-        """Has `handler` answer when the topic is on the disk; an error, if it can't be written.
+    def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
+        """Has `handler` answer when all topics are on the disk as they are now; an error, if they can't be written.
 
         Raises RequestRefused when too much waits.
         """
@@ -61,40 +56,37 @@ class NewTopics(Part):
                 ResponseCode.SYSTEM_BUSY,
                 "[OVERLOAD]system busy, start flow control for a while: new topics are written",
             )
-        held = self._held.get(topic)
-        if held is None:
-            held = self._held[topic] = deque()
-            self._writing.start(self._write(topic))
-        held.append(_Send(connection, request, handler, size))
+        self._held.append(_Held(connection, request, handler, size))
         self._size += size
+        self._job.wake()
 
     async def stop(self) -> None:
         """Who still waits gets no answer: whether its message is stored was never said."""
-        await self._writing.stop()
+        await self._job.stop()
 
-    async def _write(self, topic: str) -> None:
+    async def _go_on(self) -> None:
+        """Has those go on who wait by now; who comes meanwhile is for the next round."""
+        held, self._held = self._held, deque()
         error: StoreError | None = None
         try:
             await self._topics.written()
-            self._unwritten.discard(topic)
         except StoreError as e:
             error = e
-        held = self._held.pop(topic)
         end = monotonic() + _TURN_S
         while held:
-            self._go_on(held.popleft(), error)
+            self._answer(held.popleft(), error)
             if monotonic() >= end:
                 # Sends that come meanwhile may be stored first, as Java's many threads may do it.
                 await asyncio.sleep(0)
                 end = monotonic() + _TURN_S
 
-    def _go_on(self, send: _Send, error: StoreError | None) -> None:
-        connection, request = send.connection, send.request
-        self._size -= send.size
+    def _answer(self, held: _Held, error: StoreError | None) -> None:
+        connection, request = held.connection, held.request
+        self._size -= held.size
         try:
             if error is not None:
                 raise StoreError(str(error))
-            reply = send.handler(connection, request)
+            reply = held.handler(connection, request)
         except Exception as e:
             reply = error_response(e, request, connection.address)
         if reply is not None:

@@ -118,6 +118,8 @@ class Replies(Part):
                 trace_on="true" if self._config.trace_on else "false",
             )
             if self._config.store_reply_message_enable:
+                if not self._topics.is_written(header.topic):
+                    await self._topics.written()
                 self._store(connection, request, header, answer)
         return RemotingCommand.response(ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS, problem, answer)
 

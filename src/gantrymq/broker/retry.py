@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
@@ -36,12 +37,18 @@ class RetryTopics(Part):
     """The retry and dead-letter topics of one broker."""
 
     def __init__(
-        self, appender: Appender, topics: BrokerTopics, groups: SubscriptionGroupTable, schedule: Schedule
+        self,
+        appender: Appender,
+        topics: BrokerTopics,
+        groups: SubscriptionGroupTable,
+        schedule: Schedule,
+        new_topics: NewTopics,
     ) -> None:
         self._appender = appender
         self._topics = topics
         self._groups = groups
         self._schedule = schedule
+        self._new_topics = new_topics
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -66,10 +73,11 @@ class RetryTopics(Part):
         code = tags_code(fields.get(names.TAGS, "").encode())
         most = self._appender.max_properties_length
         properties = encode_fitting(fields, most, (names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC), record.properties)
-        if record.reconsume_times >= max_times or header.delay_level < 0:
+        is_dead = record.reconsume_times >= max_times or header.delay_level < 0
+        level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
+        if is_dead:
             queue = self._dead_letter_queue(group)
         else:
-            level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
             topic = self._topics.create_if_absent(
                 retry_topic(group.group_name), group.retry_queue_nums, unit_mode=header.unit_mode
             )
@@ -78,6 +86,10 @@ class RetryTopics(Part):
                     ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
                 )
             queue = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
+        if not self._topics.is_written(queue.topic):
+            self._new_topics.hold(connection, request, self.send_back)
+            return None
+        if not is_dead:
             delayed = self._schedule.redirect(queue, properties, level, now_ms())
             if len(delayed[1]) <= most:
                 queue, properties, code = delayed

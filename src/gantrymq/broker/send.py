@@ -108,7 +108,7 @@ class Sending(Part):
             return self.send_batch(connection, request)
         queue = self._queue(target, options, connection)
         if queue is None:
-            self._new_topics.hold(target.topic, connection, request, self.send)
+            self._new_topics.hold(connection, request, self.send)
             return None
         queue_id = queue.queue_id
         properties = self._complete(properties)
@@ -117,6 +117,9 @@ class Sending(Part):
         if options.reconsume_times and target.topic.startswith(RETRY_TOPIC_PREFIX):
             dead = self._retry.dead_letter_queue_for(target.topic, options.reconsume_times, options.max_reconsume_times)
         if dead is not None:
+            if not self._topics.is_written(dead.topic):
+                self._new_topics.hold(connection, request, self.send)
+                return None
             queue = dead
         elif b"DELAY" in properties or b"TIMER_DELIVER_MS" in properties or b"TRAN_MSG" in properties:
             if self._is_transaction(properties, options.reconsume_times):
@@ -168,7 +171,7 @@ class Sending(Part):
             )
         queue = self._queue(target, options, connection)
         if queue is None:
-            self._new_topics.hold(target.topic, connection, request, self.send_batch)
+            self._new_topics.hold(connection, request, self.send_batch)
             return None
         batch = self._appender.store.begin_batch(
             queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
@@ -246,7 +249,7 @@ class Sending(Part):
     ) -> list[ConsumeQueue | None] | None:
         """The topic's queues, once it is clear that this topic may be written; creates it where that is allowed.
 
-        None while it is new.
+        None while it isn't on the disk.
         """
         topic = target.topic
         problem = topic_problem(topic)
@@ -257,7 +260,7 @@ class Sending(Part):
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
-        if topic in self._new_topics:
+        if not self._topics.is_written(topic):
             return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
         self._writable[topic] = queues
@@ -279,7 +282,6 @@ class Sending(Part):
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{topic}] not exist, apply first please! Create it, or set autoCreateTopicEnable=true.",
             )
-        self._new_topics.add(topic)
         return config
 
     def _is_transaction(self, properties: bytes, reconsume_times: int) -> bool:

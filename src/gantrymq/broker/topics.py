@@ -47,7 +47,7 @@ class BrokerTopics(Part):
     """Topic name -> TopicConfig, none of which is ever changed: `put` another.
 
     `on_change` is called after every change with the names of the topics that are new or changed; none when any may be.
-    The file is written soon; who makes a topic waits for `written`.
+    The file is written soon; who makes a topic waits for `written`, who answers for a message in one asks `is_written`.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class BrokerTopics(Part):
         self._on_change = on_change
         self._table = TopicConfigTable()
         self.system_topics: set[str] = set()
+        #: Topic -> the number of its last change, as long as that may not be on the disk.
+        self._unwritten: dict[str, int] = {}
 
     def load(self) -> None:
         """Reads topics.json, then adds the system's own topics."""
@@ -69,6 +71,16 @@ class BrokerTopics(Part):
     def written(self) -> Awaitable[None]:
         """Done when all changes are on the disk. Raises StoreError."""
         return self._file.written()
+
+    def is_written(self, topic: str) -> bool:
+        """Whether the topic is on the disk as it is now; else a message in it may be out of reach after a crash."""
+        if topic not in self._unwritten:
+            return True
+        written = self._file.written_changes
+        if self._unwritten[topic] > written:
+            return False
+        self._unwritten = {name: change for name, change in self._unwritten.items() if change > written}
+        return True
 
     @property
     def table(self) -> TopicConfigTable:
@@ -155,6 +167,7 @@ class BrokerTopics(Part):
     def _changed(self, names: Collection[str] = ()) -> None:
         self._table.data_version.advance()
         self._file.write_soon()
+        self._unwritten.update(dict.fromkeys(names, self._file.changes))
         self._on_change(names)
 
     def _encode(self) -> Iterator[bytes]:

@@ -127,7 +127,8 @@ class PopRevive:
         queue = self._queues[queue_id]
         waiting = queue.due(clock.now_ms())
         if waiting is not None:
-            self._revive(queue, waiting)
+            if not self._revive(queue, waiting):
+                return False
         else:
             source = self._store.find_queue(self._log.topic, queue_id)
             if source is None or source.max_offset == queue.read_offset:
@@ -174,8 +175,11 @@ class PopRevive:
 
     # -- bringing back ------------------------------------------------------------------------------------------
 
-    def _revive(self, queue: ReviveQueue, waiting: WaitingPop) -> None:
-        """Stores one of a checkpoint's unacknowledged messages again, or is done with it."""
+    def _revive(self, queue: ReviveQueue, waiting: WaitingPop) -> bool:
+        """Stores one of a checkpoint's unacknowledged messages again, or is done with it.
+
+        False when a later turn has to do it: the topic where it is to come back isn't on the disk yet.
+        """
         checkpoint = waiting.checkpoint
         topic = normal_topic(checkpoint.topic, checkpoint.group)
         left = waiting.next_unacked()
@@ -192,15 +196,17 @@ class PopRevive:
             record = None if source is None else next(self._reader.records(source, offset, 1), (0, None))[1]
             if source is not None and record is not None:
                 try:
-                    self._store_again(checkpoint, record, topic)
+                    if not self._store_again(checkpoint, record, topic):
+                        return False
                 except Exception as e:
                     if is_passing(e):
                         raise
                     self._reader.skip(source, offset, record.physical_offset, e)
             waiting.acked |= 1 << place
+        return True
 
-    def _store_again(self, checkpoint: Checkpoint, record: Record, topic: str) -> None:
-        """Raises GantryError or OSError; see `is_passing`."""
+    def _store_again(self, checkpoint: Checkpoint, record: Record, topic: str) -> bool:
+        """False when it isn't possible yet. Raises GantryError or OSError; see `is_passing`."""
         group = checkpoint.group
         fields = decode_properties(record.properties)
         if record.reconsume_times == 0 or names.FIRST_POP_TIME not in fields:
@@ -214,9 +220,12 @@ class PopRevive:
             fields.setdefault(names.ORIGIN_MESSAGE_ID, message_id)
         else:
             queue = self._retry_queue(checkpoint, topic)
+        if not self._topics.is_written(queue.topic):
+            return False
         properties = encode_fitting(fields, self._appender.max_properties_length, _ABOUT_POPS, record.properties)
         code = tags_code(fields.get(names.TAGS, "").encode())
         self._appender.append_again(record, queue, properties, code, attempts)
+        return True
 
     def _retry_queue(self, checkpoint: Checkpoint, topic: str) -> ConsumeQueue:
         """Where messages of a checkpoint come back; a new topic if need be."""

@@ -55,6 +55,10 @@ class Question(NamedTuple):
     request: RemotingCommand
 
 
+class _NotYet(Exception):
+    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk."""
+
+
 class TransactionCheck:
     """Rounds over the half messages of one broker, after `load`. What ended just now is asked of `ops`."""
 
@@ -209,6 +213,8 @@ class TransactionCheck:
                     return questions, False
                 try:
                     is_old = self._take(self._half_offset) or self._check(record, now_ms, questions)
+                except _NotYet:
+                    return questions, False
                 except (ProtocolError, ClientError, ValueError, StructError) as e:
                     # Once more it would come to the same, with another copy stored each time.
                     self._reader.skip(queue, record.queue_offset, record.physical_offset, e)
@@ -262,6 +268,8 @@ class TransactionCheck:
     def _discard(self, record: Record) -> None:
         """Nobody is asked any more (`DefaultTransactionalMessageCheckListener.resolveDiscardMsg`)."""
         topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
+        if not self._topics.is_written(topic.topic_name):
+            raise _NotYet
         result = self._append(record, self._store.queue(topic.topic_name, 0), record.properties)
         if result:
             log.error(
