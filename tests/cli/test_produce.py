@@ -107,11 +107,23 @@ def test_parts(data: bytes, delimiter: bytes | None, parts: list[bytes], step: i
     assert splitter.finish() == []
 
 
-def test_a_part_without_an_end_is_refused() -> None:
-    splitter = Splitter(b"\n")
-    splitter.feed(b"x" * MAX_LENGTH)
-    with pytest.raises(BodyError, match="delimiter"):
-        splitter.feed(b"x")
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize("delimiter", [b"\n", b"--"])
+def test_a_part_that_is_too_long_is_not_kept(delimiter: bytes, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.cli.produce_input.MAX_LENGTH", 10)
+    splitter = Splitter(delimiter)
+    data = delimiter.join([b"one", b"x" * 11, b"two", b"y" * 500, b"three", b"z" * 10, b"w" * 40])
+    fed = [part for n in range(0, len(data), step) for part in splitter.feed(data[n : n + step])]
+    assert fed + splitter.finish() == [b"one", None, b"two", None, b"three", b"z" * 10, None]
+    assert splitter.finish() == []
+
+
+def test_a_file_that_is_too_long_is_not_kept() -> None:
+    splitter = Splitter(None)
+    assert splitter.feed(b"x" * MAX_LENGTH) + splitter.feed(b"x") + splitter.finish() == [None]
+    maker = MessageMaker("t", Message("t", b""), json=False, key_separator=None)
+    with pytest.raises(BodyError, match=r"longer than 4,194,304 bytes.*maxMessageSize"):
+        maker.message(None)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +247,39 @@ def test_a_bad_line_ends_it(cluster: EmbeddedCluster, topic: str, received: Rece
     assert [message.body for message in received(1)] == [b"a"]
 
 
+@pytest.mark.parametrize(
+    "before", [b'{"body": "a"}', b'{"body": "a", "delayMs": 1}', b'{"body": "a", "delayLevel": 1}']
+)
+def test_what_was_read_before_a_bad_line_is_sent(cluster: EmbeddedCluster, topic: str, before: bytes) -> None:
+    done = produce(cluster, topic, "--json", stdin=before + b"\nnonsense\n")
+    error, summary = done.stderr.decode().splitlines()
+    assert error.startswith("gantry: standard input, line 2: JSON is malformed")
+    assert summary.startswith("1 of 1 messages acknowledged")
+    assert done.returncode == 1
+
+
+def test_bad_lines_can_be_left_out(cluster: EmbeddedCluster, topic: str, received: Received, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(
+        b'{"body": "a"}\nnonsense\n{"body": "b"}\n{"body": "c"}\n{"body": "' + b"x" * 5_000_000 + b'"}\n{"body": "d"}\n'
+    )
+    done = produce(cluster, topic, "--json", "--skip-bad", str(lines), stdin=b"")
+    error, summary = done.stderr.decode().splitlines()
+    assert error.startswith(f"gantry: left out 2 bad, the first is {lines}, line 2: JSON is malformed")
+    assert summary.startswith("4 of 4 messages acknowledged")
+    assert done.returncode == 0
+    assert sorted(message.body for message in received(4)) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_message_that_is_too_long_names_its_line(cluster: EmbeddedCluster, topic: str) -> None:
+    done = produce(cluster, topic, stdin=b"good\n" + b"x" * 5_000_000 + b"\n")
+    error, summary = done.stderr.decode().splitlines()
+    assert error.startswith("gantry: standard input, line 2: longer than 4,194,304 bytes, which is more than brokers")
+    assert summary.startswith("1 of 1 messages acknowledged")
+    done = produce(cluster, topic, "--whole", stdin=b"x" * 5_000_000)
+    assert done.stderr.startswith(b"gantry: standard input: longer than 4,194,304 bytes")
+
+
 def test_refused_messages_are_1(cluster: EmbeddedCluster) -> None:
     done = produce(cluster, "TRANS_CHECK_MAX_TIME_TOPIC", stdin=b"x")
     assert done.returncode == 1
@@ -280,7 +325,7 @@ def test_what_is_read_before_ctrl_c_is_acknowledged(
         process.stdin.flush()
         assert len(received(1000)) == 1000
         process.send_signal(number)
-        assert process.wait(TIMEOUT_S) == 130
+        assert process.wait(TIMEOUT_S) == 128 + number
         assert process.stderr.read().startswith(b"1,000 of 1,000 messages acknowledged")
 
 

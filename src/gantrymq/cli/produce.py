@@ -48,14 +48,18 @@ def produce(
         bool, typer.Option("--ordered", help="Messages of the same key go to the same queue, in their order.")
     ] = False,
     group: Annotated[str, typer.Option("-g", "--group", help="The producer group.")] = GROUP,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what is no message (no JSON, too long ...) and go on.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, also on a terminal.")] = False,
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
     """Send the lines of files or of standard input, each as a message.
 
-    Empty lines are left out. It ends at the first failure, with exit code 1. After Ctrl-C what is read is still sent; a
-    second one gives it up. Both say how many messages were acknowledged.
+    Empty lines are left out. It ends at the first failure, with exit code 1; what was read before a line that is no
+    message is sent. After Ctrl-C what is read is still sent; a second one gives it up. Both say how many messages were
+    acknowledged.
     """
     from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_MS, run_produce
     from gantrymq.cli.produce_input import MessageMaker
@@ -106,6 +110,7 @@ def produce(
             files or [],
             None if whole else separator(delimiter, "'--delimiter'"),
             ordered=ordered,
+            skip_bad=skip_bad,
             quiet=quiet,
         )
     )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -18,13 +19,12 @@ from rich.text import Text
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.thread import SupervisedThread
-from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.outgoing import may_be_batched
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.errors import BodyError, ClientError, GantryError, IllegalMessage
+from gantrymq.errors import BodyError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import KEYS
 
@@ -47,6 +47,13 @@ _CHUNKS_AHEAD = 2
 _DRAW_INTERVAL_S = 0.25
 
 
+class Place(NamedTuple):
+    """Where a message came from: a file's name and a line; no line where the file is one message."""
+
+    name: str
+    line: int | None
+
+
 @dataclass(slots=True)
 class Tally:
     """What became of the messages; `unsafe` are those acknowledged that weren't flushed or replicated in time."""
@@ -56,12 +63,27 @@ class Tally:
     unsafe: int = 0
     #: The first.
     error: BaseException | None = None
+    #: Parts of the input that are no messages; the first, by file and line, and why.
+    bad: int = 0
+    first_bad: str = ""
+    #: The signal that ended the reading.
+    signal: int | None = None
 
-    def done(self, future: asyncio.Future[SendResult]) -> None:
-        """Counts the end of a send."""
+    def left_out(self, place: Place, error: BaseException) -> None:
+        """Counts a part that is no message."""
+        self.bad += 1
+        if not self.first_bad:
+            self.first_bad = f"{place.name}{'' if place.line is None else f', line {place.line}'}: {error}"
+
+    def done(self, future: asyncio.Future[SendResult], place: Place | None = None) -> None:
+        """Counts the end of a send, of what came from `place`."""
         if future.cancelled():
             return
         error = future.exception()
+        if place is not None and isinstance(error, IllegalMessage):
+            self.read -= 1
+            self.left_out(place, error)
+            return
         if error is not None:
             self.error = self.error or error
             return
@@ -77,18 +99,28 @@ def run_produce(
     delimiter: bytes | None,
     *,
     ordered: bool,
+    skip_bad: bool,
     quiet: bool,
 ) -> int:
-    """Sends what the files hold, or standard input; the exit code. What went wrong is on standard error."""
+    """Sends what the files hold, or standard input; the exit code. What went wrong is on standard error.
+
+    It ends at the first part that is no message, or leaves it out (`skip_bad`); what was read before it is sent.
+    """
     import uvloop
 
     files = files or [STDIN]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(producer, maker, files, delimiter, ordered, quiet))
+        return runner.run(_run(producer, maker, files, delimiter, ordered, skip_bad, quiet))
 
 
 async def _run(
-    producer: Producer, maker: MessageMaker, files: Sequence[Path], delimiter: bytes | None, ordered: bool, quiet: bool
+    producer: Producer,
+    maker: MessageMaker,
+    files: Sequence[Path],
+    delimiter: bytes | None,
+    ordered: bool,
+    skip_bad: bool,
+    quiet: bool,
 ) -> int:
     tally = Tally()
     began = time.perf_counter()
@@ -96,22 +128,25 @@ async def _run(
     console = Console(stderr=True, highlight=False)
     # Who types would see the progress between the letters.
     live = console.is_terminal and not quiet and not (STDIN in files and sys.stdin.isatty())
-    with _watching_for_interrupts(interrupted):
+    with _watching_for_interrupts(interrupted, tally):
         try:
             async with _progress(tally, console if live else None), producer:
-                await _deliver(producer, maker, _chunks(files, interrupted), delimiter, ordered, tally)
+                await _deliver(producer, maker, _chunks(files, interrupted), delimiter, ordered, skip_bad, tally)
         except (GantryError, OSError) as e:
             tally.error = tally.error or e
         except asyncio.CancelledError:
             # The second Ctrl-C: what is under way is given up.
             pass
+    if tally.bad:
+        many = f"left out {tally.bad:,} bad, the first is " if skip_bad else ""
+        print(f"gantry: {many}{tally.first_bad}", file=sys.stderr)
     if tally.error is not None:
         print(f"gantry: {tally.error}", file=sys.stderr)
-    if live or tally.error is not None or interrupted.is_set() or tally.unsafe:
+    if live or tally.error is not None or interrupted.is_set() or tally.unsafe or tally.bad:
         print(_summary(tally, time.perf_counter() - began), file=sys.stderr)
-    if tally.error is not None:
+    if tally.error is not None or (tally.bad and not skip_bad):
         return 1
-    return INTERRUPTED if interrupted.is_set() else 0
+    return 0 if tally.signal is None else 128 + tally.signal
 
 
 def _summary(tally: Tally, seconds: float) -> str:
@@ -131,25 +166,45 @@ async def _deliver(
     chunks: AsyncIterator[tuple[Path, bytes]],
     delimiter: bytes | None,
     ordered: bool,
+    skip_bad: bool,
     tally: Tally,
 ) -> None:
-    """Sends until the input ends or something fails. Raises ClientError for what can't be a message."""
+    """Sends until the input ends, something fails, or a part is no message that isn't to be left out."""
     send = _Send(producer, ordered, tally)
+    try:
+        await _read_and_send(send, maker, chunks, delimiter, skip_bad, tally)
+    except OSError as e:
+        tally.error = tally.error or e
+    await send.finish()
+
+
+async def _read_and_send(
+    send: _Send,
+    maker: MessageMaker,
+    chunks: AsyncIterator[tuple[Path, bytes]],
+    delimiter: bytes | None,
+    skip_bad: bool,
+    tally: Tally,
+) -> None:
     splitter, number = Splitter(delimiter), 0
     async for path, chunk in chunks:
-        try:
-            for part in splitter.feed(chunk) if chunk else splitter.finish():
-                number += 1
-                # Brokers take no empty body.
-                if part:
-                    await send(maker.message(part))
-        except (BodyError, IllegalMessage) as e:
-            raise ClientError(f"{'standard input' if path == STDIN else path}, line {number}: {e}") from e
+        name = "standard input" if path == STDIN else str(path)
+        for part in splitter.feed(chunk) if chunk else splitter.finish():
+            number += 1
+            # Brokers take no empty body.
+            if part == b"":
+                continue
+            place = Place(name, None if delimiter is None else number)
+            try:
+                await send(maker.message(part), place)
+            except (BodyError, IllegalMessage) as e:
+                tally.left_out(place, e)
+            if tally.bad and not skip_bad:
+                return
         if tally.error is not None:
-            break
+            return
         if not chunk:
             splitter, number = Splitter(delimiter), 0
-    await send.finish()
 
 
 class _Send:
@@ -162,22 +217,23 @@ class _Send:
         self._singles: set[asyncio.Future[SendResult]] = set()
         self._queues: Sequence[MessageQueue] = ()
 
-    async def __call__(self, message: Message) -> None:
-        """Waits only while too much is under way."""
+    async def __call__(self, message: Message, place: Place) -> None:
+        """Waits only while too much is under way. Raises IllegalMessage, or counts it later, as of `place`."""
         queue = None
         if self._ordered and message.keys:
             self._queues = self._queues or await self._producer.queues(message.topic)
             queue = select_by_hash(self._queues, message, message.properties[KEYS])
-        self._tally.read += 1
         if may_be_batched(message):
             future = await self._producer.enqueue(message, TIMEOUT_MS, queue)
+            future.add_done_callback(self._tally.done)
         else:
             if len(self._singles) >= MAX_SINGLE_SENDS:
                 await asyncio.wait(self._singles, return_when=asyncio.FIRST_COMPLETED)
             future = asyncio.ensure_future(self._producer.send(message, TIMEOUT_MS, queue))
             self._singles.add(future)
             future.add_done_callback(self._singles.discard)
-        future.add_done_callback(self._tally.done)
+            future.add_done_callback(lambda future: self._tally.done(future, place))
+        self._tally.read += 1
 
     async def finish(self) -> None:
         """Waits for those that are sent alone; the producer's close does for the others."""
@@ -233,19 +289,20 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
 
 
 @contextmanager
-def _watching_for_interrupts(interrupted: asyncio.Event) -> Iterator[None]:
+def _watching_for_interrupts(interrupted: asyncio.Event, tally: Tally) -> Iterator[None]:
     """The first SIGINT or SIGTERM sets the event, the second cancels this task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
-    def handle() -> None:
+    def handle(number: int) -> None:
         if interrupted.is_set():
             task.cancel()
+        tally.signal = tally.signal or number
         interrupted.set()
 
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
-        loop.add_signal_handler(number, handle)
+        loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:

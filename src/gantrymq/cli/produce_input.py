@@ -12,26 +12,40 @@ MAX_LENGTH = 4 * 1024 * 1024
 
 
 class Splitter:
-    """Cuts one input at `delimiter`, which belongs to no part; without a delimiter all of it is one part."""
+    """Cuts one input at `delimiter`, which belongs to no part; without a delimiter all of it is one part.
+
+    None stands for a part that is too long to be a message: it is not kept.
+    """
 
     def __init__(self, delimiter: bytes | None) -> None:
         self._delimiter = delimiter
         self._rest = b""
+        self._is_too_long = False
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The parts that `chunk` completes. Raises BodyError when one gets too long."""
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        """The parts that `chunk` completes."""
+        parts: list[bytes | None] = []
         if self._delimiter is None:
             self._rest += chunk
-            parts = []
         else:
-            *parts, self._rest = (self._rest + chunk).split(self._delimiter)
-        if len(self._rest) > MAX_LENGTH:
-            raise BodyError(f"a message is longer than {MAX_LENGTH} bytes: is the delimiter right?")
+            *ended, self._rest = (self._rest + chunk).split(self._delimiter)
+            for part in ended:
+                parts.append(None if self._is_too_long or len(part) > MAX_LENGTH else part)
+                self._is_too_long = False
+        # A delimiter may have begun.
+        keep = 0 if self._delimiter is None else len(self._delimiter) - 1
+        if len(self._rest) > MAX_LENGTH + keep:
+            self._is_too_long = True
+        if self._is_too_long:
+            self._rest = self._rest[len(self._rest) - keep :] if keep else b""
         return parts
 
-    def finish(self) -> list[bytes]:
+    def finish(self) -> list[bytes | None]:
         """The last part, if the input doesn't end with a delimiter."""
         rest, self._rest = self._rest, b""
+        if self._is_too_long:
+            self._is_too_long = False
+            return [None]
         return [rest] if rest else []
 
 
@@ -48,8 +62,13 @@ class MessageMaker:
         self._json = json
         self._key_separator = key_separator
 
-    def message(self, part: bytes) -> Message:
-        """Raises BodyError when `part` is no message."""
+    def message(self, part: bytes | None) -> Message:
+        """Raises BodyError when `part` is no message; None is one that is too long."""
+        if part is None:
+            raise BodyError(
+                f"longer than {MAX_LENGTH:,} bytes, which is more than brokers take (maxMessageSize): is the delimiter "
+                "right?"
+            )
         if self._json:
             return to_send(decode(part), self._topic, self._defaults)
         message = Message(self._topic, part, properties=self._defaults.properties)
