@@ -9,6 +9,7 @@ from struct import pack_into
 
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 
+from gantrymq.clock import now_ms
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -106,7 +107,7 @@ class LogBroker(ScriptedGroupBroker):
         if not self.records:
             return RemotingCommand.response(ResponseCode.PULL_NOT_FOUND)
         records, self.records = self.records, []
-        answer = PopMessageResponseHeader(pop_time=1, invisible_time=60_000, revive_qid=0, rest_num=0)
+        answer = PopMessageResponseHeader(pop_time=now_ms(), invisible_time=60_000, revive_qid=0, rest_num=0)
         return RemotingCommand.response(header=answer, body=b"".join(records))
 
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,0 +1,142 @@
+"""One queue with every kind of record that can't be read, each between good ones: each consumer gets all good ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
+from waiting import until
+
+from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.errors import ProtocolError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.pop import (
+    MODE_POP,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    QueueAssignment,
+)
+from gantrymq.protocol.bodies.queue_map import QueueObject
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.pop import ChangeInvisibleTimeResponseHeader
+from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.connection import Connection, RequestHandler
+
+BROKEN = BAD_BODIES | BAD_RECORDS
+GOOD = {b"good %d" % offset for offset in range(0, 2 * len(BROKEN) + 1, 2)}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+
+
+class BrokenQueue(LogBroker):
+    """Good records at even offsets, at the others each kind of broken one. It can be popped, too."""
+
+    def __init__(self) -> None:
+        records = [good(0)]
+        for number, make in enumerate(BROKEN.values()):
+            records += [make(2 * number + 1), good(2 * number + 2)]
+        super().__init__(records)
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return super().handlers() | {
+            RequestCode.QUERY_ASSIGNMENT: self._assignment,
+            RequestCode.ACK_MESSAGE: lambda connection, request: RemotingCommand.response(),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._changed,
+        }
+
+    def _assignment(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        mine = []
+        if decode_json(request.body, QueryAssignmentRequestBody).topic == "topic":
+            mine.append(QueueAssignment(QueueObject("broker", 0, "topic"), MODE_POP))
+        return RemotingCommand.response(body=encode_json(QueryAssignmentResponseBody(mine)))
+
+    def _changed(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        answer = ChangeInvisibleTimeResponseHeader(pop_time=1, invisible_time=60_000, revive_qid=0)
+        return RemotingCommand.response(header=answer)
+
+
+def take(message: MessageExt, bodies: list[bytes]) -> None:
+    """Keeps its body; raises for one that can't be read."""
+    assert message.topic == "topic"
+    assert message.queue_id == 0
+    bodies.append(message.body)
+
+
+async def push(address: str, bodies: list[bytes], threads: bool = False, **options: object) -> None:
+    async def handle(message: MessageExt) -> None:
+        take(message, bodies)
+
+    consumer = PushConsumer(
+        address,
+        "group",
+        (lambda message: take(message, bodies)) if threads else handle,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        max_body_size=MAX_BODY_SIZE,
+        **options,  # type: ignore[arg-type]
+    )
+    consumer.subscribe("topic")
+    async with consumer:
+        await until(lambda: set(bodies) >= GOOD)
+        if options.get("client_rebalance", True):
+            await until(lambda: consumer.lag() and not any(consumer.lag().values()))
+
+
+async def lite(address: str, bodies: list[bytes]) -> None:
+    consumer = LitePullConsumer(
+        address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_body_size=MAX_BODY_SIZE
+    )
+    consumer.subscribe("topic")
+    async with consumer, asyncio.timeout(20):
+        while not set(bodies) >= GOOD:
+            for message in await consumer.poll():
+                try:
+                    take(message, bodies)
+                except ProtocolError:
+                    assert message.queue_offset % 2
+
+
+async def simple(address: str, bodies: list[bytes]) -> None:
+    consumer = SimpleConsumer(address, "group", max_body_size=MAX_BODY_SIZE)
+    consumer.subscribe("topic")
+    async with consumer:
+        for message in await consumer.receive():
+            try:
+                # It has no queues: whatever of the topic is given to it is its own.
+                message.queue_id = 0
+                take(message, bodies)
+            except ProtocolError:
+                assert message.queue_offset % 2
+            await consumer.ack(message)
+
+
+CONSUMERS: dict[str, Callable[[str, list[bytes], Path], Awaitable[None]]] = {
+    "push": lambda to, bodies, _: push(to, bodies),
+    "push in threads": lambda to, bodies, _: push(to, bodies, threads=True),
+    "orderly": lambda to, bodies, _: push(to, bodies, orderly=True),
+    "orderly in threads": lambda to, bodies, _: push(to, bodies, threads=True, orderly=True),
+    "broadcasting": lambda to, bodies, directory: push(to, bodies, broadcasting=True, offset_directory=directory),
+    "popping": lambda to, bodies, _: push(to, bodies, client_rebalance=False),
+    "lite pull": lambda to, bodies, _: lite(to, bodies),
+    "simple": lambda to, bodies, _: simple(to, bodies),
+}
+
+
+@pytest.mark.parametrize("kind", CONSUMERS)
+async def test_all_good_ones_are_delivered(kind: str, tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+    async with serving_topic(BrokenQueue()) as address:
+        await CONSUMERS[kind](address, bodies, tmp_path)
+    # Those of another topic or queue are readable, and not of this queue.
+    odd = {b"good %d" % (2 * number + 1) for number, name in enumerate(BROKEN) if name == "record of another queue"}
+    assert set(bodies) - GOOD <= (odd if kind == "simple" else set())
