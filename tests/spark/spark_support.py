@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 from waiting import until
 
 from gantrymq.client.broker_api import BrokerApi
@@ -14,7 +16,12 @@ from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.embedded import EmbeddedCluster
+
+needs_admission_control = pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="Spark asks Python data sources how much a micro-batch may have since 4.2"
+)
 
 #: Brokers whose pulls bring whole Arrow batches.
 BULK_TRANSFER = {
@@ -75,3 +82,19 @@ def committed_offsets(cluster: EmbeddedCluster, group: str, topic: str, queues: 
         return [-1 if offset is None else offset for offset in found]
 
     return asyncio.run(query())
+
+
+def run_available(start: Callable[[], StreamingQuery], timeout_s: float) -> StreamingQuery:
+    """Runs a query with Trigger.AvailableNow and limits up to its end; the last run that had anything.
+
+    A Spark without admission control runs one micro-batch at a time.
+    """
+    last = None
+    while True:
+        query = start()
+        assert query.awaitTermination(timeout_s)
+        if HAS_ADMISSION_CONTROL:
+            return query
+        if last is not None and not any(progress.numInputRows for progress in query.recentProgress):
+            return last
+        last = query

@@ -16,6 +16,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.row_messages import GANTRY_ID
+from gantrymq.spark.versions import HAS_FILTERS
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pytestmark = pytest.mark.spark
@@ -121,8 +122,8 @@ def test_conditions_spare_reading(
         (f"storeTimestamp < '{middle}'", lambda r: r.storeTimestamp < middle),
     ):
         assert numbers(read(topic).where(condition)) == sorted(int(row.body) for row in everything if wanted(row))
-    assert read(topic, minPartitions=1).rdd.getNumPartitions() == 4
-    assert read(topic, minPartitions=1).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions() == 1
+    partitions = read(topic, minPartitions=1).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions()
+    assert partitions == (1 if HAS_FILTERS else 4)
 
 
 def test_offsets_and_times_bound_a_read(

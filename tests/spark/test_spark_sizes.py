@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from spark_support import run_available
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
@@ -186,7 +187,7 @@ def test_in_a_query(spark: SparkSession, cluster: EmbeddedCluster, new_topic: Ne
     def note(df: DataFrame, _: int) -> None:
         found.extend(row.size for row in df.agg(F.sum("size").alias("size")).collect())
 
-    query = (
+    writer = (
         spark.readStream.format("rocketmq")
         .options(nameServer=cluster.name_server, subscribe=topic, startingOffsets="earliest")
         .option("maxBytesPerTrigger", "500000")
@@ -195,9 +196,8 @@ def test_in_a_query(spark: SparkSession, cluster: EmbeddedCluster, new_topic: Ne
         .writeStream.foreachBatch(note)
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
-        .start()
     )
-    assert query.awaitTermination(WAIT_S)
+    run_available(writer.start, WAIT_S)
     assert sum(found) == sum(sizes)
     assert len(found) >= 5
     assert max(found) <= 750_000

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_support import committed_offsets, create_topic, send_numbers
+from spark_support import committed_offsets, create_topic, needs_admission_control, send_numbers
 from waiting import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -61,6 +61,7 @@ def wait_for_rows(query: StreamingQuery, count: int) -> None:
     wait_until(has_read, WAIT_S)
 
 
+@needs_admission_control
 def test_available_now_in_limited_batches(
     spark: SparkSession,
     stream: Callable[..., DataFrame],
@@ -111,6 +112,7 @@ def test_processing_time_restart_and_new_queues(
     assert found(spark, tmp_path) == list(range(6000))
 
 
+@needs_admission_control
 def test_progress_says_what_is_left(
     stream: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import send_numbers
+from spark_support import run_available, send_numbers
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError, IllegalMessage
@@ -98,7 +98,7 @@ def test_a_stream_from_topic_to_topic(
 ) -> None:
     source, target = new_topic(2), new_topic(2)
     send_numbers(cluster, source, range(5_000))
-    query = (
+    writer = (
         spark.readStream.format("rocketmq")
         .options(nameServer=cluster.name_server, subscribe=source, startingOffsets="earliest")
         .option("maxOffsetsPerTrigger", "2000")
@@ -107,9 +107,8 @@ def test_a_stream_from_topic_to_topic(
         .writeStream.format("rocketmq")
         .options(nameServer=cluster.name_server, topic=target, checkpointLocation=str(tmp_path))
         .trigger(availableNow=True)
-        .start()
     )
-    assert query.awaitTermination(WAIT_S)
+    query = run_available(writer.start, WAIT_S)
     rows = read(target).collect()
     assert sorted(int(row.body) for row in rows) == list(range(5_000))
     assert all(row["keys"] == f"k{int(row.body)}" for row in rows)
