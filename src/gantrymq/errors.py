@@ -23,6 +23,7 @@ GantryError
 ├── StoreError              the files
 │   ├── StoreLocked         another process has the directory
 │   ├── StoreFull           no room for another record
+│   ├── StoreBusy           no room just now: a file is being made
 │   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
 ├── ConfigError             a configuration key or value
 └── ThreadDied              a thread that others count on ended by an exception, its __cause__
@@ -32,6 +33,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+
+#: ResponseCode.NO_PERMISSION, and how a server says that it doesn't know who asks (AuthenticationException,
+#: AclException); the code has other reasons, too.
+_NO_PERMISSION = 16
+_NO_KEY = ("username cannot be null", "No accessKey is configured", "Authorization failed: no user is named")
 
 
 class GantryError(Exception):
@@ -107,7 +113,13 @@ class BrokerError(GantryError):
     """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known."""
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        super().__init__(f"{address} answered code {code}: {_printable(remark or 'no remark')}")
+        text = f"{address} answered code {code}: {_printable(remark or 'no remark')}"
+        if code == _NO_PERMISSION and remark and remark.startswith(_NO_KEY):
+            text += (
+                ". The request had no access key, which it wants: hooks=[AclHook(access_key, secret_key)], or "
+                "--acl-config FILE"
+            )
+        super().__init__(text)
         self.code = code
         self.remark = remark or ""
         self.address = address
@@ -118,16 +130,27 @@ class ClientError(GantryError):
 
 
 class NoRouteInfo(ClientError):
-    """No NameServer knows a route for the topic."""
+    """The NameServers that were asked answer, and know no route for the topic."""
 
     def __init__(self, topic: str, name_servers: list[str]) -> None:
-        super().__init__(
-            f"no route info for topic {topic!r} from {', '.join(name_servers) or 'no NameServer'}: the topic doesn't "
-            "exist and no broker makes it (autoCreateTopicEnable), or no broker has registered there; this says which: "
-            f"gantry doctor {shlex.quote(topic)} -n {shlex.quote(';'.join(name_servers))}"
-        )
+        super().__init__(_no_route(topic, ", ".join(name_servers) or "no NameServer", ";".join(name_servers)))
         self.topic = topic
         self.name_servers = name_servers
+
+
+def _no_route(topic: str, asked: str, addresses: str) -> str:
+    """What follows from there being no route for this kind of topic."""
+    for prefix, what in (
+        ("%RETRY%", "knows no consumer group {!r}: none of its consumers has been there yet, or it was deleted"),
+        ("%DLQ%", "knows no dead letters of consumer group {!r}: none of its messages was given up so far"),
+    ):
+        if topic.startswith(prefix):
+            return f"{asked} answers, and {what.format(topic.removeprefix(prefix))} (no route info for topic {topic!r})"
+    return (
+        f"no route info for topic {topic!r} from {asked}, which can be reached and answers: the topic doesn't exist "
+        "and no broker makes it (autoCreateTopicEnable), or no broker has registered there; this says which: "
+        f"gantry doctor {shlex.quote(topic)} -n {shlex.quote(addresses)}"
+    )
 
 
 class IllegalMessage(ClientError):
@@ -161,6 +184,10 @@ class StoreError(GantryError):
 
 class StoreLocked(StoreError):
     """Another process uses the store directory."""
+
+
+class StoreBusy(StoreError):
+    """No room for another record just now: a file is being made, and who writes isn't to wait for it."""
 
 
 class StoreFull(StoreError):

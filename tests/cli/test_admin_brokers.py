@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from admin_support import CLUSTER, Admin, admin, cluster, producer, topic
@@ -128,3 +129,22 @@ def test_stats_all(admin: Admin, cluster: EmbeddedCluster, producer: SyncProduce
     rows = {row["topic"]: row for row in admin("statsAll", "-a")}
     assert (rows[topic]["consumerGroup"], rows[topic]["accumulation"]) == (group, 1)
     assert "BenchmarkTest" not in rows
+
+
+def test_a_key_that_is_none_and_a_value_that_is_bounded_are_said(
+    cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broker,) = cluster.brokers
+    update = ["admin", "updateBrokerConfig", "-n", cluster.name_server, "-b", broker, "-k"]
+    assert run([*update, "channelExpiredTimeuot", "-v", "90000"]) == 0
+    assert capsys.readouterr().err == (
+        f"gantry: {broker} has taken channelExpiredTimeuot, as Java's does, but has no such key and makes nothing of "
+        "it; is channelExpiredTimeout meant?\n"
+    )
+    # BrokerConfig bounds it.
+    assert run([*update, "registerNameServerPeriod", "-v", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["brokers"] == [broker]
+    assert err == f"gantry: {broker} has registerNameServerPeriod=10000 now, not 1\n"
+    assert run([*update, "registerNameServerPeriod", "-v", "30000"]) == 0
+    assert capsys.readouterr().err == ""

@@ -91,6 +91,14 @@ def test_an_unknown_topic_is_named(cluster: EmbeddedCluster, capsys: pytest.Capt
         assert err.count("\n") == 1
 
 
+def test_an_unknown_group_is_named(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("consumerProgress", "consumerConnection"):
+        assert run(["admin", command, "-n", cluster.name_server, "-g", "nobody"]) == 1
+        err = capsys.readouterr().err
+        assert f"{cluster.name_server} answers, and knows no consumer group 'nobody'" in err
+        assert err.count("\n") == 1
+
+
 def test_an_unknown_cluster_is_named(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["admin", "updateTopic", "-n", cluster.name_server, "-c", "Nowhere", "-t", "T"]) == 1
     assert f"no cluster 'Nowhere' at {cluster.name_server}, which knows {CLUSTER}" in capsys.readouterr().err

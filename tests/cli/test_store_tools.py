@@ -141,3 +141,14 @@ def test_rebuild_of_a_damaged_log(root, config_file, capsys):
     assert run([*arguments, "--cut", "--json"]) == 0
     queues = json.loads(capsys.readouterr().out)["queues"]
     assert sum(queue["maxOffset"] for queue in queues) == 3
+
+
+def test_the_index_of_a_store_in_use_is_not_said_to_be_checked(root, config_file, capsys):
+    assert run(["store", "verify", str(root), "-c", str(config_file)]) == 0
+    assert "18 entries in 1 index files: no problems" in capsys.readouterr().out
+    store = opened(root)
+    try:
+        assert run(["store", "verify", str(root), "-c", str(config_file)]) == 0
+        assert "the index not checked, since a broker writes it: no problems" in capsys.readouterr().out
+    finally:
+        store.close()

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from gantrymq.cli.main import run
+
 
 def start(*options: str) -> tuple[subprocess.Popen[str], list[str]]:
     """The process, and what it printed up to its ready line."""
@@ -99,6 +101,17 @@ def test_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
         timeout=30,
     )
     assert done.returncode == 1
-    assert "broker-a did not start" in done.stderr
-    assert "gantry: " in done.stderr.partition("ends with:")[2]
+    assert done.stderr.startswith("gantry: broker-a did not start: ")
+    assert str(tmp_path / "broker-a") in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("taken", [0, 1035, 1045])
+def test_a_taken_port_is_named_before_anything_starts(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] - taken
+        assert run(["up", "--brokers", "2", "--port", str(port)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"gantry: port {port + taken}, for {'broker-' if taken else 'the NameServer'}")
+    assert f"gantry topology -n 127.0.0.1:{port} shows it; --port 0 takes free ports" in err

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from gantrymq.background.collector import Collector
 from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
 from gantrymq.logs import log_to_stderr
 from gantrymq.store.open_files import raise_open_files_limit
@@ -103,6 +104,7 @@ async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_e
         loop.add_reader(0, read)
     server = make()
     await server.start()
+    Collector().start()
     try:
         print(f"{name} ready at {server.address}", flush=True)
         return await stopped

@@ -87,10 +87,14 @@ def verify(directory: Directory, config: Config = None, as_json: Json = False) -
             print(problem)
         if report.problem_count > len(report.problems):
             print(f"... and {report.problem_count - len(report.problems)} more")
+        index = (
+            "the index not checked, since a broker writes it"
+            if report.in_use
+            else f"{report.index_entries} entries in {report.index_files} index files"
+        )
         print(
             f"{report.records} records from {report.log_begin} to {report.log_end}, {report.units} units in "
-            f"{report.queues} queues, {report.index_entries} entries in {report.index_files} index files: "
-            f"{report.problem_count or 'no'} problems"
+            f"{report.queues} queues, {index}: {report.problem_count or 'no'} problems"
         )
     raise typer.Exit(int(report.problem_count > 0))
 

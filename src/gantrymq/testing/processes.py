@@ -72,7 +72,7 @@ class ServerProcess:
                     raise GantryError(f"{self.name} is not ready in time; its log is {self.log_path}")
                 data = os.read(self._process.stdout.fileno(), 4096)
                 if not data:
-                    raise GantryError(f"{self.name} did not start; {self.log_path} ends with:\n{self._end_of_log()}")
+                    raise GantryError(f"{self.name} did not start: {self._reason()}")
                 output += data
         self.address = match[1].decode()
 
@@ -93,10 +93,13 @@ class ServerProcess:
             if stream is not None:
                 stream.close()
 
-    def _end_of_log(self) -> str:
+    def _reason(self) -> str:
+        """What it says itself, or else the end of its log."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, self.log_path.stat().st_size - QUOTED_LOG_BYTES))
-            return log.read().decode(errors="replace").strip() or "(nothing)"
+            end = log.read().decode(errors="replace").strip() or "(nothing)"
+        last = end.rpartition("\n")[2]
+        return last.removeprefix("gantry: ") if last.startswith("gantry: ") else f"{self.log_path} ends with:\n{end}"
 
 
 class ProcessCluster:
@@ -187,11 +190,16 @@ class ProcessCluster:
             "brokerName": name,
             "brokerIP1": HOST,
             "bindAddress": HOST,
-            "listenPort": str(self._port + 1035 + 10 * number if self._port else 0),
+            "listenPort": str(broker_port(self._port, number)),
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": str(self._directory / name),
             "storePathCommitLog": str(self._directory / name / "commitlog"),
         } | self._broker_properties
+
+
+def broker_port(port: int, number: int) -> int:
+    """Of a broker, beside a NameServer at `port`; 0, any free one, where that is 0."""
+    return port + 1035 + 10 * number if port else 0
 
 
 def broker_name(number: int) -> str:

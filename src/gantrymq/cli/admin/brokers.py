@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
-from gantrymq.cli.admin.output import Output, human_time, listing, settings, table
+from gantrymq.cli.admin.output import Output, human_time, listing, settings, table, warn
 from gantrymq.cli.admin.values import TrueFalse, one_target
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import GantryError
+from gantrymq.errors import BrokerError, GantryError
 
 app = typer.Typer(add_completion=False)
 
@@ -94,7 +96,15 @@ async def update_broker_config(
         addresses = [broker]
     else:
         addresses = await (_all_addresses(admin, cluster or "") if slaves_too else admin.masters_of(cluster or ""))
+    known = await _config_of(admin, addresses)
     await admin.update_broker_config(addresses, {key: value})
+    for address, config in (await _config_of(admin, addresses)).items():
+        if key not in known.get(address, config):
+            near = difflib.get_close_matches(key, known[address], n=1)
+            meant = f"; is {near[0]} meant?" if near else ""
+            warn(f"{address} has taken {key}, as Java's does, but has no such key and makes nothing of it{meant}")
+        elif not _is_same(config.get(key, ""), value):
+            warn(f"{address} has {key}={config.get(key, '')} now, not {value}")
     return Output(
         {"brokers": addresses, "key": key, "value": value},
         [f"update broker config success, {address}" for address in addresses],
@@ -241,6 +251,22 @@ async def query_cq(
     )
     span = {"maxQueueIndex": found.max_queue_index, "minQueueIndex": found.min_queue_index}
     return Output(span | {"queueData": rows}, [f"max: {found.max_queue_index}, min: {found.min_queue_index}", shown])
+
+
+async def _config_of(admin: AdminClient, addresses: list[str]) -> dict[str, dict[str, str]]:
+    """By broker; without those that don't let this user see it."""
+    configs = {}
+    for address in addresses:
+        with suppress(BrokerError):
+            configs[address] = await admin.broker_config(address)
+    return configs
+
+
+def _is_same(text: str, other: str) -> bool:
+    try:
+        return float(text) == float(other)
+    except ValueError:
+        return text.strip().lower() == other.strip().lower()
 
 
 async def _all_addresses(admin: AdminClient, cluster: str) -> list[str]:

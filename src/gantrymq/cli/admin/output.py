@@ -61,6 +61,11 @@ def human_time(timestamp_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_ms / 1000)) + f",{timestamp_ms % 1000:03}"
 
 
+def warn(text: str) -> None:
+    """Says on standard error what isn't as it looks."""
+    typer.echo(f"gantry: {text}", err=True)
+
+
 def write(output: Output, *, json: bool) -> None:
     """Prints to standard output."""
     if json:
