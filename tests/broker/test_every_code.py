@@ -105,6 +105,8 @@ async def prepared(broker: Broker, administrator: Peer) -> Places:
     await commit(administrator, 0, group="readers")
     await beat(administrator, "c", "readers")
     half_place = place_of(half)
+    broker.topics.create_if_absent("TRANS_CHECK_MAX_TIME_TOPIC", 1)
+    await broker.topics.written()
     broker._transactions._check._discard(broker.store.read_record(half_place[0]))
     unit = broker.store.queue("TRANS_CHECK_MAX_TIME_TOPIC", 0).unit(0)
     assert unit is not None
@@ -333,8 +335,8 @@ def allowed(access: Access, requests: dict[int, Asked]) -> set[RequestCode]:
 async def test_each_right_is_for_what_it_is_for(tmp_path: Path) -> None:
     async with scene(tmp_path, USERS) as prepared_scene:
         broker = Guarded("DefaultCluster", prepared_scene.broker.access._record_at)
-        for number, (rights, expected) in enumerate(BY_RIGHT):
-            table = UserTable(tmp_path / str(number) / "users.json")
+        for rights, expected in BY_RIGHT:
+            table = UserTable()
             table.create_user(UserInfo("alice12", "secret12"))
             for right in rights:
                 resource, actions, *decision = right.split(" ")
@@ -387,7 +389,7 @@ async def test_a_field_that_is_missing_takes_more(tmp_path: Path) -> None:
     less = {CODE.UNREGISTER_CLIENT, CODE.QUERY_CONSUME_QUEUE}
     async with scene(tmp_path, USERS) as prepared_scene:
         broker = Guarded("DefaultCluster", prepared_scene.broker.access._record_at)
-        table = UserTable(tmp_path / "users.json")
+        table = UserTable()
         table.create_user(UserInfo("alice12", "secret12"))
         table.put_acl(None, acl_of("User:alice12", [TOPIC, GROUP], ["All"], [], "Allow"))
         access = UserAccess(AuthConfig(authorization_enabled=True), broker, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 CREATE_TOPIC = CreateTopicRequestHeader(
     topic="orders", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
 )
+USER = b'{"password":"secret12"}'
 
 
 async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(
@@ -43,7 +45,7 @@ async def test_a_heartbeat_with_new_groups_costs_one_write_of_each_table(
     await until(lambda: table.exists() and b"group-499" in table.read_bytes())
 
 
-@pytest.mark.parametrize("request_of", ["a topic", "a group", "offsets"])
+@pytest.mark.parametrize("request_of", ["a topic", "a group", "offsets", "a user"])
 async def test_who_creates_something_is_answered_when_it_is_on_the_disk(
     disk: Disk, broker: Broker, peer: Peer, request_of: str
 ) -> None:
@@ -54,6 +56,7 @@ async def test_who_creates_something_is_answered_when_it_is_on_the_disk(
         "a group": lambda: peer.ask(
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_json(SubscriptionGroupConfig("g"))
         ),
+        "a user": lambda: peer.ask(RequestCode.AUTH_CREATE_USER, fields={"username": "alice"}, body=USER),
         "offsets": lambda: peer.ask(
             RequestCode.CLONE_GROUP_OFFSET, fields={"srcGroup": "a", "destGroup": "b", "topic": "others"}
         ),
@@ -93,10 +96,30 @@ async def test_no_file_is_brought_to_the_disk_on_the_loop(
 
         monkeypatch.setattr(os, name, sync)
     await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, CREATE_TOPIC)
+    await peer.ask(RequestCode.AUTH_CREATE_USER, fields={"username": "alice"}, body=USER)
     await peer.pull("orders", group="new-group")
     broker.offsets.commit("new-group", "orders", 0, 0)
     await broker.offsets.written()
     assert not on_the_loop
+
+
+async def test_a_user_that_can_not_be_written_is_tried_again(disk: Disk, broker: Broker, peer: Peer) -> None:
+    disk.error = StoreError("no room")
+    answer = await peer.ask(RequestCode.AUTH_CREATE_USER, fields={"username": "alice"}, body=USER)
+    assert (answer.code, "no room" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    disk.error = None
+    users = broker.config.store.config_directory / "auth" / "users.json"
+    await until(lambda: users.exists() and b"alice" in users.read_bytes())
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (users, users.parent)] == [0o600, 0o700]
+
+
+async def test_many_users_cost_few_writes(disk: Disk, broker: Broker, peer: Peer) -> None:
+    asked = [
+        peer.ask(RequestCode.AUTH_CREATE_USER, fields={"username": f"user-{n}"}, body=USER, timeout_ms=20_000)
+        for n in range(300)
+    ]
+    assert {answer.code for answer in await asyncio.gather(*asked)} == {ResponseCode.SUCCESS}
+    assert [name for name, _ in disk.written].count("users.json") < 20
 
 
 class Table:

@@ -1,4 +1,4 @@
-"""The users and what each may do, kept in one file.
+"""The users and what each may do; `broker/access_control.py` keeps them in one file.
 
 Java has them in two RocksDB directories (`LocalAuthenticationMetadataProvider`, `LocalAuthorizationMetadataProvider`);
 the rules are those of `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl`.
@@ -6,8 +6,7 @@ the rules are those of `AuthenticationMetadataManagerImpl` and `AuthorizationMet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -17,42 +16,41 @@ from gantrymq.auth.users import User, UserType, subject_of, username_of
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.protocol.fastjson import encode_json
 
 #: More users, or entries of one user, are a mistake.
 MAX_USERS = 10_000
 MAX_ENTRIES = 10_000
-#: The file holds passwords, since signatures are checked with them: its directory is the owner's alone.
-_DIRECTORY_MODE = 0o700
+#: Users, or those with entries, that are encoded at a time.
+_PIECE = 100
 
 
-class _File(msgspec.Struct):
+class UsersFile(msgspec.Struct):
+    """The content of the file. It has the passwords, since signatures are checked with them."""
+
     users: list[UserInfo] = []
     acls: list[AclInfo] = []
 
 
 class UserTable:
-    """`users` and `acls` by user name: read them, and change them with the methods. A change is on the disk on return.
+    """`users` and `acls` by user name: read them, and change them with the methods.
 
-    `generation` grows with every change. The methods raise RequestRefused for what can't be, StoreError for a disk
-    that fails; then nothing has changed.
+    `on_change` is called after every change, and `generation` grows. They raise RequestRefused for what can't be.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonConfigFile(path, is_secret=True)
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self.users: Mapping[str, User] = {}
         self.acls: Mapping[str, Acl] = {}
         self.generation = 0
 
-    def load(self, config: AuthConfig) -> None:
-        """Reads the file, and makes the super users of the configuration that aren't there.
+    def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
+        """Takes in the file, and makes the super users of the configuration that aren't there.
 
-        Raises StoreError, or ConfigError for a user in the configuration that can't be read.
+        Raises ConfigError for a user in the configuration that can't be read.
         """
-        data = self._file.load(_decode)
-        if data is not None:
-            self.users, self.acls = _decode(data)
+        if content is not None:
+            self.users, self.acls = tables_of(content)
         for key, text, name_key, password_key in (
             ("initAuthenticationUser", config.init_authentication_user, "username", "password"),
             (
@@ -65,7 +63,12 @@ class UserTable:
             if text.strip():
                 user = _super_user(key, text, name_key, password_key)
                 if user.username not in self.users:
-                    self._save({**self.users, user.username: user}, self.acls)
+                    self._set({**self.users, user.username: user}, self.acls)
+
+    def encode(self) -> Iterator[bytes]:
+        """The content of the file as it is now, in pieces."""
+        # Neither of them is ever changed.
+        return _encoded(self.users, self.acls)
 
     # -- users --------------------------------------------------------------------------------------------------
 
@@ -78,16 +81,16 @@ class UserTable:
         if len(self.users) >= MAX_USERS:
             raise _refused(f"there are {MAX_USERS} users already")
         user = _checked(User(username, info.password or ""), info)
-        self._save({**self.users, username: user}, self.acls)
+        self._set({**self.users, username: user}, self.acls)
 
     def update_user(self, info: UserInfo) -> None:
         """Changes what `info` says."""
         user = self._user(_username(info.username))
-        self._save({**self.users, user.username: _checked(user, info)}, self.acls)
+        self._set({**self.users, user.username: _checked(user, info)}, self.acls)
 
     def delete_user(self, username: str) -> None:
         """With all that it may do; no user of that name is no error."""
-        self._save(
+        self._set(
             {name: user for name, user in self.users.items() if name != username},
             {name: acl for name, acl in self.acls.items() if name != username},
         )
@@ -107,7 +110,7 @@ class UserTable:
         acl.update(new)
         if sum(map(len, acl.policies.values())) > MAX_ENTRIES:
             raise _refused(f"{subject_of(username)} would have more than {MAX_ENTRIES} entries")
-        self._save(self.users, {**self.acls, username: acl})
+        self._set(self.users, {**self.acls, username: acl})
 
     def delete_acl(self, subject: str | None, policy_type: str | None, resource: str | None) -> None:
         """Takes the entry for `resource` away, all of the subject without one."""
@@ -124,7 +127,7 @@ class UserTable:
         acls = {**self.acls, username: acl}
         if not acl.policies:
             del acls[username]
-        self._save(self.users, acls)
+        self._set(self.users, acls)
 
     def acl_info(self, subject: str | None) -> AclInfo | None:
         """What a subject may do, None if nothing."""
@@ -163,19 +166,28 @@ class UserTable:
         acl = self.acls.get(username, Acl())
         return Acl({policy_type: dict(entries) for policy_type, entries in acl.policies.items()})
 
-    def _save(self, users: Mapping[str, User], acls: Mapping[str, Acl]) -> None:
-        content = _File(
-            [users[name].info() for name in sorted(users)], [acls[name].info(subject_of(name)) for name in sorted(acls)]
-        )
-        self._file.path.parent.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-        self._file.save(encode_json(content))
+    def _set(self, users: Mapping[str, User], acls: Mapping[str, Acl]) -> None:
         self.users, self.acls = users, acls
         self.generation += 1
+        self._on_change()
 
 
-def _decode(data: bytes) -> tuple[dict[str, User], dict[str, Acl]]:
-    """The content of the file. Raises BodyError or ValueError."""
-    content = decode_json(data, _File)
+def _encoded(users: Mapping[str, User], acls: Mapping[str, Acl]) -> Iterator[bytes]:
+    yield b'{"users":['
+    yield from _list(sorted(users), lambda name: users[name].info())
+    yield b'],"acls":['
+    yield from _list(sorted(acls), lambda name: acls[name].info(subject_of(name)))
+    yield b"]}"
+
+
+def _list(names: list[str], info: Callable[[str], UserInfo | AclInfo]) -> Iterator[bytes]:
+    for start in range(0, len(names), _PIECE):
+        part = encode_json([info(name) for name in names[start : start + _PIECE]])[1:-1]
+        yield b"," + part if start else part
+
+
+def tables_of(content: UsersFile) -> tuple[dict[str, User], dict[str, Acl]]:
+    """Users and their entries, by name. Raises ValueError."""
     users = {
         info.username: User(info.username, info.password or "").changed(info) for info in content.users if info.username
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gantrymq.auth.guard import Access, caller_of, guarded
-from gantrymq.auth.user_table import UserTable
+from gantrymq.auth.user_table import UsersFile, UserTable, tables_of
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import Saving
 from gantrymq.errors import ConfigError, RecordError
 from gantrymq.protocol.record import Record
 from gantrymq.remoting.connection import Connection, RequestHandler
@@ -30,10 +32,13 @@ WATCH_INTERVAL_S = 5.0
 class AccessControl(Part):
     """The users of 5.x, always there, and who is let in: all, accounts of plain_acl.yml, or those users."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, jobs: Jobs) -> None:
+    def __init__(self, config: BrokerConfig, store: MessageStore, jobs: Jobs, *, saving: Saving) -> None:
         self._config = config
         self._store = store
-        self.users = UserTable(config.store.config_directory / "auth" / "users.json")
+        self.users = UserTable(self._users_changed)
+        self._users_file = saving.file(
+            config.store.config_directory / "auth" / "users.json", self.users.encode, is_secret=True
+        )
         #: None lets everybody do everything.
         self._access: Access | None = None
         self._plain: PlainAccess | None = None
@@ -47,7 +52,7 @@ class AccessControl(Part):
     def load(self) -> None:
         """Reads users and accounts. Raises StoreError or ConfigError."""
         auth = self._config.auth
-        self.users.load(auth)
+        self.users.load(auth, self._users_file.load(UsersFile, check=tables_of))
         # The rules, and the words of either way, are imported where they are wanted: a tenth of a broker's start.
         if auth.acl_enable:
             from gantrymq.auth.need import Guarded
@@ -73,6 +78,10 @@ class AccessControl(Part):
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+
+    def users_written(self) -> Awaitable[None]:
+        """Done when all changes of users are on the disk. Raises StoreError; they hold in any case."""
+        return self._users_file.written()
 
     def guard(self, handlers: dict[int, RequestHandler]) -> None:
         """Puts the check before each handler, if there is one to be made."""
@@ -100,6 +109,9 @@ class AccessControl(Part):
         """Takes over a changed plain_acl.yml."""
         if self._plain is not None and self._plain_files is not None:
             self._plain.acl = self._plain_files.changed() or self._plain.acl
+
+    def _users_changed(self) -> None:
+        self._users_file.write_soon()
 
     def _record_at(self, physical_offset: int) -> Record | None:
         try:

@@ -134,7 +134,7 @@ class Broker:
             directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group, saving=saving
         )
         self.offsets = offsets = ConsumerOffsets(directory / "consumerOffset.json", saving=saving)
-        self.access = AccessControl(config, store, jobs)
+        self.access = AccessControl(config, store, jobs, saving=saving)
         self.members: GroupMembers[Connection] = GroupMembers(self.access.is_same_user)
         members = self.members
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", saving=saving)

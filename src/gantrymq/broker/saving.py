@@ -40,6 +40,9 @@ _ENTRIES = 1000
 _PIECE_BYTES = 16 * 1024
 _REST_S = 0.0001
 
+#: The directory of a secret file is the owner's alone.
+_SECRET_DIRECTORY = 0o700
+
 #: The content of a file. It is asked for on the loop, and gone through in a thread.
 Encode = Callable[[], Iterable[bytes]]
 
@@ -51,6 +54,7 @@ class TableFile:
         "_being_written",
         "_encode",
         "_file",
+        "_is_secret",
         "_newest",
         "_saved",
         "_saving",
@@ -61,8 +65,9 @@ class TableFile:
         "written_changes",
     )
 
-    def __init__(self, path: Path, encode: Encode, saving: Saving) -> None:
-        self._file = JsonConfigFile(path)
+    def __init__(self, path: Path, encode: Encode, saving: Saving, *, is_secret: bool) -> None:
+        self._file = JsonConfigFile(path, is_secret=is_secret)
+        self._is_secret = is_secret
         self._encode = encode
         self._saving = saving
         #: Who waits, each for a number of changes.
@@ -78,12 +83,14 @@ class TableFile:
         self._saved = 0
         self._writing = threading.Lock()
 
-    def load(self, table: type[T], *, can_be_rebuilt: bool = False) -> T | None:
-        """The content, None where there is no file.
+    def load(
+        self, table: type[T], *, check: Callable[[T], object] = lambda _: None, can_be_rebuilt: bool = False
+    ) -> T | None:
+        """The content, None where there is no file. `check` raises ValueError for content that can't be.
 
         Raises StoreError for a damaged one without a good backup; one that `can_be_rebuilt` is put aside.
         """
-        data = self._file.load(lambda content: decode_json(content, table), can_be_rebuilt=can_be_rebuilt)
+        data = self._file.load(lambda content: check(decode_json(content, table)), can_be_rebuilt=can_be_rebuilt)
         return None if data is None else decode_json(data, table)
 
     @property
@@ -160,6 +167,8 @@ class TableFile:
         data = b"".join(_gently(pieces))
         with self._writing:
             if number > self._saved:
+                if self._is_secret:
+                    self._file.path.parent.mkdir(mode=_SECRET_DIRECTORY, parents=True, exist_ok=True)
                 self._file.save(data)
                 self._saved = number
 
@@ -209,15 +218,15 @@ class Saving(Part):
         self._job = jobs.repeating("save tables", self._write, after_error_s=_AFTER_ERROR_S)
         self._next_round = 0.0
 
-    def file(self, path: Path, encode: Encode) -> TableFile:
-        """The file of a table, which `encode` gives the content of."""
-        file = TableFile(path, encode, self)
+    def file(self, path: Path, encode: Encode, *, is_secret: bool = False) -> TableFile:
+        """The file of a table, which `encode` gives the content of; nobody else may read a secret one."""
+        file = TableFile(path, encode, self, is_secret=is_secret)
         self._files.append(file)
         return file
 
     async def start(self) -> None:
         self._next_round = asyncio.get_running_loop().time() + self._period_s
-        self._job.start(self._period_s)
+        self._job.start(SOON_S if any(file.is_urgent for file in self._files) else self._period_s)
 
     async def stop(self) -> None:
         await self._job.stop()

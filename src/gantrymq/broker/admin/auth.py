@@ -5,6 +5,7 @@ from __future__ import annotations
 from gantrymq.auth.users import User, UserType
 from gantrymq.broker.access_control import AccessControl
 from gantrymq.broker.part import Part
+from gantrymq.broker.saving import answer_after
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
@@ -50,7 +51,7 @@ class AuthAdmin(Part):
         self._check_super(connection, info.user_type, "create")
         self._users.create_user(info)
         log.info("%s created user %s", connection.address, info.username)
-        return RemotingCommand.response()
+        return self._when_written(connection, request)
 
     def update_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Another password, type or status."""
@@ -59,7 +60,7 @@ class AuthAdmin(Part):
         self._check_super(connection, self._type_of(info.username), "update")
         self._users.update_user(info)
         log.info("%s changed user %s", connection.address, info.username)
-        return RemotingCommand.response()
+        return self._when_written(connection, request)
 
     def delete_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A user that isn't there is deleted already."""
@@ -67,7 +68,7 @@ class AuthAdmin(Part):
         self._check_super(connection, self._type_of(username), "delete")
         self._users.delete_user(username)
         log.info("%s deleted user %s", connection.address, username)
-        return RemotingCommand.response()
+        return self._when_written(connection, request)
 
     def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One user; no body for one that isn't there. A super user is shown the password, for copies of users."""
@@ -84,14 +85,14 @@ class AuthAdmin(Part):
         subject = request.read_header(AclRequestHeader).subject
         self._users.put_acl(subject, decode_request_json(request.body, AclInfo))
         log.info("%s changed what %s may do", connection.address, subject)
-        return RemotingCommand.response()
+        return self._when_written(connection, request)
 
     def delete_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One entry, or all that a subject has."""
         header = request.read_header(DeleteAclRequestHeader)
         self._users.delete_acl(header.subject, header.policy_type, header.resource)
         log.info("%s changed what %s may do", connection.address, header.subject)
-        return RemotingCommand.response()
+        return self._when_written(connection, request)
 
     def get_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
         """What a subject may do; no body where that is nothing."""
@@ -102,6 +103,10 @@ class AuthAdmin(Part):
         header = request.read_header(ListAclsRequestHeader)
         acls = self._users.list_acls(header.subject_filter or "", header.resource_filter or "")
         return RemotingCommand.response(body=encode_json(acls) if acls else b"")
+
+    def _when_written(self, connection: Connection, request: RemotingCommand) -> Reply:
+        connection.respond_with(request, answer_after(self._access.users_written()))
+        return None
 
     def _type_of(self, username: str | None) -> str | None:
         user = self._users.users.get(username or "")
