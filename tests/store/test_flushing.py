@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
-from gantrymq.errors import StoreError, StoreFull, SyncFailed
+from gantrymq.errors import StoreError, SyncFailed
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import mapped_file
 from gantrymq.store.checkpoint import load_checkpoint
@@ -223,42 +223,20 @@ def test_what_may_pass_is_tried_again(store, jobs, monkeypatch, error):
     wait_until(lambda: flushing.failing_since is None)
 
 
-def test_the_next_file_may_fail_to_be_prepared(tmp_path, store, jobs, monkeypatch):
-    """The thread goes on, whatever is raised; the writer makes the file itself."""
-    queue = store.queue("T", 0)
-    put(store, queue, b"first")
-    preparing = CommitLog.prepare
-    flushing = report(jobs, "flush the commit log")
-    for error in (OSError(1, "Operation not permitted"), RuntimeError("surprise"), StoreFull("no room")):
-        with monkeypatch.context() as patch:
-            patch.setattr(CommitLog, "prepare", fails(error))
-            wait_until(lambda: flushing.failing_since is not None)
-            # It isn't needed for what has room.
-            answers = Answers()
-            store.when_flushed(put(store, queue, bytes(30_000)).physical_offset, answers)
-            assert answers.wait() == [None]
-        assert CommitLog.prepare is preparing
-        wait_until(lambda: flushing.failing_since is None)
-    assert queue.max_offset == 4
-
-
-def test_a_file_that_can_neither_be_mapped_nor_deleted(store, jobs, monkeypatch):
+def test_a_file_that_can_neither_be_mapped_nor_deleted(store, monkeypatch):
     """As for want of memory and rights; the next file is made once that is over."""
     queue = store.queue("T", 0)
     put(store, queue, bytes(30_000))
-    flushing = report(jobs, "flush the commit log")
+    put(store, queue, bytes(20_000))
     with monkeypatch.context() as patch:
         patch.setattr(mapped_file, "_map", fails(OSError(errno.ENOMEM, "Cannot allocate memory")))
         patch.setattr("pathlib.Path.unlink", fails(PermissionError(errno.EPERM, "Operation not permitted")))
-        put(store, queue, bytes(20_000))
-        wait_until(lambda: flushing.failing_since is not None)
         with pytest.raises(StoreError, match="Cannot allocate memory"):
             put(store, queue, bytes(30_000))
         answers = Answers()
         store.when_flushed(0, answers)
         assert answers.wait() == [None]
     assert put(store, queue, bytes(30_000)).queue_offset == 2
-    wait_until(lambda: flushing.failing_since is None)
 
 
 def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):

@@ -334,7 +334,7 @@ def test_lost_log_drops_units(tmp_path):
 
 
 def test_wrong_file_sizes_are_refused(tmp_path):
-    fill(tmp_path, 200)
+    fill(tmp_path)
     for options in (
         {"mapped_file_size_commit_log": LOG_FILE * 2},
         {"mapped_file_size_commit_log": LOG_FILE // 2},

@@ -4,13 +4,12 @@ A physical offset counts bytes from the first record ever written; a file's name
 record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
 
 `MessageStore.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
-once in a while: the next file, and blocks on the disk ahead of it. The flusher's thread does that too, before it is
-needed; the dictionary of files is changed under a lock, which nobody holds while he waits for the disk.
+once in a while: the next file, and blocks on the disk ahead of it. A thread makes both before they are needed
+(`RoomMaker`); the dictionary of files is changed under a lock, which nobody holds while he waits for the disk.
 
-Only the flusher's thread calls fsync. A file that the writer had to make itself is in its directory, but perhaps not
-yet on the disk; `flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file
-without it, which `load` cuts off. The alternative that lost: fsync before the file is used, by the writer, who then
-waits for the disk at the first message and wherever it outruns the flusher.
+Only the flusher's thread calls fsync. A file that was just made is in its directory, but perhaps not yet on the disk;
+`flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file without it, which
+`load` cuts off. The alternative that lost: fsync before the file is used, which who writes must then wait for.
 """
 
 from __future__ import annotations
@@ -28,17 +27,18 @@ from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, Record, decode_r
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
 from gantrymq.store.refusal import Refusal
+from gantrymq.store.room_maker import RoomMaker
 
 log = logging.getLogger(__name__)
 
-#: Blocks are reserved in such pieces, and by the flusher's thread when less than half a piece is left.
+#: Blocks are reserved in such pieces, the next one when half of it is used.
 _RESERVE = 64 * 1024 * 1024
 
 
 class CommitLog:
     """The log in `directory`. After `load` and `start_at` it can be written to."""
 
-    def __init__(self, directory: Path, file_size: int) -> None:
+    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker) -> None:
         self.directory = directory
         self.file_size = file_size
         #: Where the next record goes: a physical offset, the end of all records.
@@ -67,6 +67,9 @@ class CommitLog:
         self._directory_fd: int | None = None
         self._closed = False
         self._lock = threading.Lock()
+        self._rooms = rooms
+        #: The longest record that room is needed for.
+        self._needed = 0
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class CommitLog:
             old.clear_from(end - base)
         # So that a power failure leaves at least the file with which later ones go on. And what was cut off could else
         # follow upon a record that was written later.
-        self._sync(self._make(base, 0))
+        self._sync(self._made(base))
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -200,48 +203,108 @@ class CommitLog:
     def make_room(self, size: int) -> None:
         """Makes the next `size` bytes writable, in the next file when this one's rest is too small.
 
-        Raises StoreFull when the disk is full, StoreError when the log takes no more; either may pass.
+        Raises StoreBusy while a file is made, StoreFull when the disk is full, StoreError when the log takes no more;
+        all of them may pass.
         """
+        self._check()
+        self._rooms.check_line()
+        if size + BLANK_SIZE > self.file_size:
+            raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
+        base = start = self.position // self.file_size * self.file_size
+        if self.position + size + BLANK_SIZE > base + self.file_size:
+            start += self.file_size
+        end = max(self.position, start) + size
+        if self._reserved(base) < self.position + BLANK_SIZE or self._reserved(start) < end + BLANK_SIZE:
+            self._needed = max(self._needed, size)
+            # Nobody is to write what has room before who waits here.
+            self.limit = 0
+            self._rooms.need(self._make_needed)
+        if start > base:
+            pack_blank(self._files[base].map(), self.position - base, start - self.position)
+        limit = reserved = self._reserved(start) - BLANK_SIZE
+        if reserved + BLANK_SIZE < start + self.file_size:
+            limit -= _RESERVE // 2
+        if start + self.file_size not in self._files:
+            limit = min(limit, start + self.file_size // 2)
+        if end > limit:
+            # When this is used up it will be there.
+            self._rooms.ask(self._make_ahead)
+            limit = reserved
         with self._lock:
-            if self.failure is not None:
-                raise self.failure.exception()
-            for refusal in self._refusals.values():
-                raise refusal.exception()
-            if size + BLANK_SIZE > self.file_size:
-                raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
-            base = self.position // self.file_size * self.file_size
-            if self.position + size + BLANK_SIZE > base + self.file_size:
-                # The next file first: if the disk is full, nothing has happened.
-                self._make(base + self.file_size, size)
-                if (file := self._files[base]).reserved < file.size:
-                    file.reserve(self.position - base, self.position - base + BLANK_SIZE)
-                pack_blank(file.map(), self.position - base, base + self.file_size - self.position)
-                base += self.file_size
-                self.position = base
-            file = self._make(base, self.position - base + size)
-            self.base = base
-            self.mapping = file.map()
-            self.limit = base + min(file.reserved, file.size - BLANK_SIZE)
+            self._check()
+            self.position = max(self.position, start)
+            self.base = start
+            self.mapping = self._files[start].map()
+            self.limit = limit
 
-    def prepare(self) -> None:
-        """Reserves blocks and makes the next file before they are needed; called by the flusher's thread.
+    def _reserved(self, base: int) -> int:
+        """Up to which physical offset the file at `base` has blocks; `base` if there is none."""
+        file = self._files.get(base)
+        return base if file is None else base + file.reserved
 
-        Raises StoreFull, StoreError: the writer will find the same when it gets there.
-        """
+    def _check(self) -> None:
+        """Raises StoreError when nothing may be written."""
+        if self.failure is not None:
+            raise self.failure.exception()
+        for refusal in list(self._refusals.values()):
+            raise refusal.exception()
+
+    def _make_needed(self) -> None:
+        """Makes what the next record needs; called by the room maker. Raises StoreFull, StoreError."""
+        base, used, needed = self._place()
+        if used + needed <= self.file_size:
+            self._reserve(base, used, needed)
+        else:
+            self._reserve(base, used, BLANK_SIZE)
+            self._reserve(base + self.file_size, 0, needed)
+        self._needed = 0
+
+    def _make_ahead(self) -> None:
+        """Makes what will be needed; as `_make_needed`."""
+        base, used, _ = self._place()
+        self._reserve(base, used, _RESERVE // 2)
+        if used >= self.file_size // 2:
+            self._reserve(base + self.file_size, 0, BLANK_SIZE)
+
+    def _place(self) -> tuple[int, int, int]:
+        """(base of the file written to, bytes of it that are used, bytes that are needed)."""
+        needed, position = self._needed, self.position
+        base = position // self.file_size * self.file_size
+        return base, position - base, needed + BLANK_SIZE
+
+    def _reserve(self, base: int, used: int, least: int) -> None:
+        """Makes a file that has blocks for at least so many bytes more than are used."""
+        file = self._made(base)
+        if file.reserved < min(used + least, self.file_size):
+            start = max(file.reserved, used)
+            file.reserve(start, start + max(least, _RESERVE))
+
+    def _made(self, base: int) -> MappedFile:
+        """The file at `base`, open and mapped."""
+        file = self._files.get(base)
+        if file is not None:
+            file.open()
+            file.map()
+            return file
+        file = MappedFile(self.directory, base, self.file_size)
+        try:
+            file.open()
+            file.map()
+        except BaseException:
+            with suppress(OSError):
+                file.delete()
+            raise
         with self._lock:
-            file = self._files.get(self.base)
-            if self.limit == 0 or file is None:
-                return
-            used = self.position - self.base
-            reserved = file.reserved
-        if reserved < file.size and used + _RESERVE // 2 > reserved:
-            file.reserve(reserved, reserved + _RESERVE)
-            with self._lock:
-                if self.base == file.base and self.limit:
-                    self.limit = max(self.limit, self.base + min(file.reserved, file.size - BLANK_SIZE))
-        if used > file.size // 2:
-            with self._lock:
-                self._make(file.base + self.file_size, 1)
+            self._files[base] = file
+            self._new.append(file)
+        return file
+
+    def make_soon(self) -> None:
+        """Has room made for the first record."""
+        self._rooms.ask(self._make_ahead)
+
+    def sync_new(self) -> None:
+        """Brings files that were just made to the disk, before `flush` has to wait for it; as `flush` does."""
         for new in list(self._new):
             self._sync(new)
 
@@ -261,27 +324,6 @@ class CommitLog:
         with self._lock:
             self.failure = failure
             self.limit = 0
-
-    def _make(self, base: int, needed: int) -> MappedFile:
-        """The file at `base`, open and mapped, with the first `needed` bytes reserved."""
-        file = self._files.get(base)
-        if file is None:
-            file = MappedFile(self.directory, base, self.file_size)
-            try:
-                file.open()
-                file.map()
-            except BaseException:
-                with suppress(OSError):
-                    file.delete()
-                raise
-            self._files[base] = file
-            self._new.append(file)
-        file.open()
-        file.map()
-        if file.reserved < needed:
-            start = max(file.reserved, self.position - base, 0)
-            file.reserve(start, max(needed, start + _RESERVE))
-        return file
 
     def _map(self, file: MappedFile) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
@@ -20,6 +21,7 @@ from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.mapped_file import MappedFile, list_files, store_error, sync_directory
 from gantrymq.store.queue_mappings import QueueMappings
+from gantrymq.store.room_maker import RoomMaker
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,9 @@ UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
 _NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-#: Blocks are reserved for so many units at once.
+#: Blocks are reserved for so many units at once: few for each of thousands of queues, more where many come.
 _RESERVE = 800 * UNIT_SIZE
+_RESERVE_MORE = 8000 * UNIT_SIZE
 #: One read finds the end of most queues.
 _PROBE = 204 * UNIT_SIZE
 
@@ -43,6 +46,8 @@ class ConsumeQueue:
         "_flushed_offset",
         "_gone",
         "_mappings",
+        "_needed",
+        "_rooms",
         "dirty",
         "limit",
         "mapping",
@@ -54,7 +59,9 @@ class ConsumeQueue:
         "topic_bytes",
     )
 
-    def __init__(self, topic: str, queue_id: int, directory: Path, file_size: int, mappings: QueueMappings) -> None:
+    def __init__(
+        self, topic: str, queue_id: int, directory: Path, file_size: int, mappings: QueueMappings, rooms: RoomMaker
+    ) -> None:
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
@@ -72,6 +79,9 @@ class ConsumeQueue:
         self._flushed_offset = 0
         self._gone = ""
         self._mappings = mappings
+        self._rooms = rooms
+        #: So many units behind the last one need room.
+        self._needed = 0
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}-{self.queue_id} {self.min_offset}..{self.max_offset}>"
@@ -154,32 +164,80 @@ class ConsumeQueue:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Makes the place of the next unit writable: maps its file, reserves blocks. Raises StoreFull, StoreError."""
+        """Makes the place of the next unit writable. Raises StoreBusy, StoreFull, StoreError, as the log's does."""
+        self._need_room(1)
+        base, at = self._place(self.max_offset)
+        file = self._files[base]
+        self.mapping, self.position = self._map(file), at
+        limit = reserved = file.reserved
+        following = self._files.get(base + self._file_size)
+        if reserved < self._file_size or following is None or not following.reserved:
+            limit -= min(_RESERVE, reserved) // 2
+        if at + UNIT_SIZE > limit:
+            # When this is used up there will be more.
+            if reserved >= self._file_size:
+                self._file(base + self._file_size)
+            self._rooms.ask(self._make_ahead)
+            limit = reserved
+        self.limit = limit
+
+    def _need_room(self, count: int) -> None:
+        """Returns when there is room for so many units behind the last one; raises as `make_room` does."""
         if self._gone:
             raise StoreError(self._gone)
+        self._rooms.check_line()
+        lacking = [base for base, at, size in self._pieces(count) if self._file(base).reserved < at + size]
+        if lacking:
+            self._needed = max(self._needed, count)
+            self._rooms.need(self._make_needed)
+
+    def _pieces(self, count: int) -> list[tuple[int, int, int]]:
+        """(base of a file, place in it, bytes) for each file that so many units behind the last one are in."""
+        pieces = []
+        offset, end = self.max_offset, self.max_offset + count
+        while offset < end:
+            base, at = self._place(offset)
+            size = min((end - offset) * UNIT_SIZE, self._file_size - at)
+            pieces.append((base, at, size))
+            offset += size // UNIT_SIZE
+        return pieces
+
+    def _make_needed(self) -> None:
+        """Makes what the next units need; called by the room maker. Raises StoreFull, StoreError."""
+        for base, at, size in self._pieces(self._needed):
+            if (file := self._files[base]).reserved < at + size:
+                self._make(file, at, max(size, _RESERVE))
+        self._needed = 0
+
+    def _make_ahead(self) -> None:
+        """Makes what will be needed; as `_make_needed`."""
         base, at = self._place(self.max_offset)
-        self.mapping = self._map_for(base, at, UNIT_SIZE)
-        self.position, self.limit = at, self._files[base].reserved
+        if (file := self._files.get(base)) is not None and file.reserved < self._file_size:
+            self._make(file, max(at, file.reserved), _RESERVE_MORE)
+        elif (following := self._files.get(base + self._file_size)) is not None and not following.reserved:
+            self._make(following, 0, _RESERVE)
+
+    def _make(self, file: MappedFile, start: int, size: int) -> None:
+        if not self._gone:
+            file.make(start, start + size)
+        if self._gone:
+            # Deleted meanwhile: what was made in its place goes, too.
+            file.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._directory.rmdir()
+                self._directory.parent.rmdir()
 
     def write_behind(self, units: bytes) -> None:
         """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.
 
-        Raises StoreFull, StoreError. What is there then points to no record, and recovery drops it.
+        Raises as `make_room` does. What is there then points to no record, and recovery drops it.
         """
-        if self._gone:
-            raise StoreError(self._gone)
-        pieces = []
+        count = len(units) // UNIT_SIZE
+        self._need_room(count)
         begin = 0
-        while begin < len(units):
-            base, at = self._place(self.max_offset + begin // UNIT_SIZE)
-            piece = units[begin : begin + self._file_size - at]
-            pieces.append((base, at, piece))
-            begin += len(piece)
-        # Room for all of them first, as it is what may lack.
-        for base, at, piece in pieces:
-            self._map_for(base, at, len(piece))
-        for base, at, piece in pieces:
-            self._map(self._files[base])[at : at + len(piece)] = piece
+        for base, at, size in self._pieces(count):
+            self._map(self._files[base])[at : at + size] = units[begin : begin + size]
+            begin += size
 
     def count_written(self, count: int) -> None:
         """The units that `write_behind` has written are those of messages."""
@@ -187,14 +245,6 @@ class ConsumeQueue:
         # The next one looks for its place itself.
         self.mapping = None
         self.position = self.limit = 0
-
-    def _map_for(self, base: int, at: int, size: int) -> mmap.mmap:
-        """The mapping of a file, with blocks for so many bytes at a place in it. Raises StoreFull, StoreError."""
-        file = self._file(base)
-        mapping = self._map(file)
-        if file.reserved < at + size:
-            file.reserve(at, at + max(size, _RESERVE))
-        return mapping
 
     def _file(self, base: int) -> MappedFile:
         file = self._files.get(base)
@@ -245,6 +295,8 @@ class ConsumeQueue:
     def close(self, why: str) -> None:
         """Unmaps all; later use raises a StoreError that says `why`."""
         self._gone = why
+        self._rooms.forget(self._make_needed)
+        self._rooms.forget(self._make_ahead)
         self.unmap()
 
     def delete(self) -> None:
@@ -314,7 +366,11 @@ class ConsumeQueue:
 
     def _write(self, offset: int, unit: bytes) -> None:
         base, at = self._place(offset)
-        self._map_for(base, at, UNIT_SIZE)[at : at + UNIT_SIZE] = unit
+        file = self._file(base)
+        mapping = self._map(file)
+        if file.reserved < at + UNIT_SIZE:
+            file.reserve(at, at + _RESERVE)
+        mapping[at : at + UNIT_SIZE] = unit
 
     def unflushed_from(self, offset: int) -> None:
         """The units from there on may not be on the disk."""

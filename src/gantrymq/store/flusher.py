@@ -123,7 +123,7 @@ class LogFlusher(Flusher):
             raise
         self._log.refuse(self._name, None)
         self._answer(count, None)
-        self._log.prepare()
+        self._log.sync_new()
 
     def _answer(self, count: int, refusal: Refusal | None) -> None:
         for _ in range(count):

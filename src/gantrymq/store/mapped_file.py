@@ -79,6 +79,14 @@ class MappedFile:
             self.mapping = mapping
         return self.mapping
 
+    def make(self, start: int, end: int) -> None:
+        """Makes the file if there is none, and gives [start, end) blocks. Raises StoreFull, StoreError."""
+        try:
+            os.close(_open_sized(self.path, self.size))
+        except OSError as e:
+            raise store_error(e, f"can't make {self.path}") from e
+        self.reserve(start, end)
+
     def reserve(self, start: int, end: int) -> None:
         """Gives [start, end) of the file blocks on the disk. Raises StoreFull."""
         end = min(end, self.size)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager
 from struct import error as StructError
 from time import time
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_batch import RecordBatch, append_batch
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
+from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
 
 logger = logging.getLogger(__name__)
@@ -58,10 +59,10 @@ class PutResult(NamedTuple):
 class MessageStore:
     """The store in `config.store_path_root_dir`. `store_host` is the broker's address as in a record.
 
-    `jobs` gets the reports of the flushers' threads.
+    `jobs` gets the reports of its threads. With `waits` False `append` doesn't wait for files that are being made.
     """
 
-    def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None) -> None:
+    def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None, waits: bool = True) -> None:
         self.config = config
         self._store_host = store_host
         self._hosts_v4 = 0 if len(store_host) == HOST_SIZE_V4 else STORE_HOST_V6
@@ -69,8 +70,10 @@ class MessageStore:
         #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
         self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
-        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log)
-        self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue)
+        self._jobs = Jobs() if jobs is None else jobs
+        self._rooms = rooms = RoomMaker(self._jobs.report("make files of the store"), waits=waits)
+        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log, rooms)
+        self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms)
         self._dirty = self._queues.dirty
         self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
         self._is_indexed = config.message_index_enable
@@ -78,7 +81,6 @@ class MessageStore:
         self._with_crc = config.enabled_append_prop_crc
         self._trash = Trash()
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
-        self._jobs = Jobs() if jobs is None else jobs
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
         #: What `close` has to undo.
         self._open = ExitStack()
@@ -129,6 +131,9 @@ class MessageStore:
             for flusher in (log_flusher, queue_flusher):
                 stack.callback(flusher.stop)
                 flusher.start()
+            stack.callback(self._rooms.stop)
+            self._rooms.start()
+            self._log.make_soon()
             self._flushers = log_flusher, queue_flusher
             self._open = stack.pop_all()
 
@@ -160,6 +165,7 @@ class MessageStore:
         log_flusher, queue_flusher = self._flushers
         self._flushers = None
         with self._open:
+            self._rooms.stop()
             log_flusher.stop()
             queue_flusher.stop()
             try:
@@ -207,8 +213,8 @@ class MessageStore:
     ) -> PutResult:
         """Stores a message at the end of `queue`. `born_host` from `encode_host`; sys_flag's _V6 bits are set here.
 
-        Raises StoreFull, StoreError (too large for a file, store closed or failing), RecordError (a field out of
-        range); then nothing was stored.
+        Raises StoreFull, StoreBusy, StoreError (too large for a file, store closed or failing), RecordError (a field
+        out of range); then nothing was stored.
         """
         # The hot path. What can fail comes before anything that a reader sees, and the log's position, which says
         # that unit and record are whole, comes last.
@@ -283,6 +289,23 @@ class MessageStore:
         Raises as `append` does; then nothing is stored. See `record_batch.append_batch` for what a crash leaves.
         """
         return append_batch(self._log, self._dirty, batch)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it `append` waits for files; for who can't come again later."""
+        before, self._rooms.waits = self._rooms.waits, True
+        try:
+            yield
+        finally:
+            self._rooms.waits = before
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Calls back, in a thread, when what StoreBusy was raised for is made, or can't be."""
+        self._rooms.when_made(callback)
+
+    def set_line(self, waits: bool) -> None:
+        """Whether somebody waits for room, before whom nobody else is to get any."""
+        self._rooms.has_line = waits
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.

@@ -12,6 +12,7 @@ from pathlib import Path
 from gantrymq.errors import StoreError
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queue_mappings import QueueMappings
+from gantrymq.store.room_maker import RoomMaker
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ _MAX_TOPIC_BYTES = 255
 class QueueTable:
     """The queues under `directory`. `dirty` are those written to since their last flush."""
 
-    def __init__(self, directory: Path, file_size: int) -> None:
+    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker) -> None:
         self.dirty: deque[ConsumeQueue] = deque()
         #: Queues that lacked files or parts of them when they were loaded, and from which queue offset on.
         self.damaged: dict[ConsumeQueue, int] = {}
@@ -30,6 +31,7 @@ class QueueTable:
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
         self._mappings = QueueMappings()
+        self._rooms = rooms
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         for queues in list(self._table.values()):
@@ -62,7 +64,7 @@ class QueueTable:
         if not 0 <= queue_id < 1 << 31:
             raise StoreError(f"{queue_id} can't be a queue's id")
         path = self._directory / topic / str(queue_id)
-        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings)
+        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._rooms)
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue
 

@@ -1,0 +1,156 @@
+"""The thread that makes files and reserves their blocks before they are written to (`AllocateMappedFileService`).
+
+To make a file, or to give it blocks, can take as long as the file system's journal waits for somebody's fsync: tens of
+milliseconds, for which an event loop would stand still. So log and queues ask for room when they have used half of what
+they have (`ask`), and go on meanwhile. Who has none left (`need`) waits for it where that is allowed; else he gets
+StoreBusy at once, and is told when to try again (`when_made`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from gantrymq.background.report import JobReport
+from gantrymq.background.thread import SupervisedThread
+from gantrymq.errors import StoreBusy, StoreError
+from gantrymq.store.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+#: What has failed is tried again in this time, s.
+_RETRY_S = 0.5
+
+Work = Callable[[], None]
+
+
+class RoomMaker:
+    """Does the work that is asked for, in a thread from `start` to `stop`; before and after it who needs it does it."""
+
+    def __init__(self, report: JobReport, *, waits: bool) -> None:
+        #: Who needs room waits for it; else `need` raises StoreBusy.
+        self.waits = waits
+        #: Others wait already: who comes now is not to be served before them.
+        self.has_line = False
+        self._report = report
+        #: What is to be done, in this order, each once.
+        self._asked: dict[Work, None] = {}
+        #: What has failed and is tried again, and why.
+        self._problems: dict[Work, Refusal] = {}
+        self._callbacks: deque[Work] = deque()
+        #: Held while work is done, by the thread or by who does it himself.
+        self._working = threading.Lock()
+        self._awake = threading.Event()
+        self._stopping = False
+        self._death: Refusal | None = None
+        self._thread = SupervisedThread("gantry-room-maker", self._run, self._died)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; what it had not begun is not done. Once more does no harm."""
+        self._stopping = True
+        self._awake.set()
+        self._thread.join()
+        self._call_back()
+
+    def ask(self, work: Work) -> None:
+        """Has it done soon, unless who needs it may wait for it then."""
+        if not self.waits:
+            self._asked[work] = None
+            self._awake.set()
+
+    def need(self, work: Work) -> None:
+        """Has it done. Raises what it raises, or StoreBusy where nobody waits: then it is going to be done."""
+        if self._death is not None:
+            raise self._death.exception()
+        if self.waits or not self._thread.is_alive:
+            with self._working:
+                work()
+            return
+        problem = self._problems.get(work)
+        if problem is not None:
+            raise problem.exception()
+        self.ask(work)
+        raise busy()
+
+    def check_line(self) -> None:
+        """Raises StoreBusy for who would be served before others."""
+        if self.has_line and not self.waits:
+            raise busy()
+
+    def when_made(self, callback: Work) -> None:
+        """Calls back, in the thread, when all that is asked for now is done or has failed; or the thread has ended."""
+        self._callbacks.append(callback)
+        self._awake.set()
+        if not self._thread.is_alive:
+            self._call_back()
+
+    def forget(self, work: Work) -> None:
+        """Nobody needs it any more."""
+        self._asked.pop(work, None)
+        self._problems.pop(work, None)
+
+    def _run(self) -> None:
+        while True:
+            is_asked = self._awake.wait(_RETRY_S if self._problems else None)
+            if self._stopping:
+                return
+            self._awake.clear()
+            if not is_asked:
+                self._asked.update(dict.fromkeys(list(self._problems)))
+            # Who comes from now on may have asked for what this round doesn't see.
+            count = len(self._callbacks)
+            began = time.monotonic()
+            error: Exception | None = None
+            while self._asked and not self._stopping:
+                error = self._do_first() or error
+            now = time.monotonic()
+            if error is not None:
+                self._report.failed(error, now, log, now - began)
+            elif not self._problems:
+                self._report.succeeded(now - began, log)
+            self._call_back(count)
+
+    def _do_first(self) -> Exception | None:
+        """Does what was asked for first; what it raised."""
+        try:
+            work = next(iter(self._asked))
+            del self._asked[work]
+        except (StopIteration, KeyError, RuntimeError):
+            return None  # `ask` and `forget` are called meanwhile: the next look finds what is there.
+        try:
+            with self._working:
+                work()
+        except Exception as e:
+            kind = type(e) if isinstance(e, StoreError) else StoreError
+            self._problems[work] = Refusal(str(e), kind)
+            return e
+        # Room that somebody needed is there, whatever has failed before.
+        self._problems.pop(work, None)
+        return None
+
+    def _call_back(self, count: int | None = None) -> None:
+        for _ in range(len(self._callbacks) if count is None else count):
+            with suppress(IndexError):
+                callback = self._callbacks.popleft()
+                try:
+                    callback()
+                except Exception:
+                    log.exception("who waits for room can't be told")
+
+    def _died(self, error: BaseException) -> None:
+        self._report.failed(error, time.monotonic(), log)
+        text = f"the thread that makes the store's files died of {error!r}: no message is taken that needs another one"
+        self._death = Refusal(text)
+        self._call_back()
+
+
+def busy() -> StoreBusy:
+    """What is told to who isn't to wait."""
+    return StoreBusy("a file of the store is being made: try again at once")

@@ -1,0 +1,185 @@
+"""Files and blocks that a thread makes, so that nobody who must not wait does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_support import LOG_FILE, STORE_HOST, UNITS_PER_FILE, log_files, put, read_all, small_config
+from waiting import wait_until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.errors import StoreBusy, StoreError, StoreFull
+from gantrymq.store import mapped_file, room_maker
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore, PutResult
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+@pytest.fixture
+def store(tmp_path: Path, jobs: Jobs) -> Iterator[MessageStore]:
+    """One that waits for no file, as a broker's."""
+    store = MessageStore(small_config(tmp_path), STORE_HOST, jobs=jobs, waits=False)
+    store.open()
+    yield store
+    store.close()
+
+
+def put_patiently(store: MessageStore, queue: ConsumeQueue, body: bytes) -> PutResult:
+    while True:
+        try:
+            return put(store, queue, body)
+        except StoreBusy:
+            made = threading.Event()
+            store.when_room(made.set)
+            assert made.wait(10)
+
+
+class SlowDisk:
+    """Takes its time to make files and reserve blocks; remembers who waited."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.threads: set[str] = set()
+        for name in ("_open_sized", "_allocate"):
+            monkeypatch.setattr(mapped_file, name, self._slow(getattr(mapped_file, name)))
+
+    def _slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            self.threads.add(threading.current_thread().name)
+            if threading.current_thread() is not threading.main_thread():
+                assert self.go_on.wait(10)
+            return call(*args)
+
+        return slow
+
+
+def test_who_writes_makes_no_file(tmp_path: Path, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the log's nor a queue's, nor blocks for them: it opens and maps what is there."""
+    allocating: set[str] = set()
+    allocate, make = mapped_file._allocate, mapped_file.MappedFile.make
+    monkeypatch.setattr(
+        mapped_file, "_allocate", lambda *args: (allocating.add(threading.current_thread().name), allocate(*args))
+    )
+    monkeypatch.setattr(
+        mapped_file.MappedFile, "make", lambda *args: (allocating.add(threading.current_thread().name), make(*args))
+    )
+    queue = store.queue("T", 0)
+    bodies = [b"%d " % n + bytes(500) for n in range(8 * UNITS_PER_FILE)]
+    for body in bodies:
+        put_patiently(store, queue, body)
+    assert [record.body for record in read_all(store, queue)] == bodies
+    assert len(log_files(tmp_path)) > 3
+    assert allocating == {"gantry-room-maker"}
+
+
+def test_what_has_room_waits_for_nobody_who_makes_it(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The following file may take as long as it likes: this one is written to its end."""
+    queue = store.queue("T", 0)
+    put_patiently(store, queue, bytes(20_000))
+    wait_until(lambda: not store._rooms._asked)
+    disk = SlowDisk(monkeypatch)
+    put(store, queue, bytes(20_000))
+    wait_until(lambda: "gantry-room-maker" in disk.threads)
+    put(store, queue, bytes(20_000))
+    with pytest.raises(StoreBusy, match="try again at once"):
+        put(store, queue, bytes(20_000))
+    with pytest.raises(StoreBusy):
+        put(store, store.queue("Other", 0), b"x")
+    assert queue.max_offset == 3
+    assert disk.threads == {"gantry-room-maker"}
+    disk.go_on.set()
+    assert put_patiently(store, queue, bytes(20_000)).physical_offset == LOG_FILE
+    assert put_patiently(store, store.queue("Other", 0), b"x").queue_offset == 0
+
+
+def test_who_may_wait_does(store: MessageStore) -> None:
+    with pytest.raises(StoreBusy):
+        put(store, store.queue("T", 0), b"x")
+    with store.waiting():
+        assert put(store, store.queue("Other", 0), b"x").queue_offset == 0
+
+
+def test_nobody_is_served_before_who_waits(store: MessageStore) -> None:
+    queue = store.queue("T", 0)
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"x")
+    store.set_line(True)
+    made = threading.Event()
+    store.when_room(made.set)
+    assert made.wait(10)
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"x")
+    store.set_line(False)
+    put_patiently(store, queue, b"x")
+
+
+def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waited is told why, and it is tried again without being asked."""
+    monkeypatch.setattr(room_maker, "_RETRY_S", 0.01)
+    queue = store.queue("T", 0)
+    with monkeypatch.context() as patch:
+
+        def full(fd: int, start: int, length: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(mapped_file, "_allocate", full)
+        for _ in range(2):
+            with pytest.raises(StoreFull, match="the disk is full"):
+                put_patiently(store, queue, b"x")
+    wait_until(lambda: not store._rooms._problems)
+    assert put_patiently(store, queue, b"x").queue_offset == 0
+
+
+def test_making_fails(tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread tries again, whatever is raised; what has room is stored meanwhile."""
+    monkeypatch.setattr(room_maker, "_RETRY_S", 0.01)
+    queue = store.queue("T", 0)
+    put_patiently(store, queue, bytes(40_000))
+    [making] = [report for report in jobs if report.name == "make files of the store"]
+    for error in (OSError(1, "Operation not permitted"), RuntimeError("surprise"), StoreFull("no room")):
+
+        def fail(*args: object, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CommitLog, "_reserve", fail)
+            store._log.make_soon()
+            wait_until(lambda: making.failing_since is not None)
+            put(store, queue, b"x")
+        wait_until(lambda: making.failing_since is None)
+    assert queue.max_offset == 4
+    assert log_files(tmp_path)[-1].name == f"{LOG_FILE:020}"
+
+
+def test_the_thread_dies(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs a file is told, who waits for one too."""
+    monkeypatch.setattr(room_maker.RoomMaker, "_do_first", lambda self: 1 / 0)
+    with pytest.raises(StoreError, match=r"the thread that makes .* died of ZeroDivisionError"):
+        put_patiently(store, store.queue("T", 0), b"x")
+
+
+def test_a_queue_that_is_deleted_meanwhile(
+    tmp_path: Path, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is made for it goes, and nothing of it comes back."""
+    queue = store.queue("T", 0)
+    disk = SlowDisk(monkeypatch)
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"x")
+    wait_until(lambda: "gantry-room-maker" in disk.threads)
+    store.delete_topic("T")
+    disk.go_on.set()
+    made = threading.Event()
+    store.when_room(made.set)
+    assert made.wait(10)
+    assert not (tmp_path / "consumequeue" / "T").exists()
+    assert put_patiently(store, store.queue("T", 0), b"x").queue_offset == 0
