@@ -31,7 +31,7 @@ def large_message(attacker: int) -> tuple[int, Header | None, bytes]:
 
 
 def filtered_pull(attacker: int) -> tuple[int, Header | None, bytes]:
-    header = pull_header("orders", expression_type="SQL92", subscription=f"{_FILTER} OR c = {attacker}")
+    header = pull_header("few", expression_type="SQL92", subscription=f"{_FILTER} OR c = {attacker}")
     return RequestCode.PULL_MESSAGE, header, b""
 
 
@@ -80,6 +80,7 @@ async def test_together(under_attack: UnderAttack, request_: Callable[[int], tup
     async with under_attack() as broker:
         peers = [await broker.peer() for _ in range(_ATTACKERS)]
         await fill(peers[0], "orders", 5_000, b"KEYS\x01k\x02a\x011")
+        await fill(peers[0], "few", 100)
 
         async def ask(peer: Peer, number: int) -> list[RemotingCommand]:
             return [await peer.ask(*request_(number)) for _ in range(3)]

@@ -284,8 +284,9 @@ def heartbeat(client_id: str, groups: list[str]) -> bytes:
 
 
 async def fill(peer: Peer, topic: str, count: int, properties: bytes = b"") -> None:
-    """Many small messages, by batches of 5,000."""
-    body = encode_batch([(0, b"x", properties)] * 5000)
-    for _ in range(count // 5000):
+    """Many small messages, by batches of up to 5,000."""
+    size = min(count, 5000)
+    body = encode_batch([(0, b"x", properties)] * size)
+    for _ in range(count // size):
         answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(topic, batch=True), body)
         assert answer.code == ResponseCode.SUCCESS

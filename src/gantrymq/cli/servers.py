@@ -1,19 +1,19 @@
-"""`gantry namesrv` and `gantry broker`: options, configuration, and the loop until a signal."""
+"""`gantry namesrv` and `gantry broker`: configuration, and the loop until a signal."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gantrymq.background.collector import Collector
+from gantrymq.cli.server_options import ServerOptions
 from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
 from gantrymq.logs import log_to_stderr
 from gantrymq.store.open_files import raise_open_files_limit
@@ -34,9 +34,8 @@ class Server(Protocol):
     async def stop(self) -> None: ...
 
 
-def run_server(command: str, arguments: Sequence[str]) -> int:
+def run_server(command: str, options: ServerOptions) -> int:
     """Runs `gantry namesrv` or `gantry broker` until it is told to stop; the exit code."""
-    options = _parser(command).parse_args(arguments)
     properties = load_properties(options.config) if options.config else {}
     if options.config:
         # What is changed from outside is written to the file that the server was started with, as Java does.
@@ -52,29 +51,6 @@ def run_server(command: str, arguments: Sequence[str]) -> int:
         print(format_properties(settings), end="")
         return 0
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-    is_broker = command == "broker"
-    parser = argparse.ArgumentParser(
-        prog=f"gantry {command}",
-        allow_abbrev=False,
-        description="Runs a broker (a master)." if is_broker else "Runs a NameServer.",
-        epilog="Stops on Ctrl-C or SIGTERM. The files of Apache RocketMQ's own distribution can be used as they are.",
-    )
-    parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="configuration, Java .properties")
-    parser.add_argument(
-        "-n",
-        "--namesrvAddr",
-        dest="namesrv_addr",
-        metavar="HOST:PORT;...",
-        help="the NameServers to register with"
-        if is_broker
-        else "accepted as Java's start scripts pass it; a NameServer asks no other",
-    )
-    parser.add_argument("-p", "--printConfig", dest="print_config", action="store_true", help="print all keys and exit")
-    parser.add_argument("--stop-on-eof", action="store_true", help="stop, too, when standard input is closed")
-    return parser
 
 
 def _serve(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
