@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+import pytest
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import parse_address
+from gantrymq.testing.processes import ProcessCluster
 
 LATE_S = 0.5
 MODES = [
@@ -29,6 +34,8 @@ MODES = [
     "asking",
     "garbage",
 ]
+#: Those that are tried at the same time, since most of them is waiting.
+MODES_TOGETHER = [MODES[begin : begin + 4] for begin in range(0, len(MODES), 4)]
 
 
 class HostileProxy:
@@ -129,3 +136,30 @@ class HostileProxy:
                 frame = self._random.randbytes(200)
         if not writer.is_closing():
             writer.write(frame)
+
+
+@asynccontextmanager
+async def proxies(cluster: ProcessCluster) -> AsyncIterator[tuple[HostileProxy, HostileProxy]]:
+    """Before the NameServer and before the broker."""
+    async with AsyncExitStack() as stack:
+        real = cluster.brokers[0].address
+        broker = await stack.enter_async_context(HostileProxy(real, {}).running())
+        rewrites = {real: broker.address}
+        name_server = await stack.enter_async_context(HostileProxy(cluster.namesrv_addr, rewrites).running())
+        yield name_server, broker
+
+
+@contextmanager
+def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """Neither Python's warnings nor asyncio, when it debugs, have anything to say; or what is put into the list."""
+    asyncio.get_running_loop().set_debug(True)
+    wrong: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield wrong
+        gc.collect()
+    wrong += [str(warning.message) for warning in told]
+    texts = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    # It tells of what takes long, too.
+    wrong += [text for text in texts if "took" not in text]
+    assert not wrong, wrong

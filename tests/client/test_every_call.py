@@ -6,18 +6,19 @@ Afterwards the clients can be closed, in time, and nothing is left of them.
 from __future__ import annotations
 
 import asyncio
-import gc
+import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hostile_proxy import MODES, HostileProxy
+from hostile_proxy import MODES_TOGETHER, no_complaints, proxies
 from leftovers import nothing_left
-from waiting import until
+from waiting import until, wait_until
 
-from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -26,8 +27,14 @@ from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.sync import (
+    SyncLitePullConsumer,
+    SyncProducer,
+    SyncPushConsumer,
+    SyncSimpleConsumer,
+    SyncTransactionProducer,
+)
 from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "calls"
@@ -35,7 +42,10 @@ TOPIC = "calls"
 TIMEOUT_MS = 400
 #: Of calls without a timeout of their own: that of each request.
 DEFAULT_S = 3.0
+#: Of closes that take no time of their own: CLOSE_TIMEOUT_S of the client.
+CLOSE_S = 10.0
 MESSAGE = Message(TOPIC, b"body")
+Call = Callable[[], Awaitable[object]]
 
 
 class Listener:
@@ -54,25 +64,26 @@ class Clients:
     """One of each kind; all have been in touch with the brokers."""
 
     def __init__(self, name_server: str) -> None:
-        self.producer = Producer(name_server, "producers", enable_trace=True)
-        self.batching = Producer(name_server, "batchers", linger_ms=1)
-        self.transactions = TransactionProducer(name_server, "payers", Listener())
+        # Groups of their own: proxies have ports of their own.
+        of = name_server.rpartition(":")[2]
+        self.producer = Producer(name_server, f"producers-{of}", enable_trace=True)
+        self.batching = Producer(name_server, f"batchers-{of}", linger_ms=1)
+        self.transactions = TransactionProducer(name_server, f"payers-{of}", Listener())
         first = CONSUME_FROM_FIRST_OFFSET
-        self.push = PushConsumer(name_server, "push", handle, consume_from_where=first)
-        self.orderly = PushConsumer(name_server, "orderly", handle, orderly=True, consume_from_where=first)
-        self.lite = LitePullConsumer(name_server, "lite", auto_commit=False, consume_from_where=first)
-        self.simple = SimpleConsumer(name_server, "simple")
-        self.admin = AdminClient(name_server, timeout_ms=TIMEOUT_MS)
+        self.push = PushConsumer(name_server, f"push-{of}", handle, consume_from_where=first)
+        self.orderly = PushConsumer(name_server, f"orderly-{of}", handle, orderly=True, consume_from_where=first)
+        self.lite = LitePullConsumer(name_server, f"lite-{of}", auto_commit=False, consume_from_where=first)
+        self.assigned = LitePullConsumer(name_server, f"assigned-{of}", auto_commit=False, consume_from_where=first)
+        self.simple = SimpleConsumer(name_server, f"simple-{of}")
         for consumer in (self.push, self.orderly, self.lite, self.simple):
             consumer.subscribe(TOPIC)
 
     @property
     def all(self) -> list[Any]:
-        """All but the admin client."""
-        return [value for name, value in vars(self).items() if name != "admin"]
+        return list(vars(self).values())
 
-    async def begin(self) -> MessageExt:
-        """Returns a message that was received and not acknowledged."""
+    async def begin(self) -> tuple[MessageExt, str]:
+        """Returns a message that was received and not acknowledged, and the handle of one that can be recalled."""
         for client in self.all:
             await client.start()
         await self.producer.send(MESSAGE)
@@ -80,29 +91,40 @@ class Clients:
         await self.transactions.send_in_transaction(MESSAGE)
         for consumer in (self.push, self.orderly, self.lite):
             await until(lambda consumer=consumer: consumer.assignment)
-        await self.admin.cluster_info()
+        queues = await self.assigned.queues(TOPIC)
+        await self.assigned.assign(queues)
+        later = await self.producer.send(Message(TOPIC, b"later", delay_ms=600_000))
+        assert later.recall_handle
 
         async def received() -> MessageExt | None:
             messages = await self.simple.receive(await_ms=500)
             return messages[0] if messages else None
 
-        return await until(received)
+        return await until(received), later.recall_handle
 
-    def calls(self, received: MessageExt, broker: str) -> dict[str, tuple[Callable[[], Awaitable[object]], float]]:
-        """What is called, and the time that it has."""
+    def calls(self, received: MessageExt, recall_handle: str) -> dict[str, tuple[Call, float]]:
+        """What is called, and the time that it has; the name begins with the method's."""
         own_s = TIMEOUT_MS / 1000
         queue = next(iter(self.lite.assignment))
-        producer, lite, simple, admin = self.producer, self.lite, self.simple, self.admin
+        producer, lite, assigned, simple = self.producer, self.lite, self.assigned, self.simple
+
+        async def enqueue() -> None:
+            await (await self.batching.enqueue(MESSAGE, TIMEOUT_MS))
+
         return {
             "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
             "send to a new topic": (lambda: producer.send(Message("new", b"x"), TIMEOUT_MS), own_s),
             "send to a queue": (lambda: producer.send(MESSAGE, TIMEOUT_MS, queue), own_s),
+            "send_alone": (lambda: self.batching.send_alone(MESSAGE, TIMEOUT_MS), own_s),
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
             "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
+            "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),
+            "greet_brokers_of": (lambda: producer.greet_brokers_of(TOPIC, TIMEOUT_MS), DEFAULT_S),
             "send in a batch": (lambda: self.batching.send(MESSAGE, TIMEOUT_MS), own_s),
+            "enqueue": (enqueue, own_s),
             "send_in_transaction": (
                 lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS),
                 own_s,
@@ -111,76 +133,160 @@ class Clients:
             "commit": (lambda: lite.commit(), DEFAULT_S),
             "commit of offsets": (lambda: lite.commit({queue: 1}), DEFAULT_S),
             "queues of a topic": (lambda: lite.queues("another"), DEFAULT_S),
+            "seek": (lambda: lite.seek(queue, 1), DEFAULT_S),
             "seek_to_begin": (lambda: lite.seek_to_begin(queue), DEFAULT_S),
+            "seek_to_end": (lambda: lite.seek_to_end(queue), DEFAULT_S),
             "seek_to_time": (lambda: lite.seek_to_time(queue, 1), DEFAULT_S),
+            "offset_for_time": (lambda: lite.offset_for_time(queue, 1), DEFAULT_S),
             "end_offset": (lambda: lite.end_offset(queue), DEFAULT_S),
             "committed": (lambda: lite.committed(queue), DEFAULT_S),
+            "assign": (lambda: assigned.assign([queue]), DEFAULT_S),
             "receive": (lambda: simple.receive(await_ms=TIMEOUT_MS), own_s),
             "ack": (lambda: simple.ack(received), DEFAULT_S),
             "change_invisible_time": (lambda: simple.change_invisible_time(received, 60_000), DEFAULT_S),
-            "cluster_info": (lambda: admin.cluster_info(), own_s),
-            "topic_route": (lambda: admin.topic_route(TOPIC), DEFAULT_S),
-            "create_topic": (lambda: admin.create_topic(TopicConfig("made", 1, 1), broker=broker), own_s),
-            "runtime_info": (lambda: admin.runtime_info(broker), own_s),
-            "topic_stats": (lambda: admin.topic_stats(TOPIC), DEFAULT_S),
+        }
+
+
+class SyncClients:
+    """The synchronous faces; in threads, as the servers are in the loop."""
+
+    def __init__(self, name_server: str) -> None:
+        clients = Clients(name_server)
+        self.producer = SyncProducer(clients.producer)
+        self.transactions = SyncTransactionProducer(clients.transactions)
+        self.push = SyncPushConsumer(clients.push)
+        self.lite = SyncLitePullConsumer(clients.lite)
+        self.assigned = SyncLitePullConsumer(clients.assigned)
+        self.simple = SyncSimpleConsumer(clients.simple)
+
+    @property
+    def all(self) -> list[Any]:
+        return list(vars(self).values())
+
+    def begin(self) -> tuple[MessageExt, str]:
+        for client in self.all:
+            client.start()
+        self.producer.send(MESSAGE)
+        self.transactions.send_in_transaction(MESSAGE)
+        self.assigned.assign(self.assigned.queues(TOPIC))
+        wait_until(lambda: self.lite.poll(500))
+        later = self.producer.send(Message(TOPIC, b"later", delay_ms=600_000))
+        assert later.recall_handle
+        return wait_until(lambda: self.simple.receive(await_ms=500))[0], later.recall_handle
+
+    def calls(self, received: MessageExt, recall_handle: str) -> dict[str, tuple[Callable[[], object], float]]:
+        own_s = TIMEOUT_MS / 1000
+        producer, lite, assigned, simple = self.producer, self.lite, self.assigned, self.simple
+        queue = assigned.queues(TOPIC)[0]
+        return {
+            "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
+            "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
+            "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
+            "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
+            "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
+            "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
+            "queues": (lambda: producer.queues("another"), DEFAULT_S),
+            "send_in_transaction": (lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS), own_s),
+            "subscribe": (lambda: self.push.subscribe("another"), own_s),
+            "unsubscribe": (lambda: self.push.unsubscribe("another"), own_s),
+            "poll": (lambda: lite.poll(TIMEOUT_MS), own_s),
+            "commit": (lambda: lite.commit(), DEFAULT_S),
+            "assign": (lambda: assigned.assign([queue]), DEFAULT_S),
+            "seek": (lambda: assigned.seek(queue, 1), DEFAULT_S),
+            "seek_to_begin": (lambda: assigned.seek_to_begin(queue), DEFAULT_S),
+            "seek_to_end": (lambda: assigned.seek_to_end(queue), DEFAULT_S),
+            "seek_to_time": (lambda: assigned.seek_to_time(queue, 1), DEFAULT_S),
+            "offset_for_time": (lambda: assigned.offset_for_time(queue, 1), DEFAULT_S),
+            "end_offset": (lambda: assigned.end_offset(queue), DEFAULT_S),
+            "position": (lambda: assigned.position(queue), DEFAULT_S),
+            "committed": (lambda: assigned.committed(queue), DEFAULT_S),
+            "pause": (lambda: assigned.pause([queue]), own_s),
+            "resume": (lambda: assigned.resume([queue]), own_s),
+            "receive": (lambda: simple.receive(await_ms=TIMEOUT_MS), own_s),
+            "ack": (lambda: simple.ack(received), DEFAULT_S),
+            "change_invisible_time": (lambda: simple.change_invisible_time(received, 60_000), DEFAULT_S),
         }
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    directory = tmp_path_factory.mktemp("cluster")
+    with ProcessCluster(directory, broker_properties={"recallMessageEnable": "true"}) as cluster:
         yield cluster
 
 
-@asynccontextmanager
-async def proxies(cluster: ProcessCluster) -> AsyncIterator[tuple[HostileProxy, HostileProxy]]:
-    """Before the NameServer and before the broker."""
-    async with AsyncExitStack() as stack:
-        real = cluster.brokers[0].address
-        broker = await stack.enter_async_context(HostileProxy(real, {}).running())
-        rewrites = {real: broker.address}
-        name_server = await stack.enter_async_context(HostileProxy(cluster.namesrv_addr, rewrites).running())
-        yield name_server, broker
+async def call(wrong: list[str], name: str, work: Call, own_s: float) -> None:
+    began = time.monotonic()
+    try:
+        await work()
+    except GantryError:
+        pass
+    except Exception as e:
+        wrong.append(f"{name} raised {e!r}")
+    took_s = time.monotonic() - began
+    if took_s > own_s + 1:
+        wrong.append(f"{name} took {took_s:.1f} s")
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_every_call_ends(mode: str, cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
-    wrong: list[str] = []
+@pytest.mark.parametrize("modes", MODES_TOGETHER, ids=", ".join)
+async def test_every_call_ends(modes: list[str], cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def attack(mode: str) -> None:
+        async with proxies(cluster) as (name_server, broker):
+            clients = Clients(name_server.address)
+            calls = clients.calls(*await clients.begin())
+            name_server.mode = broker.mode = mode
+            await asyncio.gather(
+                *(call(wrong, f"{mode}: {name}", work, own_s) for name, (work, own_s) in calls.items())
+            )
+            closes = [(f"{mode}: close of {client!r}", lambda client=client: client.close(1)) for client in clients.all]
+            await asyncio.gather(*(call(wrong, name, work, 1.0) for name, work in closes))
 
-    async def call(name: str, work: Callable[[], Awaitable[object]], own_s: float) -> None:
-        began = time.monotonic()
-        try:
-            await work()
-        except GantryError:
-            pass
-        except Exception as e:
-            wrong.append(f"{name} raised {e!r}")
-        took_s = time.monotonic() - began
-        if took_s > own_s + 1:
-            wrong.append(f"{name} took {took_s:.1f} s")
+    with no_complaints(caplog) as wrong:
+        async with nothing_left():
+            await asyncio.gather(*(attack(mode) for mode in modes))
 
-    async with nothing_left(), proxies(cluster) as (name_server, broker):
-        clients = Clients(name_server.address)
-        received = await clients.begin()
-        name_server.mode = broker.mode = mode
-        calls = clients.calls(received, broker.address)
-        await asyncio.gather(*(call(name, work, own_s) for name, (work, own_s) in calls.items()))
-        closing = [(f"close of {client!r}", lambda client=client: client.close(1)) for client in clients.all]
-        await asyncio.gather(*(call(name, work, 1.0) for name, work in closing))
-        await call("close of AdminClient", clients.admin.close, 2.0)
-    gc.collect()
-    wrong += [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert not wrong
+
+@pytest.mark.parametrize("mode", ["silent", "closed in the middle", "garbage"])
+async def test_every_synchronous_call_ends(
+    mode: str, cluster: ProcessCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(40))
+    with no_complaints(caplog) as wrong:
+        async with nothing_left(), proxies(cluster) as (name_server, broker):
+            clients = SyncClients(name_server.address)
+            calls = await asyncio.to_thread(lambda: clients.calls(*clients.begin()))
+            name_server.mode = broker.mode = mode
+            await asyncio.gather(
+                *(call(wrong, name, partial(asyncio.to_thread, work), own_s) for name, (work, own_s) in calls.items())
+            )
+            closes = [(f"close of {client!r}", partial(asyncio.to_thread, client.close)) for client in clients.all]
+            await asyncio.gather(*(call(wrong, name, work, CLOSE_S) for name, work in closes))
+
+
+def test_every_call_is_among_them() -> None:
+    queue, received, own = MessageQueue(TOPIC, "broker-a", 0), object(), {"start", "close"}
+    clients = Clients("127.0.0.1:9")
+    clients.lite = SimpleNamespace(assignment=[queue])  # type: ignore[assignment]
+    named = {name.partition(" ")[0] for name in clients.calls(received, "handle")}  # type: ignore[arg-type]
+    for kind in (TransactionProducer, PushConsumer, LitePullConsumer, SimpleConsumer):
+        coroutines = {name for name, _ in inspect.getmembers(kind, inspect.iscoroutinefunction) if name[0] != "_"}
+        assert not coroutines - named - own, kind
+    sync_clients = SyncClients("127.0.0.1:9")
+    sync_clients.assigned = SimpleNamespace(queues=lambda topic: [queue])  # type: ignore[assignment]
+    named = set(sync_clients.calls(received, "handle"))  # type: ignore[arg-type]
+    for sync_kind in (SyncTransactionProducer, SyncPushConsumer, SyncLitePullConsumer, SyncSimpleConsumer):
+        methods = {name for name, _ in inspect.getmembers(sync_kind, inspect.isfunction) if name[0] != "_"}
+        assert not methods - named - own, sync_kind
 
 
 async def test_they_go_on_when_it_is_over(cluster: ProcessCluster) -> None:
     async with nothing_left(), proxies(cluster) as (name_server, broker):
         clients = Clients(name_server.address)
-        received = await clients.begin()
+        received, recall_handle = await clients.begin()
         for mode in ("garbage", "closed in the middle", "cut", "empty"):
             name_server.mode = broker.mode = mode
             await asyncio.gather(
-                *(work() for work, own_s in clients.calls(received, broker.address).values() if own_s < 1),
+                *(work() for work, own_s in clients.calls(received, recall_handle).values() if own_s < 1),
                 return_exceptions=True,
             )
         name_server.mode = broker.mode = None
@@ -202,4 +308,3 @@ async def test_they_go_on_when_it_is_over(cluster: ProcessCluster) -> None:
         await until(polled, 40)
         for client in clients.all:
             await client.close(1)
-        await clients.admin.close()
