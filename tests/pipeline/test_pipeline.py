@@ -28,6 +28,9 @@ RUN_TIMEOUT_S = 240
 needs_connect = pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio: gantrymq[pipelines]"
 )
+HAS_SPARK = importlib.util.find_spec("pyspark") is not None
+HAS_PIPELINES = HAS_SPARK and importlib.util.find_spec("pyspark.pipelines") is not None
+needs_pipelines = pytest.mark.skipif(not HAS_PIPELINES, reason="declarative pipelines begin with Spark 4.1")
 
 
 def gantry(directory: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -89,13 +92,21 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 @needs_connect
+@needs_pipelines
 def test_a_directory_that_is_no_project(tmp_path: Path) -> None:
     done = gantry(tmp_path, "run")
     assert done.returncode == 1
     assert f"{tmp_path} has no {SPEC}" in done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs gantrymq[spark]")
+@pytest.mark.skipif(not HAS_SPARK or HAS_PIPELINES, reason="this Spark has declarative pipelines, or there is none")
+def test_a_spark_without_pipelines_is_named(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "run")
+    assert done.returncode == 1
+    assert "declarative pipelines begin with Spark 4.1; this is pyspark 4.0" in done.stderr
+
+
+@pytest.mark.skipif(not HAS_SPARK, reason="needs gantrymq[spark]")
 async def test_a_topic_that_no_message_has_made_has_none() -> None:
     from gantrymq.pipeline.run import messages_of
 
@@ -104,6 +115,7 @@ async def test_a_topic_that_no_message_has_made_has_none() -> None:
 
 
 @needs_connect
+@needs_pipelines
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_TIMEOUT_S + 20)

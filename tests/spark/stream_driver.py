@@ -12,6 +12,7 @@ import sys
 from pyspark.sql import functions as F
 
 from gantrymq.spark import register, session_builder
+from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 
 
 def main(master: str, name_server: str, topic: str, most: str, directory: str) -> None:
@@ -34,14 +35,18 @@ def main(master: str, name_server: str, topic: str, most: str, directory: str) -
         .schema("body binary")
         .load()
     )
-    query = (
+    numbers = (
         messages.select(F.col("body").cast("string").cast("long").alias("number"))
         .writeStream.format("parquet")
         .option("checkpointLocation", f"{directory}/checkpoint")
         .trigger(availableNow=True)
-        .start(f"{directory}/out")
     )
-    query.awaitTermination()
+    is_done = False
+    while not is_done:
+        query = numbers.start(f"{directory}/out")
+        query.awaitTermination()
+        # Without it a run has one micro-batch.
+        is_done = HAS_ADMISSION_CONTROL or not any(progress.numInputRows for progress in query.recentProgress)
     spark.stop()
 
 

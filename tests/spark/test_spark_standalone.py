@@ -27,6 +27,7 @@ from spark_support import send_numbers
 from gantrymq.client.producing.producer import Producer
 from gantrymq.pipeline.project import create_project
 from gantrymq.protocol.message import Message
+from gantrymq.spark.versions import HAS_PIPELINES
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
@@ -86,6 +87,7 @@ def test_the_documented_command(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio")
+@pytest.mark.skipif(not HAS_PIPELINES, reason="declarative pipelines begin with Spark 4.1")
 def test_a_pipeline(
     cluster: EmbeddedCluster, master: str, variables: dict[str, str], directory: Path, tmp_path: Path
 ) -> None:

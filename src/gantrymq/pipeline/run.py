@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.errors import PySparkValueError
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,7 @@ from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
 from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
+from gantrymq.spark.versions import HAS_PIPELINES
 from gantrymq.testing.processes import ProcessCluster
 
 NAME_SERVER = "pipeline.nameServer"
@@ -40,6 +42,8 @@ def run_project(directory: Path, name_server: str | None, master: str | None, te
     Without `name_server` the project's own cluster runs meanwhile, whose topic gets the sample while it is empty.
     `tell` is given a line at a time.
     """
+    if not HAS_PIPELINES:
+        raise ConfigError(f"declarative pipelines begin with Spark 4.1; this is pyspark {pyspark.__version__}")
     if find_spec("grpc") is None or find_spec("grpc_status") is None:
         raise ConfigError('Spark\'s pipelines need more than Spark: pip install "gantrymq[pipelines]"')
     from pyspark.pipelines.cli import load_pipeline_spec
