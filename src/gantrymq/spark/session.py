@@ -25,11 +25,14 @@ _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _VERSION_TIMEOUT_S = 30
 
 
-def session_builder(app_name: str = "gantrymq") -> SparkSession.Builder:
+def session_builder(app_name: str = "gantrymq", *, remote: str | None = None) -> SparkSession.Builder:
     """`SparkSession.builder`, set up for `format("rocketmq")`; add a master and what else you need.
 
     Sets JAVA_HOME and, where it isn't set, PYSPARK_PYTHON for this process. Raises ConfigError when there is no Java.
+    With `remote`, the address of a Spark Connect server (`sc://host:15002`), neither matters here: Spark runs there.
     """
+    if remote is not None:
+        return SparkSession.builder.appName(app_name).remote(remote).config(FILTER_PUSHDOWN, "true")
     os.environ["JAVA_HOME"] = str(java_home())
     # Spark's own default is the python3 of PATH, which may not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -1,0 +1,56 @@
+"""A program on a Spark Connect server: makes itself known, reads, writes and streams topics, and prints what it found.
+
+    python connect_client.py sc://HOST:PORT NAME_SERVER SOURCE TARGET DIRECTORY
+
+It runs without a Java, and with pyspark-client in place of pyspark. DIRECTORY is the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark.sql import functions as F
+
+from gantrymq.spark import register, session_builder
+
+
+def main(remote: str, name_server: str, source: str, target: str, directory: str) -> None:
+    spark = session_builder("connect-client", remote=remote).getOrCreate()
+    register(spark)
+
+    def read(topic: str) -> list[int]:
+        reader = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic)
+        numbers = reader.load().select(F.col("body").cast("string").cast("long").alias("number"))
+        return sorted(row.number for row in numbers.collect())
+
+    def odd(topic: str) -> int:
+        reader = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic)
+        return reader.load().where("tags = 'Odd' AND queueOffset >= 0").count()
+
+    found = {"read": read(source), "odd": odd(source)}
+    query = (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", source)
+        .option("startingOffsets", "earliest")
+        .load()
+        .select("body", "keys")
+        .writeStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("topic", target)
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    found["streamed"] = read(target)
+    rows = spark.range(1000, 1010).selectExpr("CAST(id AS STRING) AS body")
+    rows.write.format("rocketmq").option("nameServer", name_server).option("topic", target).mode("append").save()
+    found["written"] = read(target)[-10:]
+    spark.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,55 @@
+"""On a Spark Connect server: a client that has neither Java nor Spark's jars."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster_support import SPARK_HOME, environment, run, started
+from spark_support import send_numbers
+
+from gantrymq.testing.embedded import EmbeddedCluster
+
+CLIENT = Path(__file__).parent / "connect_client.py"
+RUN_S = 240
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="Spark Connect needs grpcio"),
+]
+
+
+def test_everything_from_afar(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+    source, target = new_topic(2), new_topic(2)
+    send_numbers(cluster, source, range(500))
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    # What docs/spark.md says about a server: its Python has the package.
+    variables = environment(PYSPARK_PYTHON=sys.executable)
+    server = [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]"]
+    for name, value in settings.items():
+        server += ["--conf", f"{name}={value}"]
+    server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    with started(server, r"Spark Connect server started at: \S+?:(\d+)", tmp_path / "server.log", variables) as found:
+        client = [sys.executable, CLIENT, f"sc://127.0.0.1:{found[1]}", cluster.name_server, source, target, tmp_path]
+        without_java = {name: value for name, value in environment().items() if name != "JAVA_HOME"}
+        printed = run(list(map(str, client)), tmp_path, without_java, RUN_S)
+    got = json.loads(printed.splitlines()[-1])
+    assert got == {
+        "read": list(range(500)),
+        "odd": 250,
+        "streamed": list(range(500)),
+        "written": list(range(1000, 1010)),
+    }
