@@ -19,11 +19,14 @@ from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import find_queues, initial_offsets, plan_batch
+from gantrymq.spark.planning import plan_batch
+from gantrymq.spark.queues import find_queues
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.versions import ReadAllAvailable
+from gantrymq.spark.stream_place import StreamPlace
+from gantrymq.spark.stream_planning import initial_place
+from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -66,7 +69,7 @@ def test_a_stream_takes_in_topics_that_come_later(cluster: EmbeddedCluster) -> N
     options = options_for(cluster, subscribepattern="later-.*", startingoffsets="earliest")
     stream = RocketMQStreamReader(options, BODY)
     start = stream.initialOffset()
-    assert start == {}
+    assert StreamPlace.from_json(start).ends == {}
     assert stream.latestOffset(start, ALL) == start
     create_topic(cluster, "later-1", 2)
     send_numbers(cluster, "later-1", range(300))
@@ -98,7 +101,7 @@ def test_times_of_single_queues(cluster: EmbeddedCluster, new_topic: Callable[..
         cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({topic: {"broker-a:0": far, "broker-b:0": 0}})
     )
     assert len(numbers(one)) == 100
-    starts = ask(one, lambda brokers: initial_offsets(brokers, one))
+    starts = ask(one, lambda brokers: initial_place(brokers, one)).ends
     assert sorted((queue.broker_name, offset) for queue, offset in starts.items()) == [
         ("broker-a", 100),
         ("broker-b", 0),
@@ -132,7 +135,7 @@ def test_a_topic_made_anew_is_lost_data(cluster: EmbeddedCluster, new_topic: Cal
     asyncio.run(_delete(cluster, topic))
     create_topic(cluster, topic, 1)
     send_numbers(cluster, topic, range(10))
-    with pytest.raises(DataLost, match="was read up to offset 100, but its broker has only"):
+    with pytest.raises(DataLost, match=r"another queue|read up to offset 100, but its broker has only"):
         stream.latestOffset(end, ALL)
     stream.stop()
     lenient = RocketMQStreamReader(
@@ -140,12 +143,65 @@ def test_a_topic_made_anew_is_lost_data(cluster: EmbeddedCluster, new_topic: Cal
     )
     lower = lenient.latestOffset(end, ALL)
     assert sum(lower[topic].values()) == 10
-    assert lenient.partitions(end, lower) == []
+    assert bodies(lenient, end, lower) == list(range(10))
     send_numbers(cluster, topic, range(10, 30))
     following = lenient.latestOffset(lower, ALL)
-    found = [b for p in lenient.partitions(lower, following) for batch in lenient.read(p) for b in batch.column("body")]
-    assert sorted(int(b.as_py()) for b in found) == list(range(10, 30))
+    assert bodies(lenient, lower, following) == list(range(10, 30))
     lenient.stop()
+
+
+def test_a_topic_made_anew_with_more_messages_is_noticed(
+    cluster: EmbeddedCluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    options = options_for(cluster, subscribe=topic, startingoffsets="earliest")
+    stream = RocketMQStreamReader(options, BODY)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    asyncio.run(_delete(cluster, topic))
+    create_topic(cluster, topic, 1)
+    send_numbers(cluster, topic, range(1000, 1600))
+    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+        stream.latestOffset(end, ALL)
+    # As does a batch of the checkpoint that is run again.
+    again = RocketMQStreamReader(options, BODY)
+    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+        again.partitions(start, end)
+    stream.stop()
+    again.stop()
+    lenient = RocketMQStreamReader(
+        options_for(cluster, subscribe=topic, startingoffsets="earliest", failondataloss="false"), BODY
+    )
+    assert bodies(lenient, start, end) == []
+    following = lenient.latestOffset(end, ReadMaxRows(500))
+    last = lenient.latestOffset(following, ALL)
+    assert sorted(bodies(lenient, end, following) + bodies(lenient, following, last)) == list(range(1000, 1600))
+    assert lenient.latestOffset(last, ALL) == last
+    lenient.stop()
+
+
+def test_a_stream_that_leaves_a_topic_and_comes_back(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    first, second = new_topic(1), new_topic(1)
+    send_numbers(cluster, first, range(100))
+    send_numbers(cluster, second, range(100, 150))
+
+    def reader(topic: str) -> RocketMQStreamReader:
+        return RocketMQStreamReader(options_for(cluster, subscribe=topic, startingoffsets="earliest"), BODY)
+
+    readers = [reader(topic) for topic in (first, second, first)]
+    place, found = readers[0].initialOffset(), []
+    for stream in readers:
+        end = stream.latestOffset(place, ALL)
+        found.append(bodies(stream, place, end))
+        place = end
+        stream.stop()
+    assert found == [list(range(100)), list(range(100, 150)), []]
+
+
+def bodies(stream: RocketMQStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    partitions = stream.partitions(start, end)
+    return sorted(int(n.as_py()) for p in partitions for batch in stream.read(p) for n in batch.column("body"))
 
 
 async def _delete(cluster: EmbeddedCluster, topic: str) -> None:

@@ -188,7 +188,7 @@ def ranges_of(cluster: EmbeddedCluster, topic: str) -> list[OffsetRange]:
 
     async def look() -> list[OffsetRange]:
         async with Cluster([cluster.name_server], 5000) as brokers:
-            return [OffsetRange(q, 0, await brokers.max_offset(q)) for q in await brokers.read_queues([topic])]
+            return [OffsetRange(q, 0, await brokers.max_offset(q)) for q in await brokers.read_queues(topic)]
 
     return run(look())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,12 +17,15 @@ from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import TopicList
+from gantrymq.protocol.bodies.route import ClusterInfo, TopicList
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.offsets import FirstMessage
 from gantrymq.spark.security import Security
 
 log = peer_log(__name__)
@@ -44,6 +48,20 @@ _PASSING = frozenset(
 T = TypeVar("T")
 
 
+class NoBrokers(ClientError):
+    """No broker has registered at a NameServer, which has just started."""
+
+
+class BrokersAway(ClientError):
+    """NameServers don't know brokers that have a part of what is to be read."""
+
+
+#: Failures that may pass: no connection or answer, a broker's word that it is busy, nobody registered yet.
+PASSING = (RemotingError, BrokerError, NoRouteInfo, NoBrokers)
+#: Where NameServers keep the configuration of order topics (`NamesrvUtil`).
+ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -54,7 +72,8 @@ class Cluster:
     """The brokers behind some NameServers; an async context manager.
 
     Reads go to a broker's master, or to a slave while the route names no master. `retry_timeout_ms` bounds how long
-    one request is tried again; when it is over the last error is raised.
+    one request is tried again; when it is over the last error is raised. Topics without a route are asked for again,
+    too: a NameServer that has started knows them when their brokers have registered, which takes half a minute.
     """
 
     def __init__(self, name_servers: Sequence[str], retry_timeout_ms: int, security: Security | None = None) -> None:
@@ -73,31 +92,53 @@ class Cluster:
 
     # -- queues -------------------------------------------------------------------------------------------------
 
-    async def topics(self) -> list[str]:
-        """Every topic that a NameServer knows, sorted."""
-        return await self._retry(self._topics_once)
+    async def topics(self, *, wait: bool = True) -> list[str]:
+        """Every topic that a NameServer knows, sorted. Raises NoBrokers, unless it isn't to `wait` for some."""
 
-    async def _topics_once(self) -> list[str]:
+        async def attempt() -> list[str]:
+            response = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            topics = sorted(decode_json(response.body, TopicList).topic_list)
+            if wait and not topics:
+                raise NoBrokers(f"no broker has registered at {', '.join(self._routes.name_servers)}")
+            return topics
+
+        return await self.until(attempt)
+
+    async def brokers(self) -> set[str]:
+        """The names of all brokers that a NameServer knows."""
+        response = await self.until(lambda: self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return set(decode_json(response.body, ClusterInfo).broker_addr_table)
+
+    async def order_of(self, topic: str) -> str:
+        """An order topic's "BROKER:QUEUES;...", which names brokers that are away, too; empty for any other topic."""
+        route = self._routes.cached(topic)
+        if route is not None and route.order_topic_conf:
+            return route.order_topic_conf
+        # NameServers leave it out of routes unless orderMessageEnable is on.
+        header = KVConfigRequestHeader(namespace=ORDER_TOPIC_NAMESPACE, key=topic)
+        try:
+            response = await self.until(lambda: self._ask_name_server(RequestCode.GET_KV_CONFIG, header))
+        except BrokerError:
+            return ""
+        return response.read_header(GetKVConfigResponseHeader).value
+
+    async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
+        """The answer of the first one that gives one."""
         name_servers = self._routes.name_servers
-        for name_server in name_servers:
-            try:
-                request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-                response = await self._remoting.call(name_server, request)
-            except RemotingError:
-                if name_server == name_servers[-1]:
-                    raise
-            else:
-                return sorted(decode_json(response.body, TopicList).topic_list)
-        return []
+        for name_server in name_servers[:-1]:
+            with suppress(RemotingError):
+                return await self._remoting.call(name_server, RemotingCommand.request(code, header))
+        return await self._remoting.call(name_servers[-1], RemotingCommand.request(code, header))
 
-    async def read_queues(self, topics: Iterable[str]) -> list[MessageQueue]:
-        """The readable queues of all topics. Raises NoRouteInfo, or ClientError for a topic without any."""
-        queues: list[MessageQueue] = []
-        for topic in topics:
-            of_topic = read_queues(topic, await self._retry(partial(self._routes.refresh, topic)))
-            if not of_topic:
-                raise ClientError(f"topic {topic} has no readable queue: check its permission on the brokers")
-            queues += of_topic
+    async def read_queues(self, topic: str, *, wait: bool = True) -> list[MessageQueue]:
+        """The topic's readable queues.
+
+        Raises NoRouteInfo, at once unless it is to `wait`, or ClientError for a topic without any.
+        """
+        passing = PASSING if wait else (RemotingError, BrokerError)
+        queues = read_queues(topic, await self.until(partial(self._routes.refresh, topic), passing=passing))
+        if not queues:
+            raise ClientError(f"topic {topic} has no readable queue: check its permission on the brokers")
         return queues
 
     async def write_queues(self, topic: str) -> list[MessageQueue]:
@@ -105,7 +146,7 @@ class Cluster:
 
         Raises NoRouteInfo, or ClientError for a topic without any.
         """
-        queues = write_queues(topic, await self._retry(partial(self._routes.get_or_default, topic)))
+        queues = write_queues(topic, await self.until(partial(self._routes.get_or_default, topic)))
         if not queues:
             raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
         return queues
@@ -119,6 +160,16 @@ class Cluster:
     async def max_offset_once(self, queue: MessageQueue) -> int:
         """Without a second try."""
         return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
+
+    async def first_message(self, queue: MessageQueue) -> FirstMessage | None:
+        """The oldest message that is left; None for a queue without any. Without a second try."""
+        address = self._address(queue)
+        offset = await self._api.min_offset(address, queue.topic, queue.queue_id)
+        store_time_ms = await self._api.earliest_store_time(address, queue.topic, queue.queue_id)
+        # Retention may have been faster.
+        if store_time_ms < 0 or offset != await self._api.min_offset(address, queue.topic, queue.queue_id):
+            return None
+        return FirstMessage(offset, store_time_ms)
 
     def has_master(self, queue: MessageQueue) -> bool:
         """Whether the master answers for the queue, who knows its last offset, and not a slave."""
@@ -173,7 +224,7 @@ class Cluster:
             address = self._address(queue, master=True)
             return await self._api.send(address, command(queue), queue, timeout_ms=SEND_TIMEOUT_MS)
 
-        return await self._retry(attempt, queues[0].topic)
+        return await self.until(attempt, queues[0].topic)
 
     async def end_transaction(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
         """Commits or rolls back a half message of `queue`, and waits for the broker's answer.
@@ -185,7 +236,7 @@ class Cluster:
             request = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
             await self._remoting.call(self._address(queue, master=True), request, SEND_TIMEOUT_MS)
 
-        await self._retry(attempt, queue.topic)
+        await self.until(attempt, queue.topic)
 
     # -- retries ------------------------------------------------------------------------------------------------
 
@@ -197,7 +248,7 @@ class Cluster:
         async def attempt() -> T:
             return await request(self._address(queue))
 
-        return await self._retry(attempt, queue.topic)
+        return await self.until(attempt, queue.topic)
 
     def _address(self, queue: MessageQueue, *, master: bool = False) -> str:
         routes, name = self._routes, queue.broker_name
@@ -206,14 +257,22 @@ class Cluster:
             raise ConnectFailed(f"the route of topic {queue.topic} names no address of broker {name}", name)
         return address
 
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """`topic`: whose route is asked for again after a failure."""
+    async def until(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        topic: str | None = None,
+        passing: tuple[type[GantryError], ...] = PASSING,
+    ) -> T:
+        """What `attempt` returns when it succeeds, after failures of those kinds that may pass.
+
+        `topic`: whose route is asked for again after a failure.
+        """
         deadline: float | None = None
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return await attempt()
-            except (RemotingError, BrokerError) as e:
+            except passing as e:
                 if isinstance(e, BrokerError) and e.code not in _PASSING:
                     raise
                 now = time.monotonic()

@@ -48,6 +48,18 @@ class Boundary:
         return {*self.by_queue, *(name for name in self.times if not isinstance(name, str))}
 
 
+class FirstMessage(NamedTuple):
+    """The oldest message that a queue has left, by which a queue is told from another one of its name."""
+
+    offset: int
+    store_time_ms: int
+
+    def is_of_another_queue(self, later: FirstMessage) -> bool:
+        """Whether what was found `later` can't be in the same queue: offsets ascend with the time, and so does what is
+        left when retention has passed. Replicas may have kept more or less."""
+        return later.offset <= self.offset and later.store_time_ms > self.store_time_ms
+
+
 EARLIEST = Boundary(EARLIEST_NUMBER)
 LATEST = Boundary(LATEST_NUMBER)
 
@@ -85,11 +97,12 @@ def from_json(value: Any) -> Offsets:
         if not isinstance(queues, dict):
             raise ConfigError(f'offsets of topic {topic}: {{"broker:queueId": offset}} was expected, not {queues!r}')
         for key, offset in queues.items():
-            offsets[_queue(topic, key)] = _number(f"offsets of topic {topic}: {key}", offset, EARLIEST_NUMBER)
+            offsets[queue_of(topic, key)] = _number(f"offsets of topic {topic}: {key}", offset, EARLIEST_NUMBER)
     return offsets
 
 
-def _queue(topic: str, key: Any) -> MessageQueue:
+def queue_of(topic: str, key: Any) -> MessageQueue:
+    """The other way round. Raises ConfigError."""
     broker_name, _, queue_id = key.rpartition(":") if isinstance(key, str) else ("", "", "")
     if not broker_name or not queue_id.isdecimal():
         raise ConfigError(f"topic {topic}: {key!r} is not BROKER:QUEUEID")
@@ -131,7 +144,7 @@ def parse_times(option: str, text: str) -> Boundary:
         for topic, of_topic in by_topic.items():
             if isinstance(of_topic, dict):
                 for key, time in of_topic.items():
-                    times[_queue(topic, key)] = _number(f"topic {topic}: {key}", time, 0)
+                    times[queue_of(topic, key)] = _number(f"topic {topic}: {key}", time, 0)
             else:
                 times[topic] = _number(f"topic {topic}", of_topic, 0)
     except (ValueError, ConfigError) as e:
@@ -150,7 +163,7 @@ def parse_queues(option: str, text: str) -> list[MessageQueue]:
         by_topic = json.loads(text)
         if not isinstance(by_topic, dict) or not all(isinstance(keys, list) for keys in by_topic.values()):
             raise ConfigError(f'{{"topic": ["broker:queueId", ...]}} was expected, not {by_topic!r}')
-        return [_queue(topic, key) for topic, keys in by_topic.items() for key in keys]
+        return [queue_of(topic, key) for topic, keys in by_topic.items() for key in keys]
     except (ValueError, ConfigError) as e:
         raise ConfigError(f"option {option}: {e}") from e
 

@@ -7,6 +7,7 @@ as strings. Offsets are written as in the connector, with broker and queue id wh
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ READ_OPTIONS = (
     "maxBytesPerTrigger",
     "minPartitions",
     "failOnDataLoss",
+    "expectedBrokers",
     "deduplicate",
     "includeProperties",
     "checkCrc",
@@ -101,6 +103,9 @@ class ReadOptions:
     minPartitions           at least so many partitions, by splitting large queues, and no fewer than one a queue;
                             without it queues with few messages share partitions
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
+    expectedBrokers         names of brokers that every topic is on, separated by commas, or JSON of those of each
+                            topic, `{"orders": ["broker-a", "broker-b"]}`: while one of them is away a read waits, and
+                            fails in the end; with failOnDataLoss=false it warns
     deduplicate             true: of the messages that a Spark write stored twice (a task or request that was repeated)
                             only the first is kept, within one batch read or one micro-batch, which a single task reads
                             then. Copies in different micro-batches remain: dropDuplicatesWithinWatermark on
@@ -128,6 +133,8 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
+    #: By topic; those of "" for all topics.
+    expected_brokers: dict[str, frozenset[str]] = field(default_factory=dict)
     deduplicate: bool = False
     include_properties: bool = False
     check_crc: bool = True
@@ -166,6 +173,7 @@ class ReadOptions:
             values.number("maxBytesPerTrigger", None, 1),
             values.number("minPartitions", None, 1),
             values.flag("failOnDataLoss", True),
+            _brokers(values.get("expectedBrokers")),
             values.flag("deduplicate", False),
             values.flag("includeProperties", False),
             values.flag("checkCrc", True),
@@ -184,6 +192,10 @@ class ReadOptions:
         if self.sql92 is not None:
             return self.sql92, EXPRESSION_SQL92
         return self.tags or SUBSCRIBE_ALL, EXPRESSION_TAG
+
+    def expected_brokers_of(self, topic: str) -> frozenset[str]:
+        """Those that the option expectedBrokers says the topic is on."""
+        return self.expected_brokers.get(topic, frozenset()) | self.expected_brokers.get("", frozenset())
 
     @property
     def pull_group(self) -> str:
@@ -362,6 +374,21 @@ def _unknown(given: str, proper: Mapping[str, str], action: str) -> str:
 
 def comma_list(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _brokers(text: str | None) -> dict[str, frozenset[str]]:
+    if text is None:
+        return {}
+    if not text.startswith("{"):
+        return {"": frozenset(comma_list(text))}
+    try:
+        by_topic = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"option expectedBrokers is neither a list nor JSON: {e}") from e
+    for brokers in by_topic.values():
+        if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):
+            raise ConfigError(f'option expectedBrokers: {{"topic": ["broker", ...]}} was expected, not {text}')
+    return {topic: frozenset(brokers) for topic, brokers in by_topic.items()}
 
 
 def _kept(text: str) -> frozenset[str]:

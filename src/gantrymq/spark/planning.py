@@ -1,16 +1,12 @@
-"""What the driver asks of the brokers before anything is read: which queues there are, which offsets to read."""
+"""What the driver asks of the brokers before a batch is read: which offsets of which queues each task reads."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from gantrymq.errors import ConfigError, NoRouteInfo, RemotingError
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import (
@@ -22,12 +18,10 @@ from gantrymq.spark.offsets import (
     Offsets,
     bundle,
     plan_ranges,
-    queue_key,
 )
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull import BATCH_ROWS, data_lost
-
-log = logging.getLogger(__name__)
+from gantrymq.spark.queues import complete_queues, name_of
 
 
 class Bounds(NamedTuple):
@@ -52,151 +46,37 @@ def plan_partitions(
 async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilters) -> list[list[OffsetRange]]:
     """What each task of a batch read reads; its ends are what there is now.
 
-    Raises NoRouteInfo, ConfigError for offsets of queues that don't exist, and DataLost for offsets whose messages are
-    not there.
+    Raises NoRouteInfo, BrokersAway, ConfigError for offsets of queues that don't exist, and DataLost for offsets whose
+    messages are not there.
     """
-    all_queues = await find_queues(cluster, options)
-    queues = [queue for queue in all_queues if filters.keep(queue)]
-    bounds = await _bounds(cluster, queues)
     starting, ending = options.starting_or_default(streaming=False), options.ending or LATEST
-    for name, boundary in (("startingOffsets", starting), ("endingOffsets", ending)):
-        _check_names(name, boundary.named(), all_queues)
-    start = await _resolve(cluster, starting, bounds, options)
-    end = await _resolve(cluster, ending, bounds, options)
+    all_queues = await complete_queues(
+        cluster, options, {"startingOffsets": starting.named(), "endingOffsets": ending.named()}
+    )
+    queues = [queue for queue in all_queues if filters.keep(queue)]
+    bounds = await bounds_of(cluster, queues)
+    start = await resolve(cluster, starting, bounds, options)
+    end = await resolve(cluster, ending, bounds, options)
     await _apply_times(cluster, filters, start, end)
     for queue in queues:
         start[queue], end[queue] = filters.clip(start[queue], end[queue])
     return plan_partitions(start, end, options)
 
 
-async def initial_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
-    """Where a new stream starts. Raises as `plan_batch` does."""
-    queues = await find_queues(cluster, options)
-    starting = options.starting_or_default(streaming=True)
-    _check_names("startingOffsets", starting.named(), queues)
-    bounds = await _bounds(cluster, queues)
-    return await _resolve(cluster, starting, bounds, options)
-
-
-async def latest_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
-    """The ends of all queues, every one of them; tries again while a broker is away."""
-    queues = await find_queues(cluster, options)
-    return dict(zip(queues, await asyncio.gather(*map(cluster.max_offset, queues)), strict=True))
-
-
-async def advance(cluster: Cluster, options: ReadOptions, known: Mapping[MessageQueue, int]) -> tuple[Offsets, Offsets]:
-    """How far a running stream can go: (starts of the queues that are not in `known`, ends of all).
-
-    A new queue is read from its first offset. A queue whose broker doesn't answer, or whose topic no NameServer knows
-    at the moment, stays where it is, so that the others go on. Raises DataLost when a queue ends before its offset in
-    `known`, as after a crash or when a topic was deleted and made again; without failOnDataLoss it goes on from there.
-    """
-    queues = await find_queues(cluster, options, known)
-
-    async def look(queue: MessageQueue) -> Bounds | None:
-        try:
-            last = await cluster.max_offset_once(queue)
-            first = known.get(queue)
-            if first is None:
-                first = await cluster.min_offset(queue)
-                log.info("new queue %s: reading from offset %d", _name(queue), first)
-        except RemotingError as e:
-            log.warning("%s stays where it is for now: %s", _name(queue), e)
-            return None
-        if last < first:
-            if not cluster.has_master(queue):
-                # A slave that is behind.
-                return Bounds(first, first)
-            data_lost(options, f"{_name(queue)} was read up to offset {first}, but its broker has only {last}")
-        return Bounds(first, last)
-
-    looks = await asyncio.gather(*map(look, queues))
-    found = {queue: bounds for queue, bounds in zip(queues, looks, strict=True) if bounds is not None}
-    new = {queue: bounds.first for queue, bounds in found.items() if queue not in known}
-    ends = {queue: offset for queue, offset in known.items() if _is_wanted(options, queue)}
-    ends |= {queue: bounds.last for queue, bounds in found.items()}
-    return new, ends
-
-
-async def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[MessageQueue, int]) -> Offsets:
-    """Commits for the consumer group, and says what could be. Failures are logged: the stream's own place is in its
-    checkpoint."""
-    results = await asyncio.gather(
-        *(cluster.commit(group, queue, offset) for queue, offset in offsets.items()), return_exceptions=True
-    )
-    for queue, result in zip(offsets, results, strict=True):
-        if isinstance(result, BaseException):
-            log.warning("can't commit the offset of %s for group %s: %s", _name(queue), group, result)
-    return {queue: offset for (queue, offset), result in zip(offsets.items(), results, strict=True) if result is None}
-
-
-# -- queues -----------------------------------------------------------------------------------------------------
-
-
-async def find_queues(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> list[MessageQueue]:
-    """The readable queues that the options name. A topic of `known` may be away, and so may any that a pattern found.
-
-    Raises NoRouteInfo for another one, and ConfigError for a queue of assign that isn't there.
-    """
-    may_be_away = {queue.topic for queue in known}
-    if options.pattern is None:
-        topics = options.topics
-    else:
-        topics = [topic for topic in await cluster.topics() if matches(options.pattern, topic)]
-        may_be_away.update(topics)
-        if not topics:
-            log.warning("no topic matches subscribePattern %r", options.pattern)
-    queues: list[MessageQueue] = []
-    for topic in topics:
-        try:
-            queues += await cluster.read_queues([topic])
-        except NoRouteInfo as e:
-            if topic not in may_be_away:
-                raise
-            log.warning("%s; going on without it for now", e)
-    if options.assigned is None:
-        return queues
-    if not may_be_away:
-        _check_names("assign", options.assigned, queues)
-    return [queue for queue in queues if queue in options.assigned]
-
-
-def matches(pattern: str, topic: str) -> bool:
-    """Whether subscribePattern means this topic."""
-    is_of_user = not is_system_topic(topic) and not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-    return is_of_user and re.fullmatch(pattern, topic) is not None
-
-
-def _is_wanted(options: ReadOptions, queue: MessageQueue) -> bool:
-    """Whether a queue of a checkpoint is still among those of the options."""
-    if options.pattern is not None:
-        return matches(options.pattern, queue.topic)
-    return queue.topic in options.topics if options.assigned is None else queue in options.assigned
-
-
-def _check_names(option: str, named: Iterable[MessageQueue], queues: list[MessageQueue]) -> None:
-    unknown = sorted(set(named) - set(queues))
-    if unknown:
-        there = ", ".join(map(_name, queues))
-        raise ConfigError(f"option {option} names {', '.join(map(_name, unknown))}; there are {there}")
-
-
-def _name(queue: MessageQueue) -> str:
-    return f"{queue.topic} {queue_key(queue)}"
-
-
 # -- offsets ----------------------------------------------------------------------------------------------------
 
 
-async def _bounds(cluster: Cluster, queues: list[MessageQueue]) -> dict[MessageQueue, Bounds]:
+async def bounds_of(cluster: Cluster, queues: list[MessageQueue]) -> dict[MessageQueue, Bounds]:
+    """What each queue has."""
     firsts = await asyncio.gather(*map(cluster.min_offset, queues))
     lasts = await asyncio.gather(*map(cluster.max_offset, queues))
     return {queue: Bounds(*bounds) for queue, *bounds in zip(queues, firsts, lasts, strict=True)}
 
 
-async def _resolve(
+async def resolve(
     cluster: Cluster, boundary: Boundary, bounds: Mapping[MessageQueue, Bounds], options: ReadOptions
 ) -> Offsets:
+    """The boundary's offset in each queue. Raises DataLost for one whose messages are not there."""
     times = {queue: time for queue in bounds if (time := boundary.time_of(queue)) is not None}
     # For a queue without messages brokers answer 0, whatever it had before.
     offsets = {
@@ -209,7 +89,9 @@ async def _resolve(
         number = boundary.number_of(queue)
         offset = {EARLIEST_NUMBER: first, LATEST_NUMBER: last}.get(number, number)
         if not first <= offset <= last:
-            data_lost(options, f"offset {offset} of {_name(queue)} was asked for, but the broker has {first} to {last}")
+            data_lost(
+                options, f"offset {offset} of {name_of(queue)} was asked for, but the broker has {first} to {last}"
+            )
         offsets[queue] = min(max(offset, first), last)
     return offsets
 

@@ -18,18 +18,14 @@ from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange, Offsets, from_json, limit_rows, to_json
+from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import (
-    advance,
-    commit_offsets,
-    initial_offsets,
-    latest_offsets,
-    plan_batch,
-    plan_partitions,
-)
+from gantrymq.spark.planning import plan_batch, plan_partitions
+from gantrymq.spark.queues import is_wanted
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.sizes import estimate_size, limit_bytes
+from gantrymq.spark.stream_place import StreamPlace
+from gantrymq.spark.stream_planning import advance, commit_offsets, initial_place, latest_offsets, made_again
 from gantrymq.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -40,11 +36,6 @@ from gantrymq.spark.versions import (
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
-
-#: In the offset of a micro-batch: where queues start that the offset before it doesn't have, or has by chance only.
-#: `latest` is another place when a first batch that failed is planned again after a restart, and what lies between
-#: would be lost. No topic has this name.
-STARTS = "$start"
 
 T = TypeVar("T")
 
@@ -100,7 +91,7 @@ def with_tags(options: ReadOptions, tags: set[str] | None) -> ReadOptions:
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream: Spark keeps its place in the checkpoint, as JSON of `offsets.to_json`.
+    """A stream: Spark keeps its place in the checkpoint, as JSON of a StreamPlace.
 
     The driver's connections are kept from one micro-batch to the next, until `stop`.
     """
@@ -112,12 +103,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: What Trigger.AvailableNow reads up to.
         self._target: Offsets | None = None
         self._latest: Offsets = {}
+        #: The end of the batch that was planned last; another one is of the checkpoint.
+        self._planned: dict[str, Any] | None = None
         self._committed: Offsets = {}
         #: Made by the first question: Spark pickles readers that were asked nothing.
         self._connections: _Connections | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        self._initial = to_json(self._ask(lambda cluster: initial_offsets(cluster, self._options)))
+        self._initial = self._ask(lambda cluster: initial_place(cluster, self._options)).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -131,49 +124,68 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ask(lambda cluster: latest_offsets(cluster, self._options))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        known = _offsets(start)
+        place = StreamPlace.from_json(start)
         if start != self._initial:
             # Spark plans a batch after the one before it is done; its call of `commit` comes one batch late.
-            self._commit(known)
-        new, ends = self._ask(lambda cluster: advance(cluster, self._options, known))
-        self._latest = ends
+            self._commit(place.ends)
+        progress = self._ask(lambda cluster: advance(cluster, self._options, place))
+        self._latest = ends = progress.ends
+        new = progress.starts
         if self._target is not None:
-            new = {queue: offset for queue, offset in new.items() if queue in self._target}
-            starts = known | new
+            target = self._whole_target(self._target, place.ends)
+            new = {queue: offset for queue, offset in new.items() if queue in target}
+            starts = place.ends | new
             ends = {
-                queue: min(end, max(self._target.get(queue, 0), starts[queue]))
+                queue: min(end, max(target.get(queue, 0), starts[queue]))
                 for queue, end in ends.items()
                 if queue in starts
             }
-        starts = known | new
+        starts = place.ends | new
         if isinstance(limit, ReadMaxRows):
             ends = limit_rows(starts, ends, limit.max_rows)
         if not isinstance(limit, ReadAllAvailable):
             ends = self._limit_bytes(starts, ends)
-        if ends == known:
+        if ends == place.ends and not new:
             return start
-        offset: dict[str, Any] = to_json(ends)
-        if start == self._initial:
-            offset[STARTS] = to_json(starts)
-        elif new:
-            offset[STARTS] = to_json(new)
-        return offset
+        firsts = {queue: first for queue, first in progress.firsts.items() if queue in ends}
+        self._planned = StreamPlace(ends, starts if start == self._initial else new, firsts, place.began).to_json()
+        return self._planned
+
+    def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
+        """With the queues of the stream whose brokers were away when the target was set: a run that ends has read all
+        of it. Raises BrokersAway."""
+        were_there = {(queue.topic, queue.broker_name) for queue in target}
+        away = {
+            queue: offset
+            for queue, offset in known.items()
+            if (queue.topic, queue.broker_name) not in were_there and is_wanted(self._options, queue)
+        }
+        if away:
+            # Asked once: what isn't there then isn't waited for in the next micro-batch.
+            now = self._ask(lambda cluster: latest_offsets(cluster, self._options, away))
+            self._target = target = target | {queue: now.get(queue, offset) for queue, offset in away.items()}
+        return target
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._latest) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        starts = _offsets(start) | from_json(end.get(STARTS, {}))
-        ends = _offsets(end)
+        if start == end:
+            return []
+        place = StreamPlace.from_json(end)
+        starts, ends = StreamPlace.from_json(start).ends | place.starts, place.ends
         if unknown := ends.keys() - starts.keys():
             raise ClientError(f"the checkpoint doesn't say where to start in {sorted(unknown)}")
+        if end != self._planned and any(end > starts[queue] for queue, end in ends.items()):
+            others = self._ask(lambda cluster: made_again(cluster, self._options, place))
+            ends = {queue: starts[queue] if queue in others else end for queue, end in ends.items()}
         return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._commit(_offsets(end))
+        self._commit(StreamPlace.from_json(end).ends)
 
     def stop(self) -> None:
         if self._connections is not None:
@@ -190,7 +202,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _commit(self, offsets: Offsets) -> None:
         group = self._options.consumer_group
-        changed = {queue: offset for queue, offset in offsets.items() if self._committed.get(queue) != offset}
+        changed = {
+            queue: offset
+            for queue, offset in offsets.items()
+            if self._committed.get(queue) != offset and is_wanted(self._options, queue)
+        }
         if group is not None and changed:
             self._committed |= self._ask(lambda cluster: commit_offsets(cluster, group, changed))
 
@@ -218,10 +234,6 @@ class _Connections:
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _offsets(offset: dict[str, Any]) -> Offsets:
-    return from_json({topic: queues for topic, queues in offset.items() if topic != STARTS})
 
 
 def read_partition(partition: InputPartition, options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:

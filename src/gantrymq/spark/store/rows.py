@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
 from gantrymq.spark.arrow_records import PulledRecords
-from gantrymq.spark.planning import matches
+from gantrymq.spark.queues import matches
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
 

@@ -1,0 +1,130 @@
+"""Which queues a read has, and what is done while a broker is away that has some of them.
+
+A NameServer forgets a broker that has died, with all its queues, and a read of the others would have a part of the
+rows without a word. So where anything says that a topic has more brokers than its route, a read waits for them and
+fails in the end, or warns with failOnDataLoss=false. What says so: the option expectedBrokers, the queues that assign,
+offsets as JSON or a checkpoint name, and the configuration of an order topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Mapping
+
+from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.spark.cluster import BrokersAway, Cluster
+from gantrymq.spark.offsets import queue_key
+from gantrymq.spark.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+#: What names a stream's queues.
+CHECKPOINT = "the checkpoint"
+
+
+async def find_queues(
+    cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] | None = None
+) -> list[MessageQueue]:
+    """The readable queues that the options name, of brokers that are there.
+
+    With `known`, a stream's, nothing is waited for: its topics may be away, as may any that a pattern found. Raises
+    NoRouteInfo for another one.
+    """
+    may_be_away = {queue.topic for queue in known or ()}
+    if options.pattern is None:
+        topics = options.topics
+    else:
+        topics = [topic for topic in await cluster.topics(wait=known is None) if matches(options.pattern, topic)]
+        may_be_away.update(topics)
+        if not topics:
+            log.warning("no topic matches subscribePattern %r", options.pattern)
+    queues: list[MessageQueue] = []
+    for topic in topics:
+        try:
+            queues += await cluster.read_queues(topic, wait=topic not in may_be_away)
+        except NoRouteInfo as e:
+            if topic not in may_be_away:
+                raise
+            log.warning("%s; going on without it for now", e)
+    return queues if options.assigned is None else [queue for queue in queues if queue in options.assigned]
+
+
+async def complete_queues(
+    cluster: Cluster, options: ReadOptions, named: Mapping[str, Iterable[MessageQueue]]
+) -> list[MessageQueue]:
+    """`find_queues`, once all brokers are there that the topics are known to have; `named` are queues by what names
+    them, an option as a rule.
+
+    Raises NoRouteInfo, BrokersAway, and ConfigError for a queue that is named and not on a broker that is there.
+    """
+    by_source = {**named, "assign": options.assigned or ()}
+
+    async def attempt() -> list[MessageQueue]:
+        before = await cluster.brokers()
+        queues = await find_queues(cluster, options)
+        # Brokers that were there all the time, and not one that has just come or gone.
+        away = await _away(cluster, options, queues, by_source, before & await cluster.brokers())
+        if away and options.fail_on_data_loss:
+            raise BrokersAway(
+                f"{'; '.join(away)}. A part of the messages would be missing; "
+                'option("failOnDataLoss", "false") reads what is there'
+            )
+        for missing in away:
+            log.warning("%s; going on without its messages, as failOnDataLoss is false", missing)
+        return queues
+
+    return await cluster.until(attempt, passing=(BrokersAway,))
+
+
+async def _away(
+    cluster: Cluster,
+    options: ReadOptions,
+    queues: list[MessageQueue],
+    named: Mapping[str, Iterable[MessageQueue]],
+    registered: set[str],
+) -> list[str]:
+    """What is missing, in words. Raises ConfigError as `complete_queues` does."""
+    has = {(queue.topic, queue.broker_name) for queue in queues}
+    topics = sorted({topic for topic, _ in has} | set(options.topics))
+    away: dict[tuple[str, str], str] = {}
+    for topic in topics:
+        for broker in options.expected_brokers_of(topic) - {name for of, name in has if of == topic}:
+            away[topic, broker] = "the option expectedBrokers"
+    orders = await asyncio.gather(*map(cluster.order_of, topics))
+    for topic, order in zip(topics, orders, strict=True):
+        for broker in {item.partition(":")[0] for item in order.split(";") if item} - registered:
+            away[topic, broker] = "its order configuration"
+    for source, of_source in named.items():
+        missing = set(of_source).difference(queues)
+        gone = {queue for queue in missing if queue.broker_name not in registered}
+        away |= {(queue.topic, queue.broker_name): source for queue in gone}
+        # A checkpoint may name what isn't there any more.
+        if source != CHECKPOINT and (wrong := sorted(missing - gone)):
+            there = ", ".join(map(name_of, queues))
+            raise ConfigError(f"option {source} names {', '.join(map(name_of, wrong))}; there are {there}")
+    return [
+        f"broker {broker} is away, which has queues of topic {topic} (says {source})"
+        for (topic, broker), source in sorted(away.items())
+    ]
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether subscribePattern means this topic."""
+    is_of_user = not is_system_topic(topic) and not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    return is_of_user and re.fullmatch(pattern, topic) is not None
+
+
+def is_wanted(options: ReadOptions, queue: MessageQueue) -> bool:
+    """Whether a queue of a checkpoint is still among those of the options."""
+    if options.pattern is not None:
+        return matches(options.pattern, queue.topic)
+    return queue.topic in options.topics if options.assigned is None else queue in options.assigned
+
+
+def name_of(queue: MessageQueue) -> str:
+    """For messages."""
+    return f"{queue.topic} {queue_key(queue)}"

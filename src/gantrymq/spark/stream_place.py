@@ -1,0 +1,75 @@
+"""StreamPlace: how far a stream is, as its checkpoint keeps it.
+
+    {"orders": {"broker-a:0": 120},
+     "$start": {"orders": {"broker-a:0": 100}},
+     "$first": {"orders": {"broker-a:0": [40, 1767225600000]}},
+     "$began": {"brokers": ["broker-a"], "since": 1767225600000}}
+
+Up to 120 (excluded) the queue has been read, by a micro-batch that began at 100; that is there only where the place
+before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms). The rest is how the stream
+began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first` and no `$began`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.offsets import FirstMessage, Offsets, from_json, queue_key, queue_of, to_json
+
+_OWN = "$"
+_STARTS = "$start"
+_FIRSTS = "$first"
+_BEGAN = "$began"
+
+
+@dataclass(slots=True, frozen=True)
+class Began:
+    """How the stream began: the brokers that were there, and since when (ms) messages of the others are wanted.
+
+    `since_ms` is None for a stream that wants all of them. A queue of a broker that was there is a new one.
+    """
+
+    brokers: frozenset[str]
+    since_ms: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class StreamPlace:
+    """`starts`: of queues that the place before this one doesn't have, or has wrongly. `latest` is another offset when
+    a first batch that failed is planned again after a restart, and what lies between would be lost."""
+
+    ends: Offsets
+    starts: Offsets = field(default_factory=dict)
+    firsts: dict[MessageQueue, FirstMessage] = field(default_factory=dict)
+    began: Began | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark keeps."""
+        value: dict[str, Any] = to_json(self.ends)
+        if self.starts:
+            value[_STARTS] = to_json(self.starts)
+        for queue in sorted(self.firsts):
+            value.setdefault(_FIRSTS, {}).setdefault(queue.topic, {})[queue_key(queue)] = list(self.firsts[queue])
+        if self.began is not None:
+            value[_BEGAN] = {"brokers": sorted(self.began.brokers), "since": self.began.since_ms}
+        return value
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> StreamPlace:
+        """Raises ConfigError for a checkpoint that this source hasn't written."""
+        ends = from_json({name: part for name, part in value.items() if not name.startswith(_OWN)})
+        try:
+            firsts = {
+                queue_of(topic, key): FirstMessage(*first)
+                for topic, queues in value.get(_FIRSTS, {}).items()
+                for key, first in queues.items()
+            }
+            began = value.get(_BEGAN)
+            if began is not None:
+                began = Began(frozenset(began["brokers"]), began["since"])
+        except (AttributeError, KeyError, TypeError) as e:
+            raise ConfigError(f"the checkpoint's offset {value!r} isn't one of this source") from e
+        return cls(ends, from_json(value.get(_STARTS, {})), firsts, began)

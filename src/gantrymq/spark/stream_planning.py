@@ -1,0 +1,181 @@
+"""What the driver asks of the brokers for a stream: where it begins, and how far it can go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from gantrymq.clock import now_ms
+from gantrymq.errors import BrokerError, RemotingError
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.planning import bounds_of, resolve
+from gantrymq.spark.pull import data_lost
+from gantrymq.spark.queues import CHECKPOINT, complete_queues, find_queues, is_wanted, name_of
+from gantrymq.spark.stream_place import Began, StreamPlace
+
+log = logging.getLogger(__name__)
+
+#: Clocks of brokers and of the driver may differ by so much: of a broker that was away when a stream began at `latest`
+#: rather a few messages too many than one too few.
+CLOCK_MARGIN_MS = 1000
+
+
+async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
+    """Where a new stream starts. Raises as `plan_batch` does."""
+    starting = options.starting_or_default(streaming=True)
+    since_ms = starting.timestamp_ms
+    if since_ms is None and starting.number == LATEST_NUMBER:
+        since_ms = now_ms() - CLOCK_MARGIN_MS
+    queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()})
+    brokers = await cluster.brokers() | {queue.broker_name for queue in queues}
+    bounds = await bounds_of(cluster, queues)
+    ends = await resolve(cluster, starting, bounds, options)
+    oldest = await asyncio.gather(
+        *(cluster.until(partial(cluster.first_message, queue), queue.topic) for queue in queues)
+    )
+    firsts = {queue: first for queue, first in zip(queues, oldest, strict=True) if first is not None}
+    return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms))
+
+
+async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> Offsets:
+    """The ends of all queues, every one of them; tries again while a broker is away that has some of `known`.
+
+    Raises NoRouteInfo or BrokersAway.
+    """
+    wanted = [queue for queue in known if is_wanted(options, queue)]
+    queues = await complete_queues(cluster, options, {CHECKPOINT: wanted})
+    return dict(zip(queues, await asyncio.gather(*map(cluster.max_offset, queues)), strict=True))
+
+
+class Progress(NamedTuple):
+    """How far a stream can go: `starts` of queues that its place doesn't have, or has of another queue of that name;
+    `ends` of all."""
+
+    starts: Offsets
+    ends: Offsets
+    firsts: dict[MessageQueue, FirstMessage]
+
+
+async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace) -> Progress:
+    """How far a stream can go that is at `place`.
+
+    A new queue is read from its first offset, or as the stream began when its broker was away then. A queue whose
+    broker doesn't answer, or whose topic no NameServer knows at the moment, stays where it is, so that the others go
+    on; so do queues that the options no longer name, which may be named again. Raises DataLost when a queue ends before
+    its place, as after a crash, or when its topic was deleted and made again. Without failOnDataLoss the stream goes on
+    with what comes then, or with the first message of the new topic.
+    """
+    queues = await find_queues(cluster, options, place.ends)
+
+    async def look(queue: MessageQueue) -> _Look | None:
+        try:
+            return await _look(cluster, options, place, queue)
+        except (RemotingError, BrokerError) as e:
+            if isinstance(e, BrokerError) and e.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            log.warning("%s stays where it is for now: %s", name_of(queue), e)
+            return None
+
+    looks = await asyncio.gather(*map(look, queues))
+    starts, ends, firsts = Offsets(), dict(place.ends), dict(place.firsts)
+    for queue, found in zip(queues, looks, strict=True):
+        if found is None:
+            continue
+        ends[queue] = found.last
+        if found.start is not None:
+            starts[queue] = found.start
+            firsts.pop(queue, None)
+        if found.first is not None:
+            firsts[queue] = found.first
+    return Progress(starts, ends, firsts)
+
+
+class _Look(NamedTuple):
+    """A queue's end, where it is to be read from unless from its place, and its oldest message where that was asked."""
+
+    last: int
+    start: int | None = None
+    first: FirstMessage | None = None
+
+
+async def _look(cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue) -> _Look:
+    last = await cluster.max_offset_once(queue)
+    known = place.ends.get(queue)
+    if known is None:
+        start = await _start_of_new(cluster, options, place, queue)
+        log.info("new queue %s: reading from offset %d", name_of(queue), start)
+        return _Look(max(start, last), start, await cluster.first_message(queue))
+    if last == known:
+        return _Look(last)
+    if not cluster.has_master(queue):
+        # A slave, which may be behind.
+        return _Look(max(last, known))
+    first, kept = await cluster.first_message(queue), place.firsts.get(queue)
+    if _is_another(kept, first):
+        data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
+    elif last >= known:
+        return _Look(last, first=first)
+    else:
+        data_lost(options, f"{name_of(queue)} was read up to offset {known}, but its broker has only {last}")
+        if kept is not None and first is not None:
+            # The same queue, which has lost its last messages in a crash.
+            return _Look(last, first=first)
+    return _Look(last, last if first is None else first.offset, first)
+
+
+_MADE_AGAIN = "is another queue than the one that was read: its topic was deleted and made again"
+
+
+def _is_another(kept: FirstMessage | None, found: FirstMessage | None) -> bool:
+    return kept is not None and found is not None and kept.is_of_another_queue(found)
+
+
+async def _start_of_new(cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue) -> int:
+    starting = options.starting_or_default(streaming=True)
+    began, time_ms = place.began, starting.time_of(queue)
+    if began is None or queue.broker_name in began.brokers:
+        return await cluster.min_offset(queue)
+    # Its broker was away.
+    number = starting.by_queue.get(queue)
+    if time_ms is None and number in (None, LATEST_NUMBER):
+        time_ms = began.since_ms
+    (bounds,) = (await bounds_of(cluster, [queue])).values()
+    if time_ms is not None:
+        offset = await cluster.search_offset(queue, time_ms)
+    else:
+        offset = bounds.first if number in (None, EARLIEST_NUMBER) else number
+    return min(max(offset, bounds.first), bounds.last)
+
+
+async def made_again(cluster: Cluster, options: ReadOptions, place: StreamPlace) -> set[MessageQueue]:
+    """Queues of `place`, which is of a checkpoint, that are others by now. Raises DataLost where the options say so.
+
+    One that can't be asked isn't among them; whoever reads it says what is wrong with it.
+    """
+    queues = [queue for queue in await find_queues(cluster, options, place.ends) if queue in place.firsts]
+    found = await asyncio.gather(*map(cluster.first_message, queues), return_exceptions=True)
+    others = set()
+    for queue, first in zip(queues, found, strict=True):
+        if isinstance(first, FirstMessage) and _is_another(place.firsts[queue], first):
+            data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
+            others.add(queue)
+    return others
+
+
+async def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[MessageQueue, int]) -> Offsets:
+    """Commits for the consumer group, and says what could be. Failures are logged: the stream's own place is in its
+    checkpoint."""
+    results = await asyncio.gather(
+        *(cluster.commit(group, queue, offset) for queue, offset in offsets.items()), return_exceptions=True
+    )
+    for queue, result in zip(offsets, results, strict=True):
+        if isinstance(result, BaseException):
+            log.warning("can't commit the offset of %s for group %s: %s", name_of(queue), group, result)
+    return {queue: offset for (queue, offset), result in zip(offsets.items(), results, strict=True) if result is None}

@@ -1,0 +1,151 @@
+"""MortalCluster: two brokers and a NameServer in this process, each of which can be stopped and started by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from waiting import until
+
+from gantrymq.background.loop_thread import LoopThread
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import NoRouteInfo
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.message import Message
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.config import StoreConfig
+
+HOST = "127.0.0.1"
+NAMES = ("broker-a", "broker-b")
+QUEUES = 2
+
+
+class MortalCluster:
+    """A context manager; `name_server` is host:port."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loop = LoopThread("mortal cluster")
+        self._name_server: NameServer | None = None
+        self._port = 0
+        self._brokers: dict[str, Broker] = {}
+
+    @property
+    def name_server(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    @property
+    def alive(self) -> set[str]:
+        """The brokers that run."""
+        return set(self._brokers)
+
+    def __enter__(self) -> Self:
+        self._loop.start()
+        self.start_name_server()
+        for name in NAMES:
+            self.start_broker(name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in list(self._brokers):
+            self.stop_broker(name)
+        self.stop_name_server()
+        self._loop.stop()
+
+    def start_name_server(self) -> None:
+        """On the port of the one before, and it knows nothing."""
+        root = self._directory / "namesrv"
+        config = NamesrvConfig(
+            bind_address=HOST,
+            listen_port=self._port,
+            kv_config_path=root / "kvConfig.json",
+            config_store_path=root / "namesrv.properties",
+        )
+
+        async def start() -> NameServer:
+            name_server = NameServer(config)
+            await name_server.start()
+            return name_server
+
+        self._name_server = self._loop.submit(start()).result()
+        self._port = int(self._name_server.address.rpartition(":")[2])
+
+    def stop_name_server(self) -> None:
+        if self._name_server is not None:
+            self._loop.submit(self._name_server.stop()).result()
+            self._name_server = None
+
+    def start_broker(self, name: str) -> None:
+        """Returns when it has registered."""
+        config = BrokerConfig(
+            broker_name=name,
+            broker_ip1=HOST,
+            bind_address=HOST,
+            listen_port=0,
+            namesrv_addr=[self.name_server],
+            auto_create_topic_enable=False,
+            store=StoreConfig(store_path_root_dir=self._directory / name, mapped_file_size_commit_log=1024 * 1024),
+        )
+
+        async def start() -> Broker:
+            broker = Broker(config)
+            await broker.start()
+            return broker
+
+        self._brokers[name] = self._loop.submit(start()).result()
+
+    def stop_broker(self, name: str) -> None:
+        """The NameServer forgets it at once."""
+        self._loop.submit(self._brokers.pop(name).stop()).result()
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, queues: int = QUEUES) -> None:
+        """On the brokers that run; returns when the NameServer knows it of all of them."""
+
+        async def create() -> None:
+            remoting = RemotingClient()
+            api = BrokerApi(remoting)
+            for broker in self._brokers.values():
+                await api.create_topic(
+                    broker.address, TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues)
+                )
+
+            async def is_known() -> bool:
+                with suppress(NoRouteInfo):
+                    return len((await api.route(self.name_server, topic)).queue_datas) == len(self._brokers)
+                return False
+
+            await until(is_known)
+            await remoting.close()
+
+        asyncio.run(create())
+
+    def delete_topic(self, topic: str) -> None:
+        async def delete() -> None:
+            async with AdminClient(self.name_server) as admin:
+                await admin.delete_topic(topic, "DefaultCluster")
+
+        asyncio.run(delete())
+
+    def send(self, topic: str, numbers: Sequence[int]) -> None:
+        """Bodies `0`, `1`, ..., one after the other to each queue of the brokers that run."""
+
+        async def send() -> None:
+            async with Producer(self.name_server, "numbers") as producer:
+                for number in numbers:
+                    await producer.send(Message(topic, b"%d" % number))
+
+        asyncio.run(send())
