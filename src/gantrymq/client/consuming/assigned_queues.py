@@ -7,11 +7,13 @@ Source: client/impl/consumer/RebalanceImpl (updateProcessQueueTableInRebalance),
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from gantrymq.background.repeating import Repeating
+from gantrymq.background.shared import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics
@@ -97,6 +99,8 @@ class AssignedQueues:
         self._moves = Tasks(f"a queue of group {group} that goes on elsewhere")
         #: One change at a time: a queue that is sought isn't given up or taken meanwhile.
         self._changing = asyncio.Lock()
+        #: Each in a task: one that was half done because its caller was cancelled would leave a queue unread.
+        self._changes: set[asyncio.Task[None]] = set()
         self._committer = Repeating(f"the commit of group {group}", self._commit_each, COMMIT_INTERVAL_S)
         if commits:
             self._committer.start()
@@ -117,6 +121,9 @@ class AssignedQueues:
 
     async def assign(self, topic: str, queues: set[MessageQueue]) -> None:
         """Makes `queues` those of `topic` that are read. Raises when one couldn't be taken; the others are."""
+        await self._as_a_whole(self._assign(topic, queues))
+
+    async def _assign(self, topic: str, queues: set[MessageQueue]) -> None:
         async with self._changing:
             held = {queue for queue in self._queues if queue.topic == topic}
             if held != queues:
@@ -132,6 +139,9 @@ class AssignedQueues:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on at `offset`; what was pulled before is dropped. Raises ClientError for a queue that is not held."""
+        await self._as_a_whole(self._seek(queue, offset))
+
+    async def _seek(self, queue: MessageQueue, offset: int) -> None:
         async with self._changing:
             paused = self.process_queue(queue).paused
             await self._drop(queue)
@@ -139,6 +149,9 @@ class AssignedQueues:
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
         """Like `seek`, and commits `offset`, which may be before the one that was committed."""
+        await self._as_a_whole(self._reset(queue, offset))
+
+    async def _reset(self, queue: MessageQueue, offset: int) -> None:
         async with self._changing:
             self.process_queue(queue)
             await self._drop(queue)
@@ -148,6 +161,18 @@ class AssignedQueues:
             finally:
                 self._pull(queue, offset)
 
+    async def _as_a_whole(self, change: Coroutine[Any, Any, None]) -> None:
+        """Makes a change, which goes on when the caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        await result_of(task)
+
+    def _changed(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("a change of the queues of group %s failed: %s", self._group, error)
+
     async def commit_all(self) -> None:
         """Commits the offsets of all queues; raises what the first failure was after all were tried."""
         await self.offset_store.commit({held.queue: held.commit_offset for held in self.process_queues})
@@ -155,6 +180,10 @@ class AssignedQueues:
     async def stop(self) -> None:
         """Ends the pulls; what was pulled can still be dealt with."""
         await self._moves.stop()
+        for change in self._changes:
+            change.cancel()
+        if self._changes:
+            await asyncio.wait(self._changes)
         await self._committer.stop()
         await asyncio.gather(*(puller.stop() for _, puller in self._queues.values()))
 
