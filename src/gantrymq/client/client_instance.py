@@ -148,13 +148,13 @@ class ClientInstance:
         await self._end_of(self._greeting.keys() & addresses)
         await self._greet(addresses)
 
-    async def greet_new_brokers(self) -> None:
-        """Tells those brokers of this client that don't know it yet, or any more.
+    async def greet_new_brokers(self, timeout_s: float | None = None) -> None:
+        """Tells those brokers of this client that don't know it yet, or any more; for so long at most.
 
         Where that fails others do it later: nobody waits for a broker that is gone more than once.
         """
         addresses = self._broker_addresses()
-        await self._greet(addresses - self._announced | addresses & self._not_awaited)
+        await self._greet(addresses - self._announced | addresses & self._not_awaited, timeout_s)
 
     async def greet_again(self, address: str) -> None:
         """Tells a broker that has forgotten this client."""
@@ -196,15 +196,15 @@ class ClientInstance:
             if broker_id == MASTER_ID or self._consumer_data is not None
         }
 
-    async def _greet(self, addresses: Collection[str]) -> None:
+    async def _greet(self, addresses: Collection[str], timeout_s: float | None = None) -> None:
         for address in addresses:
             self._begin_greeting(address)
-        await self._end_of(addresses)
+        await self._end_of(addresses, timeout_s)
 
-    async def _end_of(self, addresses: Collection[str]) -> None:
+    async def _end_of(self, addresses: Collection[str], timeout_s: float | None = None) -> None:
         self._not_awaited.difference_update(addresses)
         if under_way := [self._greeting[address] for address in addresses if address in self._greeting]:
-            await asyncio.wait(under_way)
+            await asyncio.wait(under_way, timeout=timeout_s)
 
     def _begin_greeting(self, address: str) -> None:
         """Unless it is under way: it may be what made the connection."""

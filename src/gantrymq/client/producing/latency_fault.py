@@ -1,6 +1,7 @@
 """Which brokers a producer stays away from for a while, because they were slow or failed (sendLatencyFaultEnable).
 
-Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are ms, passed in.
+So it does, which Java's clients don't, from those that owe it answers: one that hangs is known before the first send
+to it has failed. Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are ms, passed in.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ FAILED_LATENCY_MS = 10_000
 DETECT_INTERVAL_MS = 2000
 #: How long a detected broker may take to answer (detectTimeout).
 DETECT_TIMEOUT_MS = 200
+#: A broker that has answered nothing for so long, while sends to it are under way, is asked after the others.
+STALLED_MS = 100
 
 
 def not_available_duration(latency_ms: int) -> int:
@@ -32,12 +35,20 @@ def not_available_duration(latency_ms: int) -> int:
 
 @dataclass(slots=True)
 class FaultItem:
-    """What is known of one broker: available from `start_ms` on; `check_ms` is when it may be detected again."""
+    """What is known of one broker: available from `start_ms` on; `check_ms` is when it may be detected again.
+
+    `under_way` sends to it have no answer yet; since `silent_ms` none of them had one.
+    """
 
     latency_ms: int = 0
     start_ms: int = 0
     check_ms: int = 0
     reachable: bool = True
+    under_way: int = 0
+    silent_ms: int = 0
+
+    def is_stalled(self, now_ms: int) -> bool:
+        return self.under_way > 0 and now_ms - self.silent_ms > STALLED_MS
 
 
 class LatencyFaults:
@@ -45,6 +56,22 @@ class LatencyFaults:
 
     def __init__(self) -> None:
         self.items: dict[str, FaultItem] = {}
+
+    def begin(self, broker: str, now_ms: int) -> FaultItem:
+        """A send to the broker begins; `end` is told of its item."""
+        item = self.items.get(broker)
+        if item is None:
+            item = self.items[broker] = FaultItem()
+        if not item.under_way:
+            item.silent_ms = now_ms
+        item.under_way += 1
+        return item
+
+    def end(self, item: FaultItem, now_ms: int, *, answered: bool) -> None:
+        """That send has ended, by an answer of any kind or without."""
+        item.under_way -= 1
+        if answered:
+            item.silent_ms = now_ms
 
     def update(
         self, broker: str, latency_ms: int, now_ms: int, *, isolate: bool = False, reachable: bool = True
@@ -61,16 +88,32 @@ class LatencyFaults:
         item = self.items.get(broker)
         return item is None or now_ms >= item.start_ms
 
+    def is_stalled(self, broker: str, now_ms: int) -> bool:
+        """It has answered nothing for a while, though it was asked."""
+        item = self.items.get(broker)
+        return item is not None and item.is_stalled(now_ms)
+
     def is_reachable(self, broker: str) -> bool:
         item = self.items.get(broker)
         return item is None or item.reachable
 
     def select(self, info: TopicPublishInfo, last_broker: str | None, now_ms: int) -> MessageQueue:
-        """The next queue of an available broker other than `last_broker`, else of a reachable one, else any."""
+        """The next queue of an available broker other than `last_broker`, else of a reachable one, else any.
+
+        One that is stalled comes after those that aren't. There must be queues; where one broker has all of them there
+        is nothing to choose.
+        """
+        if not info.has_several_brokers:
+            return info.select()
         if last_broker is not None:
             info.reset()
+
+        def is_quick(broker: str) -> bool:
+            return broker != last_broker and not self.is_stalled(broker, now_ms)
+
         return (
-            info.next_where(lambda broker: broker != last_broker and self.is_available(broker, now_ms))
+            info.next_where(lambda broker: is_quick(broker) and self.is_available(broker, now_ms))
+            or info.next_where(lambda broker: is_quick(broker) and self.is_reachable(broker))
             or info.next_where(lambda broker: broker != last_broker and self.is_reachable(broker))
             or info.select()
         )

@@ -52,6 +52,8 @@ from gantrymq.protocol.recall_handle import decode_recall_handle
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC, group_problem
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 
+#: How much of its time a call that needs brokers to know this client waits for them: one may hang, and others do.
+GREETING_SHARE = 0.25
 #: `MixAll.DEFAULT_PRODUCER_GROUP`: the group of those who name none.
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 
@@ -63,8 +65,11 @@ class Producer(Lifecycle):
 
     A failed send is tried again `retry_times` times, on another broker where there is one; so is, with
     `retry_when_not_stored_safely`, one that a broker stored without its flush or slave in time. All tries share the
-    send's timeout; `try_timeout_ms` bounds each but the last. With `send_latency_fault_enable` brokers that were slow
-    or failed are left out for a while; with `start_detector_enable` those that failed come back when they answer again.
+    send's timeout: where a topic has several brokers each of the first ones has one of `retry_times` + 2 shares of it,
+    so that a broker that hangs doesn't take all, and the last has what is left; `try_timeout_ms` is another bound for
+    each but the last, and with the send's whole timeout there is none, as in Java. Brokers that were slow or failed are
+    left out for a while, and those that owe answers asked last, unless `send_latency_fault_enable` is false; with
+    `start_detector_enable` those that failed come back when they answer again.
 
     With `linger_ms` messages wait so long for others of their topic (or queue) and go out in one request, of at most
     `batch_size` bytes; senders wait while `buffer_bytes` are under way.
@@ -85,7 +90,7 @@ class Producer(Lifecycle):
         retry_times: int = 2,
         retry_when_not_stored_safely: bool = False,
         try_timeout_ms: int | None = None,
-        send_latency_fault_enable: bool = False,
+        send_latency_fault_enable: bool = True,
         start_detector_enable: bool = False,
         linger_ms: float = 0,
         batch_size: int = BATCH_SIZE,
@@ -343,9 +348,9 @@ class Producer(Lifecycle):
         return wrap_namespace(self.namespace, topic)
 
     async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Makes sure that the brokers of `topic` have been told of this client."""
+        """Makes sure that the brokers of `topic` have been told of this client, but for those that hang."""
         await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
-        await self.client.greet_new_brokers()
+        await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     # -- one send -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ class TopicPublishInfo:
 
     def __init__(self, queues: Sequence[MessageQueue]) -> None:
         self.queues = queues
+        self.has_several_brokers = len({queue.broker_name for queue in queues}) > 1
         self._next = random.randrange(len(queues)) if queues else 0
 
     def select(self, last_broker: str | None = None) -> MessageQueue:

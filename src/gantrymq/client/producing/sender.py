@@ -51,6 +51,8 @@ RETRY_RESPONSE_CODES = frozenset(
 )
 
 
+#: A try among several brokers has so much of the send's time at least: no broker stands still for longer in passing.
+MIN_SHARE_MS = 250
 #: A further try isn't begun with less time than this left: it would only hide what ended the others.
 MIN_TRY_MS = 10
 
@@ -62,7 +64,7 @@ class SendSettings:
     retry_times: int = 2
     retry_when_not_stored_safely: bool = False
     try_timeout_ms: int | None = None
-    send_latency_fault_enable: bool = False
+    send_latency_fault_enable: bool = True
     start_detector_enable: bool = False
     create_topic_key: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
@@ -100,7 +102,9 @@ class Sender:
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
         """Sends to `queue`, or to the next in turn, without an answer; host:port of its broker."""
         if queue is None:
-            queue = (await self._publish_info(outgoing.topic)).select()
+            info = await self._publish_info(outgoing.topic)
+            faults = self._faults
+            queue = info.select() if faults is None else faults.select(info, None, int(time.monotonic() * 1000))
         address = await self.broker_address(queue)
         await self.client.api.send_oneway(address, self._command(queue, outgoing))
         return address
@@ -131,6 +135,10 @@ class Sender:
         deadline = now() + timeout_ms / 1000
         info = self._known_publish_info(outgoing.topic) or await self.publish_info(outgoing.topic, timeout_ms)
         faults = self._faults
+        try_timeout_ms = self._try_timeout_ms
+        if try_timeout_ms is None and info.has_several_brokers:
+            # The last try, which has what is left, gets two shares: nothing comes after it.
+            try_timeout_ms = max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
         tried: list[str] = []
         error: BrokerError | RemotingError | None = None
         unknown: SendOutcomeUnknown | None = None
@@ -140,13 +148,16 @@ class Sender:
             try_ms = left_ms = int((deadline - began) * 1000)
             if left_ms <= (MIN_TRY_MS if tried else 0):
                 break
-            if self._try_timeout_ms is not None and attempt < self._retry_times:
-                try_ms = min(left_ms, self._try_timeout_ms)
+            if try_timeout_ms is not None and attempt < self._retry_times:
+                try_ms = min(left_ms, try_timeout_ms)
             last = tried[-1] if tried else None
             queue = info.select(last) if faults is None else faults.select(info, last, int(began * 1000))
             tried.append(queue.broker_name)
+            fault = None if faults is None else faults.begin(queue.broker_name, int(began * 1000))
+            answered = False
             try:
                 result = await self._send_to(queue, outgoing, try_ms)
+                answered = True
             except RemotingError as e:
                 error = e
                 if isinstance(e, SendOutcomeUnknown):
@@ -155,6 +166,7 @@ class Sender:
                 if is_timeout(e) and try_ms == left_ms:
                     break  # The time is over, whatever the clock's last millisecond says.
             except BrokerError as e:
+                answered = True
                 self._count(queue, began, isolate=True, reachable=False)
                 error = e
                 if e.code not in RETRY_RESPONSE_CODES:
@@ -165,6 +177,9 @@ class Sender:
                 if result.status is SendStatus.SEND_OK or not self._retry_when_not_stored_safely:
                     return result
                 continue
+            finally:
+                if faults is not None and fault is not None:
+                    faults.end(fault, int(now() * 1000), answered=answered)
             log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
         if result is not None:
             return result
