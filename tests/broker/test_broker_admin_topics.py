@@ -49,6 +49,7 @@ async def test_list_of_topics_is_made_and_each_is_shown(peer: Peer, broker: Brok
         {"topicName": "two", "topicSysFlag": 10**30},
         {"topicName": "two", "topicFilterType": "NONE"},
         {"topicName": "two", "attributes": {"no.sign": "x"}},
+        {"topicName": "two", "attributes": {"+long": "x" * 5000}},
     ],
 )
 async def test_one_bad_topic_in_a_list_makes_none(peer: Peer, broker: Broker, bad: dict[str, object]) -> None:

@@ -8,29 +8,39 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_support import config
+from broker_support import config, longest_step
 from waiting import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.errors import RequestRefused
+from gantrymq.broker.registration_parts import body_of, parts_of
+from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
-from gantrymq.protocol.bodies.topic_config import TopicConfigTable, decode_register_body
-from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.bodies.topic_config import (
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    decode_register_body,
+)
+from gantrymq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.server import RemotingServer
 
 
 class RecordingNameServer:
-    """Keeps the topic tables that it is told; refuses registrations while `refuses`."""
+    """Keeps the topic tables that it is told; refuses registrations while `refuses`, and those with one topic."""
 
     def __init__(self) -> None:
         self.registered: list[TopicConfigTable] = []
         self.order_topics: dict[str, str] = {}
         self.refuses = False
         self.refused = 0
+        self.refused_topic = ""
         self._server = RemotingServer(
             {
                 RequestCode.REGISTER_BROKER: self._register,
@@ -52,6 +62,8 @@ class RecordingNameServer:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "not now")
         header = request.read_header(RegisterBrokerRequestHeader)
         body = decode_register_body(request.body, compressed=header.compressed, version=request.version)
+        if self.refused_topic in body.topic_config_serialize_wrapper.topic_config_table:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{self.refused_topic} is no topic")
         self.registered.append(body.topic_config_serialize_wrapper)
         return RemotingCommand.response(body=encode_json(KVTable(self.order_topics)))
 
@@ -152,3 +164,116 @@ async def test_a_name_server_that_hangs_keeps_no_broker_from_starting(
     finally:
         await broker.stop()
         hung.close()
+
+
+async def register_times(name_server: RecordingNameServer, broker: Broker, count: int) -> list[TopicConfigTable]:
+    """The next `count` registrations."""
+    already = len(name_server.registered)
+    await name_server.told(already + count)
+    return name_server.registered[already : already + count]
+
+
+async def test_more_topics_than_a_frame_holds_are_registered_in_parts(
+    name_server: RecordingNameServer, registered: Broker
+) -> None:
+    await name_server.told(1)
+    topics = [TopicConfig(f"topic-{n}-{'x' * 110}", 1, 1) for n in range(70_000)]
+    registered.topics.put(*topics)
+    registered.topics.config_changed()
+    everything = set(registered.topics.table.topic_config_table)
+    await until(lambda: {name for part in name_server.registered[1:] for name in part.topic_config_table} >= everything)
+    parts = name_server.registered[1:]
+    assert len(parts) == 4
+    for part in parts:
+        assert len(encode_json(part)) < 9 * 1024 * 1024
+    versions = {(part.data_version.timestamp, part.data_version.counter) for part in parts}
+    assert len(versions) == len(parts)
+
+
+@pytest.mark.parametrize("count", [20, 21, 22, 39, 40, 41])
+async def test_all_registrations_may_be_split(name_server: RecordingNameServer, registered: Broker, count: int) -> None:
+    await name_server.told(1)
+    registered.config.enable_split_registration = True
+    registered.config.split_registration_size = 20
+    there = len(registered.topics.table.topic_config_table)
+    registered.topics.put(*(TopicConfig(f"topic-{n}") for n in range(count)))
+    registered.topics.config_changed()
+    parts = await register_times(name_server, registered, (there + count + 19) // 20)
+    assert max(len(part.topic_config_table) for part in parts) == 20
+    assert {name for part in parts for name in part.topic_config_table} == set(
+        registered.topics.table.topic_config_table
+    )
+
+
+def test_what_the_broker_may_not_do_no_topic_may() -> None:
+    topics = {f"topic-{n}": TopicConfig(f"topic-{n}", attributes={"a": "b"}) for n in range(250)}
+    [part] = parts_of(topics, PERM_READ, 1000)
+    version = DataVersion(counter=7)
+    body = decode_register_body(body_of(part, version), compressed=False, version=VERSION_5_0_0)
+    table = body.topic_config_serialize_wrapper
+    assert table.data_version == version
+    assert {topic.perm for topic in table.topic_config_table.values()} == {PERM_READ}
+    assert table.topic_config_table["topic-249"].attributes == {"a": "b"}
+    assert {topic.perm for topic in topics.values()} == {PERM_READ | PERM_WRITE}
+    [nothing] = parts_of({}, PERM_READ | PERM_WRITE, 1)
+    body = decode_register_body(body_of(nothing, version), compressed=False, version=VERSION_5_0_0)
+    assert not body.topic_config_serialize_wrapper.topic_config_table
+
+
+async def test_a_topic_that_a_name_server_refuses_hides_few_others(
+    name_server: RecordingNameServer, registered: Broker
+) -> None:
+    await name_server.told(1)
+    registered.config.split_registration_size = 10
+    name_server.refused_topic = "bad"
+    registered.topics.put(*(TopicConfig(f"topic-{n}") for n in range(100)), TopicConfig("bad"))
+    await until(lambda: len({name for part in name_server.registered[1:] for name in part.topic_config_table}) > 100)
+    registered.topics.remove("bad")
+    await until(lambda: not registered.jobs.failing())
+
+
+async def test_a_registration_that_fails_is_a_failing_job(
+    name_server: RecordingNameServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name_server.refuses = True
+    address = await name_server.start()
+    broker = Broker(config(tmp_path / "store", namesrv_addr=[address]))
+    await broker.start()
+    try:
+        await until(lambda: name_server.refused >= 3)
+        [job] = broker.jobs.failing()
+        assert (job.name, "not now" in job.last_error) == (f"register with {address}", True)
+        assert not [record for record in caplog.records if record.exc_info]
+        name_server.refuses = False
+        await until(lambda: not broker.jobs.failing())
+        name_server.refuses = True
+        broker.topics.config_changed()
+        await until(broker.jobs.failing)
+        # It isn't to be told any more.
+        broker.config.namesrv_addr = []
+        broker._registration.config_changed()
+        await until(lambda: not broker.jobs.failing())
+        assert address not in " ".join(report.name for report in broker.jobs)
+    finally:
+        await broker.stop()
+
+
+async def test_a_broker_whose_metrics_port_is_taken_is_registered_nowhere(
+    name_server: RecordingNameServer, tmp_path: Path
+) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    settings = config(tmp_path / "store", namesrv_addr=[await name_server.start()], metrics_port=taken.getsockname()[1])
+    broker = Broker(settings)
+    with pytest.raises(GantryError, match="metrics"):
+        await broker.start()
+    assert not name_server.registered
+    taken.close()
+
+
+async def test_a_large_table_is_registered_beside_the_loop(tmp_path: Path) -> None:
+    topics = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(50_000)}
+    loop = asyncio.get_running_loop()
+    parts = loop.run_in_executor(None, parts_of, topics, PERM_READ | PERM_WRITE, len(topics))
+    assert await longest_step(parts.done) < 0.005
+    bodies = [decode_json(body_of(part, DataVersion()), RegisterBrokerBody) for part in await parts]
+    assert sum(len(body.topic_config_serialize_wrapper.topic_config_table) for body in bodies) == 50_000

@@ -23,6 +23,10 @@ class Jobs:
         self._reports.append(job.report)
         return job
 
+    def forget(self, job: Repeating) -> None:
+        """What it was for is no more; it is stopped."""
+        self._reports.remove(job.report)
+
     def report(self, name: str) -> JobReport:
         """A report that a thread's rounds are counted in."""
         report = JobReport(name)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from gantrymq.clock import now_ms
+from gantrymq.errors import GantryError
 
 #: A job that goes on failing is logged once in so many seconds, in one line.
 LOG_INTERVAL_S = 60.0
@@ -40,7 +41,7 @@ class JobReport:
             self._failures_in_row = 0
 
     def failed(self, error: BaseException, now: float, log: logging.Logger, duration_s: float = 0.0) -> None:
-        """Counts a run that raised. The first of a row is logged with its traceback, the others now and then."""
+        """Counts a run that raised. The first of a row is logged, with its traceback, the others now and then."""
         self.runs += 1
         self.failures += 1
         self._failures_in_row += 1
@@ -50,7 +51,9 @@ class JobReport:
         if self.failing_since is None:
             self.failing_since = self._logged_at = now
             self.failing_since_ms = self.last_failure_ms
-            log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=error)
+            # An error of our own says all that there is to know without one.
+            trace = None if isinstance(error, GantryError) else error
+            log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=trace)
         elif now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
             log.error(

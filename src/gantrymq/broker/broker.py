@@ -260,11 +260,11 @@ class Broker:
             BrokerConfigAdmin(config, self._config_changed),
             AuthAdmin(self.access),
             relay,
-            Draining(self._server),
-            self._registration,
         ]
         if config.metrics_port:
             self._parts.append(metrics)
+        # Nobody is to find a broker that can't start.
+        self._parts += [Draining(self._server), self._registration]
         self._handlers.update(handler_table(self._parts))
         #: What `stop` has to undo.
         self._running = AsyncExitStack()

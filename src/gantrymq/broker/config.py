@@ -79,6 +79,9 @@ class BrokerConfig(TlsConfig):
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
     register_name_server_period: int = bounded(30_000, 1, MAX_INT)
+    #: All topics are always registered in parts, of so many topics; else only where one registration is too large.
+    enable_split_registration: bool = False
+    split_registration_size: int = bounded(800, 2, MAX_INT)
     register_broker_timeout_mills: int = bounded(24_000, 100, DAY_MS)
     flush_consumer_offset_interval: int = bounded(5_000, 10, DAY_MS)
     channel_expired_timeout: int = bounded(120_000, 1_000, DAY_MS)
@@ -87,6 +90,8 @@ class BrokerConfig(TlsConfig):
     transaction_time_out: int = bounded(6_000, 0, MAX_INT)
     transaction_check_interval: int = bounded(30_000, 10, DAY_MS)
     transaction_check_max: int = bounded(15, 0, MAX_INT)
+    #: ms that a half message waits at all, also when its producers are away.
+    transaction_timeout_max: int = bounded(259_200_000, 1_000, MAX_INT)
     #: Op messages are written when they have so many bytes, or after so many ms.
     transaction_op_msg_max_size: int = bounded(4096, 1, 1024 * 1024)
     transaction_op_batch_interval: int = bounded(3_000, 0, DAY_MS)

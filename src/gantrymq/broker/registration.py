@@ -14,18 +14,12 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
+from gantrymq.broker.registration_parts import body_of, parts_of
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import GantryError
+from gantrymq.errors import BrokerError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import KVTable
-from gantrymq.protocol.bodies.topic_config import (
-    PERM_READ,
-    PERM_WRITE,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigTable,
-    encode_register_body,
-)
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -41,6 +35,8 @@ _UNREGISTER_TIMEOUT_MS = 1000
 _FIRST_RETRY_S = 0.5
 #: So long a broker's start waits for the NameServers; one that hangs would keep it for registerBrokerTimeoutMills, s.
 _START_WAIT_S = 1.0
+#: More topics than these are encoded in a thread.
+_FEW_TOPICS = 100
 
 
 @dataclass(slots=True)
@@ -50,6 +46,8 @@ class _NameServer:
     address: str
     topics: set[str] = field(default_factory=set)
     everything: bool = True
+    #: It has refused a registration: the next is made in parts.
+    is_split: bool = False
     #: The pause after the last failure.
     pause_s: float = 0.0
     #: It has answered once, or failed to.
@@ -114,12 +112,17 @@ class Registration(Part):
             self._servers[address] = _NameServer(address)
             if address not in self._jobs:
                 work = partial(self._register_again, address)
-                self._jobs[address] = self._all_jobs.repeating(f"register with {address}", work)
+                # The work itself says when it is tried again.
+                self._jobs[address] = self._all_jobs.repeating(f"register with {address}", work, after_error_s=inf)
         return added
 
     async def _leave(self, address: str) -> None:
-        await self._jobs[address].stop()
+        job = self._jobs[address]
+        await job.stop()
         if address not in self._servers:
+            # Whatever it failed at is over.
+            del self._jobs[address]
+            self._all_jobs.forget(job)
             await self._unregister(address)
 
     async def _register_again(self, address: str) -> float:
@@ -131,41 +134,58 @@ class Registration(Part):
         return self._config.register_name_server_period / 1000
 
     async def _register(self, server: _NameServer) -> float:
-        """Registers what has changed, or everything when nothing has; returns when it is to be done again."""
+        """Registers what has changed, or everything when nothing has; returns when it is to be done again.
+
+        Raises GantryError when the NameServer doesn't take it; it is tried again then.
+        """
         topics = None if server.everything or not server.topics else server.topics
         server.topics, server.everything = set(), False
         is_registered = False
         try:
-            is_registered = await self._try_register(server.address, topics)
+            await self._tell(server, topics)
+            is_registered = True
         finally:
             # What changes while a NameServer doesn't answer must not be forgotten.
             server.everything |= not is_registered
             server.tried.set()
-        if not is_registered:
-            server.pause_s = min(server.pause_s * 2 or _FIRST_RETRY_S, self._period_s)
-            return server.pause_s
+            if not is_registered:
+                server.pause_s = min(server.pause_s * 2 or _FIRST_RETRY_S, self._period_s)
+                self._jobs[server.address].wake(server.pause_s)
         server.pause_s = 0.0
         return 0.0 if server.topics or server.everything else self._period_s
 
-    async def _try_register(self, server: str, topics: Collection[str] | None) -> bool:
-        timeout_ms = self._config.register_broker_timeout_mills
-        try:
-            response = await self._remoting.call(server, self._request(topics), timeout_ms)
-            if response.body:
-                self._topics.mark_ordered(decode_json(response.body, KVTable).table)
-        except GantryError as e:
-            log.warning("registration with NameServer %s failed: %s", server, e)
-            return False
-        return True
-
-    def _request(self, topics: Collection[str] | None) -> RemotingCommand:
-        """Registers this broker with `topics`, None for all; a NameServer keeps those that aren't named."""
-        config = self._config
+    async def _tell(self, server: _NameServer, names: Collection[str] | None) -> None:
+        """Registers with these topics, None for all; a NameServer keeps those that aren't named. Raises GantryError."""
         table = self._topics.table
-        if topics is not None:
-            known = table.topic_config_table
-            table = TopicConfigTable({name: known[name] for name in topics if name in known}, table.data_version)
-        body = encode_register_body(RegisterBrokerBody(_restricted(table, config.broker_permission)))
+        known = table.topic_config_table
+        topics = known.copy() if names is None else {name: known[name] for name in names if name in known}
+        parts = await self._parts(topics, is_split=server.is_split or self._config.enable_split_registration)
+        problem: BrokerError | None = None
+        for part in parts:
+            if len(parts) > 1:
+                # By an equal version a NameServer takes the part for known, and changes none of its topics.
+                table.data_version.advance()
+            try:
+                await self._tell_part(server.address, body_of(part, table.data_version))
+            except BrokerError as e:
+                # The other parts may be taken.
+                problem = e
+        if problem is not None:
+            # One topic that a NameServer doesn't take keeps some hundred others from being found, not all.
+            server.is_split = True
+            raise problem
+        server.is_split &= len(parts) > 1
+
+    async def _parts(self, topics: dict[str, TopicConfig], *, is_split: bool) -> list[bytes]:
+        config = self._config
+        most = config.split_registration_size if is_split else max(len(topics), 1)
+        if len(topics) <= _FEW_TOPICS:
+            return parts_of(topics, config.broker_permission, most)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, parts_of, topics, config.broker_permission, most)
+
+    async def _tell_part(self, server: str, body: bytes) -> None:
+        config = self._config
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,
@@ -174,7 +194,10 @@ class Registration(Part):
             ha_server_addr=f"{config.broker_ip1}:{config.ha_listen_port}",
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
-        return RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+        request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+        response = await self._remoting.call(server, request, config.register_broker_timeout_mills)
+        if response.body:
+            self._topics.mark_ordered(decode_json(response.body, KVTable).table)
 
     async def _unregister(self, server: str) -> None:
         config = self._config
@@ -190,23 +213,3 @@ class Registration(Part):
             )
         except GantryError as e:
             log.info("NameServer %s isn't told that this broker stops: %s", server, e)
-
-
-def _restricted(table: TopicConfigTable, broker_permission: int) -> TopicConfigTable:
-    """The topics with what the broker itself may not do taken away."""
-    if broker_permission & (PERM_READ | PERM_WRITE) == PERM_READ | PERM_WRITE:
-        return table
-    topics = {
-        name: TopicConfig(
-            name,
-            topic.read_queue_nums,
-            topic.write_queue_nums,
-            topic.perm & broker_permission,
-            topic.topic_filter_type,
-            topic.topic_sys_flag,
-            topic.order,
-            topic.attributes,
-        )
-        for name, topic in table.topic_config_table.items()
-    }
-    return TopicConfigTable(topics, table.data_version)

@@ -164,7 +164,7 @@ class TableFile:
         return self._newest, self._encode()
 
     def _save(self, number: int, pieces: Iterable[bytes]) -> None:
-        data = b"".join(_gently(pieces))
+        data = b"".join(gently(pieces))
         with self._writing:
             if number > self._saved:
                 if self._is_secret:
@@ -173,7 +173,8 @@ class TableFile:
                 self._saved = number
 
 
-def _gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces that a thread encodes, with rests in which the loop gets the interpreter."""
     for piece in pieces:
         yield piece
         if len(piece) >= _PIECE_BYTES:

@@ -29,6 +29,8 @@ log = peer_log(__name__)
 #: `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+#: Attributes of one topic, in characters: those that Java knows have some hundred. A NameServer takes no large topic.
+_MOST_ATTRIBUTES = 4096
 #: Topics that are looked at in one step of a request: 1 ms, but for what deleting takes.
 _CHECKED_AT_ONCE = 200
 _CLEANED_AT_ONCE = 10
@@ -158,6 +160,11 @@ class TopicAdmin(Part):
             )
         existing = self._topics.get(topic.topic_name)
         topic.attributes = altered({} if existing is None else existing.attributes, topic.attributes)
+        if sum(len(name) + len(value) for name, value in topic.attributes.items()) > _MOST_ATTRIBUTES:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"the attributes of topic {topic.topic_name} have more than {_MOST_ATTRIBUTES} characters",
+            )
         return topic
 
     def _check_name(self, topic: str) -> None:
