@@ -12,6 +12,7 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import decode_records, encode_host, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 from gantrymq.spark.arrow_records import ARROW_TYPES, PulledRecords
+from gantrymq.spark.record_batches import INFLATED_BYTES, CorruptBodies, pulled_records, record_batches
 
 V4, V6 = encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)
 COLUMNS = list(ARROW_TYPES)
@@ -51,11 +52,13 @@ def record(
 
 
 def rows(buffer: bytes, columns: list[str] = COLUMNS) -> list[dict[str, object]]:
-    arrays = PulledRecords(buffer).columns(columns, "orders", "broker-a")
     schema = pa.schema([(name, ARROW_TYPES[name]) for name in columns])
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    batch.validate(full=True)
-    return batch.to_pylist()
+    batches = list(
+        record_batches(PulledRecords(buffer), schema, "orders", "broker-a", None, CorruptBodies.FAIL, check_crc=True)
+    )
+    for batch in batches:
+        batch.validate(full=True)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def check_against_messages(buffer: bytes) -> None:
@@ -147,7 +150,7 @@ def test_another_body_has_another_crc() -> None:
     buffer[at + 7] = ord("9")
     with pytest.raises(RecordError, match="CRC32"):
         PulledRecords(bytes(buffer))
-    assert PulledRecords(bytes(buffer), check_crc=False).columns(["body"], "t", "b")[0].to_pylist()[1] == b"amount=900"
+    assert PulledRecords(bytes(buffer), check_crc=False).body(1) == b"amount=900"
 
 
 def test_a_compressed_body_that_does_not_decompress_is_refused() -> None:
@@ -156,8 +159,39 @@ def test_a_compressed_body_that_does_not_decompress_is_refused() -> None:
     broken = encode_record(
         0, 0, 0, 0, compression_flag(CompressionType.ZLIB), 0, V4, 0, V4, 0, 0, body[:-8], b"orders", b""
     )
-    with pytest.raises(CompressionError):
+    with pytest.raises(CompressionError, match=r"offset 0 of queue 0: .*corruptBodies"):
         rows(broken)
+
+
+def test_corrupt_bodies_are_null_between_good_ones() -> None:
+    packed = record(b"x" * 500, compression=CompressionType.ZLIB)
+    body = next(iter(decode_records(packed))).body
+    flag = compression_flag(CompressionType.ZLIB)
+    broken = encode_record(0, 7, 2, 0, flag, 0, V4, 0, V4, 0, 0, body[:-8], b"orders", b"")
+    wrong_crc = bytearray(record(b"amount=200", offset=3))
+    wrong_crc[wrong_crc.index(b"amount=200") + 7] = ord("9")
+    buffer = record(b"a", offset=0) + packed + broken + bytes(wrong_crc) + record(b"b", offset=4)
+    schema = pa.schema([(name, ARROW_TYPES[name]) for name in ("queueOffset", "body", "bodyError")])
+    records = pulled_records(buffer, CorruptBodies.NULL, check_crc=True)
+    wanted = pa.array([True, True, True, True, False])
+    (batch,) = record_batches(records, schema, "t", "b", wanted, CorruptBodies.NULL, check_crc=True)
+    found = batch.to_pylist()
+    assert [row["body"] for row in found] == [b"a", b"x" * 500, None, None]
+    assert [row["bodyError"] and row["bodyError"][-21:] for row in found[:2]] == [None, None]
+    assert "cut off" in found[2]["bodyError"]
+    assert "CRC32" in found[3]["bodyError"]
+
+
+def test_bodies_that_inflate_to_gigabytes_come_in_bounded_batches() -> None:
+    bomb = record(bytes(8 * 1024 * 1024), compression=CompressionType.ZSTD)
+    buffer = bomb * 300
+    assert len(buffer) < 1024 * 1024
+    schema = pa.schema([("queueId", ARROW_TYPES["queueId"]), ("body", ARROW_TYPES["body"])])
+    count = 0
+    for batch in record_batches(PulledRecords(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True):
+        assert batch.nbytes < INFLATED_BYTES + 8 * 1024 * 1024
+        count += batch.num_rows
+    assert count == 300
 
 
 def test_bytes_that_are_not_utf_8_are_replaced() -> None:

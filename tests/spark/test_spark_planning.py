@@ -13,8 +13,12 @@ from spark_support import create_topic, send_numbers
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import ConfigError, DataLost, NoRouteInfo
-from gantrymq.protocol.message import Message
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.errors import CompressionError, ConfigError, DataLost, NoRouteInfo
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, CompressionType, compress, compression_flag
+from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.protocol.sys_flag import COMPRESSION_MASK
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
@@ -225,6 +229,39 @@ def test_rows_that_were_written_twice(cluster: EmbeddedCluster, new_topic: Calla
     once = options_for(cluster, subscribe=topic, deduplicate="true")
     # Messages without an id are no copies of each other.
     assert numbers(once) == sorted([*range(100), *range(100, 110), *range(100, 110)])
+
+
+def test_corrupt_bodies_between_good_ones(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    good = compress(b"7", CompressionType.ZSTD)
+    flag = compression_flag(CompressionType.ZSTD)
+    # Cut off, no compressed data at all, of a kind that isn't known, and more than is taken.
+    broken = [
+        (good[:-3], flag),
+        (b"nonsense", flag),
+        (good, flag | COMPRESSION_MASK),
+        (compress(bytes(MAX_DECOMPRESSED_SIZE + 1), CompressionType.ZSTD), flag),
+    ]
+    options = options_for(cluster, subscribe=topic)
+
+    async def send(brokers: Cluster) -> None:
+        queue = (await brokers.write_queues(topic))[0]
+        for body, sys_flag in [(b"5", 0), broken[0], (b"6", 0), *broken[1:], (good, flag)]:
+
+            def command(queue: MessageQueue, body: bytes = body, sys_flag: int = sys_flag) -> RemotingCommand:
+                return send_command("numbers", queue, body, b"", 0, sys_flag=sys_flag)
+
+            await brokers.send([queue], command)
+
+    ask(options, send)
+    with pytest.raises(CompressionError, match=rf"in {topic} broker-.:0 offsets 0 to 7: offset 1 of queue 0: compressed body"):
+        numbers(options)
+    lenient = options_for(cluster, subscribe=topic, corruptbodies="null")
+    (ranges,) = ask(lenient, lambda brokers: plan_batch(brokers, lenient, PushedFilters()))
+    schema = pa.schema([(name, ARROW_TYPES[name]) for name in ("queueOffset", "body", "bodyError")])
+    rows = [row for batch in read_ranges(ranges, lenient, schema) for row in batch.to_pylist()]
+    assert {row["queueOffset"]: row["body"] for row in rows if row["body"] is not None} == {0: b"5", 2: b"6", 6: b"7"}
+    assert [row["queueOffset"] for row in rows if row["bodyError"] is not None] == [1, 3, 4, 5]
 
 
 def test_small_ranges_share_a_partition(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:

@@ -25,7 +25,7 @@ MESSAGES = 8_000
 FILE_BYTES = 256 * 1024
 #: In a record with hosts of IPv4.
 BODY_START = 88
-COLUMNS = arrow_schema(default_schema(include_properties=True))
+COLUMNS = arrow_schema(default_schema(include_properties=True, include_body_error=False))
 
 
 @pytest.fixture(scope="module")

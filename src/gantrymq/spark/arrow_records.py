@@ -68,7 +68,10 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "msgId": pa.string(),
     "reconsumeTimes": pa.int32(),
     "properties": pa.map_(pa.string(), pa.string()),
+    "bodyError": pa.string(),
 }
+#: These two `record_batches` makes.
+BODY, BODY_ERROR = "body", "bodyError"
 
 
 class PulledRecords:
@@ -84,11 +87,24 @@ class PulledRecords:
             self._read_layout()
         except IndexError:
             self._refuse(range(len(self._starts)))
-        if check_crc:
-            self._check_crc()
+        if check_crc and (wrong := self.has_wrong_crc()).any():
+            (first,) = np.flatnonzero(wrong)[:1]
+            raise RecordError(
+                f"offset {self.queue_offsets[first]} of queue {self.queue_ids[first]}: "
+                "the body has another CRC32 than its record says"
+            )
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    @property
+    def has_compressed(self) -> bool:
+        """Whether any body is compressed."""
+        return bool((self._head["sys_flag"] & COMPRESSED).any())
+
+    @property
+    def queue_ids(self) -> Ints:
+        return self._head["queue_id"].astype(np.int64)
 
     @property
     def queue_offsets(self) -> Ints:
@@ -109,14 +125,17 @@ class PulledRecords:
         """In ms."""
         return self._store_timestamp.astype(np.int64)
 
-    def columns(self, wanted: Sequence[str], topic: str, broker_name: str) -> list[pa.Array]:
-        """One array for each name of `wanted` (see `ARROW_TYPES`); topic and broker are where the buffer is from."""
+    def columns(self, wanted: Sequence[str], topic: str | None, broker_name: str | None) -> list[pa.Array]:
+        """One array for each name of `wanted` (see `ARROW_TYPES`), which isn't the body.
+
+        Topic and broker are where the buffer is from; without a topic the records' own.
+        """
         arrays = []
         for name in wanted:
             if name == "topic":
-                arrays.append(pa.repeat(pa.scalar(topic), len(self)))
+                arrays.append(self.topics() if topic is None else pa.repeat(pa.scalar(topic), len(self)))
             elif name == "brokerName":
-                arrays.append(pa.repeat(pa.scalar(broker_name), len(self)))
+                arrays.append(pa.repeat(pa.scalar(broker_name, pa.string()), len(self)))
             else:
                 arrays.append(_COLUMNS[name](self))
         return arrays
@@ -132,6 +151,24 @@ class PulledRecords:
     def property(self, name: str) -> pa.Array:
         """One property's values: strings, null where a record has none."""
         return to_string(self._properties.find(name))
+
+    def stored_bodies(self) -> pa.Array:
+        """All bodies as they are stored."""
+        return gather_binary(self._buffer, self._body_start, self._body_end)
+
+    def body(self, i: int) -> bytes:
+        """One body, inflated. Raises CompressionError."""
+        return decompress(self._buffer[self._body_start[i] : self._body_end[i]], int(self._head["sys_flag"][i]))
+
+    def has_wrong_crc(self) -> npt.NDArray[np.bool_]:
+        """For each record whether its body has another CRC32 than it says."""
+        view = memoryview(self._buffer)
+        found = [
+            crc32(view[start:end])
+            for start, end in zip(self._body_start.tolist(), self._body_end.tolist(), strict=True)
+        ]
+        wrong: npt.NDArray[np.bool_] = (np.array(found, np.uint32) & 0x7FFFFFFF) != self._head["body_crc"]
+        return wrong
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -165,15 +202,6 @@ class PulledRecords:
         self._properties_end = self._properties_start + _gather(buffer, topic_end, _I16)
         self._refuse_where((self._properties_end < self._properties_start) | (self._properties_end != record_end))
 
-    def _check_crc(self) -> None:
-        view = memoryview(self._buffer)
-        found = [
-            crc32(view[start:end])
-            for start, end in zip(self._body_start.tolist(), self._body_end.tolist(), strict=True)
-        ]
-        expected = self._head["body_crc"].astype(np.uint32)
-        self._refuse_where((np.array(found, np.uint32) & 0x7FFFFFFF) != expected)
-
     def _refuse_where(self, bad: npt.NDArray[np.bool_]) -> None:
         if bad.any():
             self._refuse(np.flatnonzero(bad).tolist())
@@ -188,20 +216,6 @@ class PulledRecords:
     @cached_property
     def _properties(self) -> Properties:
         return Properties(self._buffer, self._properties_start, self._properties_end)
-
-    def _bodies(self) -> pa.Array:
-        sys_flags = self._head["sys_flag"]
-        if not (sys_flags & COMPRESSED).any():
-            return gather_binary(self._buffer, self._body_start, self._body_end)
-        ends, flags = self._body_end.tolist(), sys_flags.tolist()
-        buffer = self._buffer
-        return pa.array(
-            [
-                decompress(buffer[start:end], flag)
-                for start, end, flag in zip(self._body_start.tolist(), ends, flags, strict=True)
-            ],
-            pa.binary(),
-        )
 
     def _msg_ids(self) -> pa.Array:
         unique_keys = self.property(names.UNIQUE_KEY)
@@ -222,7 +236,6 @@ _COLUMNS: dict[str, Callable[[PulledRecords], pa.Array]] = {
     "queueOffset": lambda r: pa.array(r.queue_offsets),
     "keys": lambda r: r.property(names.KEYS),
     "tags": PulledRecords.tags,
-    "body": PulledRecords._bodies,
     "bornTimestamp": lambda r: _timestamps(r._head["born_timestamp"].astype(np.int64)),
     "storeTimestamp": lambda r: _timestamps(r.store_timestamps),
     "msgId": PulledRecords._msg_ids,

@@ -32,14 +32,14 @@ COLUMNS: dict[str, DataType] = {
     "msgId": StringType(),
     "reconsumeTimes": IntegerType(),
     "properties": MapType(StringType(), StringType()),
+    "bodyError": StringType(),
 }
 
 
-def default_schema(include_properties: bool) -> StructType:
+def default_schema(*, include_properties: bool, include_body_error: bool) -> StructType:
     """What a read has when no schema is asked for."""
-    return StructType(
-        [StructField(name, kind) for name, kind in COLUMNS.items() if include_properties or name != "properties"]
-    )
+    is_there = {"properties": include_properties, "bodyError": include_body_error}
+    return StructType([StructField(name, kind) for name, kind in COLUMNS.items() if is_there.get(name, True)])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -11,6 +11,7 @@ from gantrymq.spark.columns import arrow_schema, default_schema
 from gantrymq.spark.older_stream import OlderStreamReader
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.reader import RocketMQBatchReader, RocketMQPushdownReader, RocketMQStreamReader
+from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.row_messages import check_columns
 from gantrymq.spark.store.datasource import RocketMQStoreDataSource
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL, HAS_FILTERS, DataSourceStreamArrowWriter
@@ -34,7 +35,10 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
-        return default_schema(options.include_properties)
+        return default_schema(
+            include_properties=options.include_properties,
+            include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
+        )
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         return RocketMQBatchReader(ReadOptions.parse(self.options, streaming=False), arrow_schema(schema))

@@ -22,6 +22,7 @@ from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.reserved_properties import KEEPABLE
 from gantrymq.spark.security import Security
 
@@ -69,6 +70,7 @@ READ_OPTIONS = (
     "deduplicate",
     "includeProperties",
     "checkCrc",
+    "corruptBodies",
     *_SECURITY,
 )
 WRITE_OPTIONS = (*_BOTH, "topic", "keepProperties", "transactional", "transactionTimeoutMs", *_SECURITY)
@@ -112,6 +114,8 @@ class ReadOptions:
                             properties['GANTRY_ID'] finds those
     includeProperties       true: the default schema has the column `properties`; default false
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
+    corruptBodies           fail (default): a body that doesn't inflate or has another CRC32 is an error, which names
+                            the message; null: its row has a null body, and what is wrong in the column `bodyError`
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
     accessKey, secretKey, securityToken     of the cluster's access control
     tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.checkServerName,
@@ -138,6 +142,7 @@ class ReadOptions:
     deduplicate: bool = False
     include_properties: bool = False
     check_crc: bool = True
+    corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
     security: Security = field(default_factory=Security)
 
@@ -177,6 +182,7 @@ class ReadOptions:
             values.flag("deduplicate", False),
             values.flag("includeProperties", False),
             values.flag("checkCrc", True),
+            values.corrupt_bodies(),
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
             values.security(),
         )
@@ -359,6 +365,13 @@ class Values:
         if text not in ("true", "false"):
             raise ConfigError(f"option {name}: {text!r} is neither true nor false")
         return text == "true"
+
+    def corrupt_bodies(self) -> CorruptBodies:
+        text = (self.get("corruptBodies") or CorruptBodies.FAIL).lower()
+        try:
+            return CorruptBodies(text)
+        except ValueError:
+            raise ConfigError(f"option corruptBodies: {text!r} is neither {' nor '.join(CorruptBodies)}") from None
 
 
 def _unknown(given: str, proper: Mapping[str, str], action: str) -> str:

@@ -10,24 +10,21 @@ import pyarrow.compute as pc
 
 from gantrymq.errors import ProtocolError
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
-from gantrymq.spark.arrow_records import PulledRecords
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
+from gantrymq.spark.record_batches import pulled_records, record_batches
 from gantrymq.spark.row_messages import GANTRY_ID
 
 
 def read_ranges(ranges: Sequence[OffsetRange], options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of `ranges`, in order. Raises DataLost, ProtocolError for what can't be decoded."""
+    """The rows of `ranges`, in order. Raises DataLost, ProtocolError for what can't be decoded, which names it."""
     rows = _Rows(options, columns)
     for pulled in pull_batches(ranges, options):
         try:
-            batch = rows.decode(pulled)
+            yield from rows.decode(pulled)
         except ProtocolError as e:
-            e.add_note(f"in {OffsetRange(*pulled[:3])}")
-            raise
-        if batch.num_rows:
-            yield batch
+            raise type(e)(f"in {OffsetRange(*pulled[:3])}: {e}") from e
 
 
 class _Rows:
@@ -37,10 +34,10 @@ class _Rows:
         self._tags = None if options.tags is None else pa.array(SubscriptionData.parse("", options.tags).tags_set)
         self._seen: set[str] = set()
 
-    def decode(self, pulled: PulledBatch) -> pa.RecordBatch:
+    def decode(self, pulled: PulledBatch) -> Iterator[pa.RecordBatch]:
         """The wanted rows of a batch. Raises as `read_ranges` does."""
         options = self._options
-        records = PulledRecords(pulled.buffer, check_crc=options.check_crc)
+        records = pulled_records(pulled.buffer, options.corrupt_bodies, check_crc=options.check_crc)
         offsets = records.queue_offsets
         is_complete = (
             len(records) == pulled.end - pulled.start
@@ -49,21 +46,26 @@ class _Rows:
         )
         if not is_complete and not options.is_filtered:
             data_lost(options, f"{OffsetRange(*pulled[:3])}: the broker sent {len(records)} messages")
-        arrays = records.columns(self._columns.names, pulled.queue.topic, pulled.queue.broker_name)
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
+        keep: pa.Array | None = None
         if not is_complete:
             # Whatever a broker sends besides belongs to no row of this task.
             keep = pa.array((offsets >= pulled.start) & (offsets < pulled.end))
         elif self._tags is not None or options.deduplicate:
             keep = pa.repeat(pa.scalar(True), len(records))
-        else:
-            return batch
         if self._tags is not None:
             # Brokers compare hash codes of tags.
             keep = pc.and_(keep, pc.is_in(records.tags(), self._tags))
         if options.deduplicate:
             keep = pc.and_(keep, self._first_seen(records.property(GANTRY_ID), keep))
-        return batch.filter(keep)
+        yield from record_batches(
+            records,
+            self._columns,
+            pulled.queue.topic,
+            pulled.queue.broker_name,
+            keep,
+            options.corrupt_bodies,
+            check_crc=options.check_crc,
+        )
 
     def _first_seen(self, row_ids: pa.Array, wanted: pa.Array) -> pa.Array:
         """Which of the `wanted` rows have an id that none had before; those without one have never been seen."""

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange, plan
 from gantrymq.spark.store.rows import read_range
@@ -53,7 +54,11 @@ class RocketMQStoreDataSource(DataSource):
         return "rocketmq-store"
 
     def schema(self) -> StructType:
-        return default_schema(StoreOptions.parse(self.options).include_properties)
+        options = StoreOptions.parse(self.options)
+        return default_schema(
+            include_properties=options.include_properties,
+            include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
+        )
 
     def reader(self, schema: StructType) -> RocketMQStoreReader:
         return RocketMQStoreReader(StoreOptions.parse(self.options), arrow_schema(schema))

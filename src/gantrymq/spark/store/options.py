@@ -9,6 +9,7 @@ from pathlib import Path
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.spark.options import Values, comma_list
+from gantrymq.spark.record_batches import CorruptBodies
 
 STORE_OPTIONS = (
     "path",
@@ -21,6 +22,7 @@ STORE_OPTIONS = (
     "failOnDataLoss",
     "includeProperties",
     "checkCrc",
+    "corruptBodies",
 )
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 
@@ -53,6 +55,7 @@ class StoreOptions:
     fail_on_data_loss: bool = True
     include_properties: bool = False
     check_crc: bool = True
+    corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
@@ -74,4 +77,5 @@ class StoreOptions:
             values.flag("failOnDataLoss", True),
             values.flag("includeProperties", False),
             values.flag("checkCrc", True),
+            values.corrupt_bodies(),
         )

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantrymq.errors import RecordError, StoreError
+from gantrymq.errors import CompressionError, RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
-from gantrymq.spark.arrow_records import PulledRecords
 from gantrymq.spark.queues import matches
+from gantrymq.spark.record_batches import pulled_records, record_batches
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
 
@@ -43,6 +43,8 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
                 data, length = _long_record(fd, part, position, data)
             try:
                 yield from rows.decode(data[:length], position)
+            except CompressionError as e:
+                raise CompressionError(f"{part.path} from {position} on: {e}") from e
             except RecordError as e:
                 good = _good_records(data, part.base + position)
                 yield from rows.decode(data[:good], position)
@@ -65,7 +67,7 @@ class _Rows:
 
     def decode(self, data: bytes, position: int) -> Iterator[pa.RecordBatch]:
         """The wanted rows, if any. Raises RecordError."""
-        records = PulledRecords(data, check_crc=self._options.check_crc)
+        records = pulled_records(data, self._options.corrupt_bodies, check_crc=self._options.check_crc)
         places = records.starts + (self._part.base + position)
         if (wrong := np.flatnonzero(records.physical_offsets != places)).size:
             raise RecordError(f"the record at {places[wrong[0]]} says it is at {records.physical_offsets[wrong[0]]}")
@@ -77,15 +79,15 @@ class _Rows:
             wanted = pc.and_(wanted, pa.array(times >= options.starting_ms))
         if options.ending_ms is not None:
             wanted = pc.and_(wanted, pa.array(times < options.ending_ms))
-        if not pc.any(wanted).as_py():
-            return
-        names = self._columns.names
-        arrays = dict(zip(names, records.columns(names, "", options.broker_name or ""), strict=True))
-        if "topic" in arrays:
-            arrays["topic"] = topics.dictionary_decode()
-        if "brokerName" in arrays and options.broker_name is None:
-            arrays["brokerName"] = pa.nulls(len(records), pa.string())
-        yield pa.RecordBatch.from_arrays(list(arrays.values()), schema=self._columns).filter(wanted)
+        yield from record_batches(
+            records,
+            self._columns,
+            None,
+            options.broker_name,
+            wanted,
+            options.corrupt_bodies,
+            check_crc=options.check_crc,
+        )
 
     def _wants(self, topic: str) -> bool:
         found = self._is_wanted.get(topic)

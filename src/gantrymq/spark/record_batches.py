@@ -1,0 +1,105 @@
+"""Records as Arrow batches: the wanted ones, in pieces of a bounded size; what becomes of bodies that can't be read.
+
+A pull of 4 MiB may hold bodies that inflate to gigabytes. So compressed bodies are inflated one after the other, those
+of wanted rows only, and a batch ends when it has INFLATED_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gantrymq.errors import CompressionError, RecordError
+from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, PulledRecords
+
+#: A batch is full with so many bytes of bodies; the last one may be as large as `compression.MAX_DECOMPRESSED_SIZE`.
+INFLATED_BYTES = 16 * 1024 * 1024
+
+
+class CorruptBodies(StrEnum):
+    """What a read does with a body that doesn't inflate, or has another CRC32 than its record says."""
+
+    FAIL = "fail"
+    NULL = "null"
+
+
+def pulled_records(buffer: bytes, corrupt: CorruptBodies, *, check_crc: bool) -> PulledRecords:
+    """Raises RecordError for what is no record, and for another CRC32 where that is to fail."""
+    return PulledRecords(buffer, check_crc=check_crc and corrupt is CorruptBodies.FAIL)
+
+
+def record_batches(
+    records: PulledRecords,
+    columns: pa.Schema,
+    topic: str | None,
+    broker_name: str | None,
+    wanted: pa.Array | None,
+    corrupt: CorruptBodies,
+    *,
+    check_crc: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The `wanted` rows (booleans, None for all) in batches, none of them empty.
+
+    `topic` is None where the records say it themselves. Raises CompressionError, which names the message.
+    """
+    count = len(records) if wanted is None else pc.sum(wanted).as_py() or 0
+    if not count:
+        return
+    others = [name for name in columns.names if name not in (BODY, BODY_ERROR)]
+    arrays = dict(zip(others, records.columns(others, topic, broker_name), strict=True))
+    if wanted is not None:
+        arrays = {name: array.filter(wanted) for name, array in arrays.items()}
+    if len(others) == len(columns):
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
+        return
+    wrong_crc = records.has_wrong_crc() if check_crc and corrupt is CorruptBodies.NULL else None
+    if not records.has_compressed and (wrong_crc is None or not wrong_crc.any()):
+        bodies = records.stored_bodies()
+        arrays[BODY] = bodies if wanted is None else bodies.filter(wanted)
+        arrays[BODY_ERROR] = pa.nulls(count, ARROW_TYPES[BODY_ERROR])
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
+        return
+    numbers = np.arange(len(records)) if wanted is None else np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
+    for start, bodies, errors in _in_pieces(records, numbers, wrong_crc, corrupt):
+        piece = {name: array.slice(start, len(bodies)) for name, array in arrays.items()}
+        piece[BODY] = pa.array(bodies, ARROW_TYPES[BODY])
+        piece[BODY_ERROR] = pa.array(errors, ARROW_TYPES[BODY_ERROR])
+        yield pa.RecordBatch.from_arrays([piece[name] for name in columns.names], schema=columns)
+
+
+def _in_pieces(
+    records: PulledRecords,
+    numbers: npt.NDArray[np.int64],
+    wrong_crc: npt.NDArray[np.bool_] | None,
+    corrupt: CorruptBodies,
+) -> Iterator[tuple[int, list[bytes | None], list[str | None]]]:
+    """(place among `numbers`, bodies from there on, what is wrong with each)."""
+    bodies: list[bytes | None] = []
+    errors: list[str | None] = []
+    size = start = 0
+    for n, i in enumerate(numbers.tolist()):
+        body, error = None, None
+        try:
+            if wrong_crc is not None and wrong_crc[i]:
+                raise RecordError("the body has another CRC32 than its record says")
+            body = records.body(i)
+        except (CompressionError, RecordError) as e:
+            if corrupt is CorruptBodies.FAIL:
+                raise CompressionError(
+                    f"offset {records.queue_offsets[i]} of queue {records.queue_ids[i]}: {e}; "
+                    'option("corruptBodies", "null") reads a null instead'
+                ) from e
+            error = str(e)
+        bodies.append(body)
+        errors.append(error)
+        size += len(body or b"")
+        if size >= INFLATED_BYTES:
+            yield start, bodies, errors
+            bodies, errors, size, start = [], [], 0, n + 1
+    if bodies:
+        yield start, bodies, errors
