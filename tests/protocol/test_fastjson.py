@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from contextlib import suppress
@@ -156,3 +157,22 @@ def test_a_request_is_not_read_for_long() -> None:
     assert decode_request_json(standard, dict[int, int]) == {1: 2}
     with pytest.raises(BodyError, match="at most"):
         decode_request_json(b" " * (MAX_REQUEST_BYTES + 1), dict[int, int])
+
+
+@pytest.mark.parametrize("text", [b'{"names":[' + b'{"":0},' * 30_000 + b"{}]}", b'{"names":[' + b"[[]]," * 60_000])
+def test_the_objects_of_a_large_body_are_not_searched_for_cycles_while_it_is_read(text: bytes) -> None:
+    collections: list[str] = []
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        with suppress(BodyError):
+            kept = decode_json(text, dict[str, list[dict[str, int]]])
+            during = len(collections)
+            assert len(kept["names"]) == 30_001
+            assert during <= 2
+    finally:
+        gc.callbacks.remove(count)
+    assert gc.isenabled()
