@@ -122,7 +122,6 @@ async def test_an_error_is_the_answer() -> None:
 
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_requests, "MAX_WAITING_BYTES_OF_ONE", 10_000)
-    monkeypatch.setattr(long_requests, "MAX_WAITING_BYTES", 15_000)
     async with running() as requests:
         askers = [Asker(), Asker()]
         for asker in askers:
@@ -134,8 +133,27 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(requests) == 2
         # Who leaves makes room.
         requests.connection_closed(askers[0])
-        assert requests.run(Asker(), request(bytes(5000)), steps(1)) is None
+        assert requests.run(askers[0], request(bytes(5000)), steps(1)) is None
         for asker in askers:
+            requests.connection_closed(asker)
+        assert len(requests) == 0
+
+
+async def test_who_asks_for_much_is_refused_and_not_the_others() -> None:
+    async with running() as requests:
+        greedy = [Asker() for _ in range(4)]
+        refused = 0
+        for asker in greedy:
+            for _ in range(5):
+                try:
+                    requests.run(asker, request(bytes(4_000_000)), steps(1000))
+                except RequestRefused:
+                    refused += 1
+        assert refused
+        modest = Asker()
+        assert requests.run(modest, request(bytes(1_000_000)), steps(10)) is None
+        await until(lambda: modest.answers)
+        for asker in greedy:
             requests.connection_closed(asker)
 
 

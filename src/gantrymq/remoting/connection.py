@@ -40,8 +40,9 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
-from gantrymq.remoting.open_answers import OpenAnswers, Room
+from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
 from gantrymq.remoting.pending_requests import PendingRequests
+from gantrymq.remoting.room import Rooms
 from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
 
     A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
     reads on: if both stopped, two that have much to say to each other would wait for ever. `turns`, `frames` and
-    `room_for_answers` are shared by all connections of a server; a client's share the first.
+    `rooms_for_answers` are shared by all connections of a server; a client's share the first.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Connection(asyncio.Protocol):
         is_server: bool = False,
         turns: Turns | None = None,
         frames: UnfinishedFrames | None = None,
-        room_for_answers: Room | None = None,
+        rooms_for_answers: Rooms | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -127,7 +128,9 @@ class Connection(asyncio.Protocol):
         #: Requests of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._open_answers: OpenAnswers[Reply] = OpenAnswers(self._work_done, room_for_answers)
+        self._rooms_for_answers = rooms_for_answers
+        #: Made with the first of them.
+        self._open_answers: OpenAnswers[Reply] | None = None
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
         self._closing = False
@@ -315,7 +318,8 @@ class Connection(asyncio.Protocol):
         if self._frames is not None:
             self._frames.forget(self)
         self._gathered.clear()
-        self._open_answers.cancel()
+        if self._open_answers is not None:
+            self._open_answers.cancel()
         self._lost.set_result(None)
         if self._on_close:
             self._on_close(self)
@@ -369,7 +373,11 @@ class Connection(asyncio.Protocol):
         """
         if self._closing:
             work.close()
-        elif not self._open_answers.begin(request, work):
+            return
+        if self._open_answers is None:
+            rooms = self._rooms_for_answers if self._rooms_for_answers is not None else new_rooms_for_answers()
+            self._open_answers = OpenAnswers(self._work_done, rooms.of(self.address))
+        if not self._open_answers.begin(request, work):
             work.close()
             busy = "[OVERLOAD]system busy, start flow control for a while: too many requests wait for their answers"
             self.reply(request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, busy))

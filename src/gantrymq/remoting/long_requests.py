@@ -21,15 +21,19 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.room import Room, Rooms
 
 #: A request's work; it returns what a handler would. Raises what a handler may raise.
 Steps = Generator[None, None, Reply]
 
 #: So long a turn of the loop is kept busy by requests that have just come, and as long again by those that wait, s.
 TURN_S = 0.01
-#: What may wait, of one connection and of all together, bytes. Java bounds its queue of sends by 10,000 requests.
+#: What may wait, of one connection and of all together (`Room`), bytes and requests. Java bounds its queue of sends by
+#: 10,000 requests.
 MAX_WAITING_BYTES_OF_ONE = 16 * 1024 * 1024
 MAX_WAITING_BYTES = 64 * 1024 * 1024
+MAX_WAITING_OF_ONE = 5_000
+MAX_WAITING = 20_000
 #: What a waiting request takes beside its header and body, about, bytes.
 _OVERHEAD = 2048
 
@@ -43,11 +47,11 @@ class _Waiting(NamedTuple):
 class _Line:
     """The waiting requests of one connection."""
 
-    __slots__ = ("requests", "size")
+    __slots__ = ("requests", "room")
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
         self.requests: deque[_Waiting] = deque()
-        self.size = 0
+        self.room = room
 
 
 class LongRequests:
@@ -58,13 +62,13 @@ class LongRequests:
         self._job = jobs.repeating("go on with long requests", self._go_on)
         #: The connection whose turn it is comes first.
         self._lines: dict[Connection, _Line] = {}
-        self._size = 0
+        self._rooms = Rooms(MAX_WAITING, MAX_WAITING_BYTES, MAX_WAITING_OF_ONE, MAX_WAITING_BYTES_OF_ONE)
         #: What requests that have just come took of this turn, s.
         self._used = 0.0
         self._stopped = False
 
     def __len__(self) -> int:
-        return sum(len(line.requests) for line in self._lines.values())
+        return self._rooms.all.requests
 
     def start(self) -> None:
         self._stopped = False
@@ -105,30 +109,23 @@ class LongRequests:
         """A peer is gone, and what waited for it with it."""
         line = self._lines.pop(connection, None)
         if line is not None:
-            self._size -= line.size
             for waiting in line.requests:
+                line.room.give_back(waiting.size)
                 waiting.steps.close()
 
     def _turn_ended(self) -> None:
         self._used = 0.0
 
     def _wait(self, connection: Connection, request: RemotingCommand, steps: Steps) -> None:
-        line = self._lines.get(connection) or _Line()
+        line = self._lines.get(connection) or _Line(self._rooms.of(connection.address))
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
-        if (
-            line.size + size > MAX_WAITING_BYTES_OF_ONE
-            or self._size + size > MAX_WAITING_BYTES
-            or self._stopped
-            or connection.is_closed
-        ):
+        if self._stopped or connection.is_closed or not line.room.take(size):
             steps.close()
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[REJECTREQUEST]system busy, start flow control for a while: {len(self)} long requests wait",
             )
         line.requests.append(_Waiting(request, steps, size))
-        line.size += size
-        self._size += size
         self._lines[connection] = line
         self._job.wake()
 
@@ -155,7 +152,6 @@ class LongRequests:
         except Exception as e:
             reply = error_response(e, request, connection.address)
         line.requests.popleft()
-        line.size -= size
-        self._size -= size
+        line.room.give_back(size)
         if reply is not None:
             connection.reply(request, reply)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.room import Room, Rooms
 
 T = TypeVar("T")
 
@@ -20,41 +21,17 @@ MAX_BYTES = 64 * 1024 * 1024
 _OVERHEAD = 4096
 
 
-class Room:
-    """How much of so many requests and bytes is taken; what is taken here is taken of `shared`, too."""
-
-    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_requests", "_shared")
-
-    def __init__(self, max_requests: int, max_bytes: int, shared: Room | None = None) -> None:
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
-        self._shared = shared
-        self._requests = 0
-        self._bytes = 0
-
-    def take(self, size: int) -> bool:
-        """Room for one more request; False when there is none, and it isn't the only one."""
-        if self._requests and (self._requests >= self._max_requests or self._bytes + size > self._max_bytes):
-            return False
-        if self._shared is not None and not self._shared.take(size):
-            return False
-        self._requests += 1
-        self._bytes += size
-        return True
-
-    def give_back(self, size: int) -> None:
-        self._requests -= 1
-        self._bytes -= size
-        if self._shared is not None:
-            self._shared.give_back(size)
+def new_rooms_for_answers() -> Rooms:
+    """Of one server."""
+    return Rooms(MAX_REQUESTS, MAX_BYTES, MAX_REQUESTS_OF_ONE, MAX_BYTES_OF_ONE)
 
 
 class OpenAnswers(Generic[T]):
-    """Those of one connection. `answer` is told a task's result, or what it raised; `shared` is the server's room."""
+    """Those of one connection. `answer` is told a task's result, or what it raised."""
 
-    def __init__(self, answer: Callable[[RemotingCommand, T | BaseException], None], shared: Room | None) -> None:
+    def __init__(self, answer: Callable[[RemotingCommand, T | BaseException], None], room: Room) -> None:
         self._answer = answer
-        self._room = Room(MAX_REQUESTS_OF_ONE, MAX_BYTES_OF_ONE, shared)
+        self._room = room
         self._tasks: set[asyncio.Task[T]] = set()
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from gantrymq.remoting.arrivals import Arrivals
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.listener import Listener
 from gantrymq.remoting.loop_watch import LoopWatch
-from gantrymq.remoting.open_answers import MAX_BYTES, MAX_REQUESTS, Room
+from gantrymq.remoting.open_answers import new_rooms_for_answers
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.remoting.turns import Turns
@@ -65,7 +65,7 @@ class RemotingServer:
         self.loop_watch = LoopWatch(jobs)
         self._turns = Turns(self.loop_watch, jobs)
         self.unfinished_frames = UnfinishedFrames(jobs)
-        self._room_for_answers = Room(MAX_REQUESTS, MAX_BYTES)
+        self._rooms_for_answers = new_rooms_for_answers()
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
 
     @property
@@ -131,7 +131,7 @@ class RemotingServer:
             is_server=True,
             turns=self._turns,
             frames=self.unfinished_frames,
-            room_for_answers=self._room_for_answers,
+            rooms_for_answers=self._rooms_for_answers,
             on_open=self._opened,
             on_close=self._disconnected,
         )
