@@ -25,7 +25,7 @@ from gantrymq.client.name_server_discovery import (
     is_discovery_url,
     split_addresses,
 )
-from gantrymq.client.routes import REFRESH_INTERVAL_S, Routes
+from gantrymq.client.routes import REFRESH_INTERVAL_S, YOUNG_INTERVAL_S, Routes
 from gantrymq.client.troubles import Troubles
 from gantrymq.errors import ClientClosed
 from gantrymq.logs import peer_log
@@ -109,8 +109,11 @@ class ClientInstance:
         self._is_closing = False
         self._reconnect_s = RECONNECT_S
         self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
+        looking_again = Repeating("the look at young routes", self.routes.look_again, after_error_s=YOUNG_INTERVAL_S)
+        self.routes.on_new = partial(looking_again.wake, YOUNG_INTERVAL_S)
         self._jobs = [
             Repeating("the refresh of routes", self.routes.refresh_all, REFRESH_INTERVAL_S),
+            looking_again,
             Repeating("the heartbeat", self.heartbeat, HEARTBEAT_INTERVAL_S),
             self._reconnecting,
         ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from time import monotonic
 
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
@@ -19,12 +21,18 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX, is_system_topic
 
 log = peer_log(__name__)
 
 #: pollNameServerInterval.
 REFRESH_INTERVAL_S = 30.0
+#: A route with fewer brokers than make topics by themselves is asked for so often: while it is young, and later on.
+#: Such a topic is made broker by broker, where its first messages go.
+YOUNG_INTERVAL_S = 1.0
+NARROW_INTERVAL_S = 5.0
+#: A route is young for so long after it was found, or changed.
+YOUNG_S = 60.0
 #: A route with more queues, on one broker or on all, is taken for a mistake: each of them takes memory here.
 MAX_QUEUES_OF_BROKER = 65_536
 MAX_QUEUES = 100_000
@@ -101,6 +109,20 @@ class Routes:
         self._routes: dict[str, TopicRouteData] = {}
         self._brokers: dict[str, dict[int, str]] = {}
         self._finding: dict[tuple[str, int | None], asyncio.Task[TopicRouteData]] = {}
+        #: When each was found or changed, by the monotonic clock.
+        self._changed: dict[str, float] = {}
+        #: Topics that aren't there yet, whose routes are those of the brokers that will make them.
+        self._expected: set[str] = set()
+        self._looked: dict[str, float] = {}
+        #: The names of these brokers, and when they were asked for.
+        self._makers: tuple[float, set[str]] = (-inf, set())
+        self._watchers: list[Callable[[str], None]] = []
+        #: Called when a route was found that may want to be looked at again soon: see `look_again`.
+        self.on_new: Callable[[], None] | None = None
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Has `changed` called with the topic whenever a route that was known is another one."""
+        self._watchers.append(changed)
 
     def _use(self, name_servers: Sequence[str]) -> None:
         self.name_servers = list(name_servers)
@@ -141,6 +163,42 @@ class Routes:
                 await self.refresh(topic)
             except GantryError as e:
                 self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+
+    async def look_again(self) -> float:
+        """Asks for those routes that lack brokers which make topics; seconds until the next time, inf for none."""
+        topics = [topic for topic in self._routes if topic not in self._expected and topic != AUTO_CREATE_TOPIC]
+        try:
+            makers = await self._topic_makers() if topics else set()
+        except GantryError as e:
+            self._troubles.tell("can't find the brokers that make topics", e)
+            return NARROW_INTERVAL_S
+        pause_s = inf
+        for topic in topics:
+            route, now = self._routes.get(topic), monotonic()
+            if route is None or not makers - {broker.broker_name for broker in route.broker_datas}:
+                continue
+            is_young = now - self._changed[topic] < YOUNG_S
+            # The system's own topics are where they are, those of retries where the group is known.
+            if not is_young and (is_system_topic(topic) or topic.startswith(RETRY_TOPIC_PREFIX)):
+                continue
+            pause_s = min(pause_s, YOUNG_INTERVAL_S if is_young else NARROW_INTERVAL_S)
+            if is_young or now - self._looked.get(topic, -inf) >= NARROW_INTERVAL_S:
+                self._looked[topic] = now
+                try:
+                    await self.refresh(topic)
+                except GantryError as e:
+                    self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+        return pause_s
+
+    async def _topic_makers(self) -> set[str]:
+        asked, names = self._makers
+        if monotonic() - asked >= REFRESH_INTERVAL_S:
+            try:
+                names = {broker.broker_name for broker in (await self._ask(AUTO_CREATE_TOPIC)).broker_datas}
+            except NoRouteInfo:
+                names = set()
+            self._makers = monotonic(), names
+        return names
 
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         return write_queues(topic, await self.get(topic))
@@ -190,7 +248,9 @@ class Routes:
                 raise unknown from None
         for queues in route.queue_datas:
             queues.read_queue_nums = queues.write_queue_nums = min(default_queue_nums, queues.read_queue_nums)
-        return self._keep(topic, route)
+        kept = self._keep(topic, route)
+        self._expected.add(topic)
+        return kept
 
     async def _ask(self, topic: str) -> TopicRouteData:
         error: RemotingError | ProtocolError | None = None
@@ -216,10 +276,17 @@ class Routes:
 
     def _keep(self, topic: str, route: TopicRouteData) -> TopicRouteData:
         known = self._routes.get(topic)
+        self._expected.discard(topic)
         if known == route:
             return known
+        self._changed[topic] = monotonic()
         # The newest answer goes last, so that its addresses win.
         self._routes.pop(topic, None)
         self._routes[topic] = route
         self._brokers = {b.broker_name: b.broker_addrs for kept in self._routes.values() for b in kept.broker_datas}
+        if known is not None:
+            for changed in self._watchers:
+                changed(topic)
+        if self.on_new is not None:
+            self.on_new()
         return route

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from gantrymq.client.admin.base import any_address
 from gantrymq.client.admin.namesrv import AdminNamesrv
-from gantrymq.errors import ClientError
+from gantrymq.errors import BrokerError, ClientError, IllegalMessage, NoRouteInfo, RequestTimeout
 from gantrymq.protocol.bodies.offset import GroupList
 from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.bodies.stats import TopicStatsTable
-from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigTable
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.topic import (
     DeleteTopicInNamesrvRequestHeader,
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,
 )
+from gantrymq.protocol.topic_name import topic_problem
+
+#: How often a NameServer is asked whether it knows a new topic, s.
+ROUTE_POLL_S = 0.02
 
 
 class _TopicConfigList(msgspec.Struct, rename="camel"):
@@ -63,6 +69,67 @@ class AdminTopics(AdminNamesrv):
 
         await self._each(f"creating topic {config.topic_name}", addresses, create)
         return addresses
+
+    async def ensure_topic(
+        self, topic: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, cluster: str | None = None
+    ) -> bool:
+        """Makes the topic on those masters that lack it, of `cluster` or of all; whether there were any.
+
+        Where it is it stays as it is: `queues`, on each broker, and `perm` are for a new one. Returns when a NameServer
+        names all these brokers for the topic, so that whoever asks now sends to all of them. Raises ClientError when
+        there is no master, PartialFailure, and RequestTimeout when no NameServer hears of it in `timeout_ms`.
+        """
+        if problem := topic_problem(topic):
+            raise IllegalMessage(problem)
+        if queues < 1:
+            raise ClientError(f"queues={queues}: a topic has at least one")
+        brokers = await self._masters(cluster)
+        config = TopicConfig(topic, queues, queues, perm)
+
+        async def ensure(address: str) -> bool:
+            try:
+                await self.topic_config(address, topic)
+            except BrokerError as e:
+                if e.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
+                await self.api.create_topic(address, config, self.timeout_ms)
+                return True
+            return False
+
+        made = await self._each(f"making topic {topic}", brokers.values(), ensure)
+        await self._until_routed(topic, set(brokers))
+        return any(made.values())
+
+    async def _masters(self, cluster: str | None) -> dict[str, str]:
+        """{broker name: host:port of its master}, of one cluster or of all. Raises ClientError if there is none."""
+        if cluster is None:
+            found = list((await self.cluster_info()).broker_addr_table.values())
+        else:
+            found = await self.brokers_of(cluster)
+        masters = {broker.broker_name: broker.master_address for broker in found if broker.master_address}
+        if not masters:
+            whose = f"cluster {cluster!r}" if cluster is not None else f"the cluster of {';'.join(self.name_servers)}"
+            raise ClientError(f"{whose} has no master at the moment")
+        return masters
+
+    async def _until_routed(self, topic: str, brokers: set[str]) -> None:
+        known: set[str] = set()
+        try:
+            async with asyncio.timeout(self.timeout_ms / 1000):
+                while True:
+                    with suppress(NoRouteInfo):
+                        known = {data.broker_name for data in (await self.topic_route(topic)).queue_datas}
+                    if brokers <= known:
+                        return
+                    # Brokers tell the NameServers at once, in no more than a few milliseconds.
+                    await asyncio.sleep(ROUTE_POLL_S)
+        except TimeoutError:
+            missing = ", ".join(sorted(brokers - known))
+            name_servers = ";".join(self.name_servers)
+            text = (
+                f"topic {topic} is made, but {name_servers} hasn't heard of it from {missing} in {self.timeout_ms} ms"
+            )
+            raise RequestTimeout(text, name_servers) from None
 
     async def create_topics(
         self, configs: Sequence[TopicConfig], *, cluster: str | None = None, broker: str | None = None

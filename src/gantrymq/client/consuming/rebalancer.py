@@ -43,7 +43,7 @@ class Share(Protocol):
 
 
 class Rebalancer:
-    """Rebalances each of `topics` at the start, when the group or a subscription changes, and every 20 s.
+    """Rebalances each of `topics` at the start, when the group, a subscription or a route changes, and every 20 s.
 
     `topics` may change meanwhile: see `changed`.
     """
@@ -60,6 +60,7 @@ class Rebalancer:
         )
 
     def start(self) -> None:
+        self._client.routes.watch(self._route_changed)
         self._job.start(0.0)
 
     async def stop(self) -> None:
@@ -68,6 +69,10 @@ class Rebalancer:
     def wake(self) -> None:
         """Rebalances now, or a moment later when it has just been done: the group's consumers have changed."""
         self._job.wake(max(self._began + MIN_INTERVAL_S - monotonic(), 0.0))
+
+    def _route_changed(self, topic: str) -> None:
+        if topic in self._topics:
+            self.wake()
 
     def changed(self, topic: str) -> None:
         """The subscription of `topic` is new, another one or gone: tells the brokers, and reads its queues anew."""

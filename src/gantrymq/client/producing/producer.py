@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
@@ -29,7 +29,7 @@ from gantrymq.client.producing.outgoing import (
     may_be_batched,
 )
 from gantrymq.client.producing.queue_selector import QueueSelector
-from gantrymq.client.producing.request_reply import Requests
+from gantrymq.client.producing.request_reply import Requests, reply_topic
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.client.producing.send_hook import HookedSends, SendHook
 from gantrymq.client.producing.sender import Sender, SendSettings
@@ -40,6 +40,7 @@ from gantrymq.errors import (
     ClientError,
     GantryError,
     IllegalMessage,
+    NoRouteInfo,
     RequestTimeout,
 )
 from gantrymq.protocol.bodies.heartbeat import ProducerData
@@ -307,7 +308,7 @@ class Producer(Lifecycle):
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 # The broker of the reply finds this client by its id: it must have heard of it.
-                await self.greet_brokers_of(message.topic, timeout_ms)
+                await self._greet_repliers(message.topic, timeout_ms)
                 await self.send_alone(request, timeout_ms)
                 return await reply
         except TimeoutError:
@@ -315,6 +316,17 @@ class Producer(Lifecycle):
             raise RequestTimeout(text, message.topic) from None
         finally:
             self._requests.end(correlation_id)
+
+    async def _greet_repliers(self, topic: str, timeout_ms: int) -> None:
+        """Makes sure that all brokers of the topic's clusters have been told: a reply may come by way of any."""
+        topic = wrap_namespace(self.namespace, topic)
+        await self.sender.publish_info(topic, timeout_ms)
+        routes = self.client.routes
+        route = routes.cached(topic)
+        for cluster in {broker.cluster for broker in route.broker_datas} if route is not None else ():
+            with suppress(NoRouteInfo):
+                await routes.get(reply_topic(cluster))
+        await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
         """Takes back a timer message that is not yet delivered, by its send's `recall_handle`; its unique key.

@@ -25,6 +25,11 @@ from gantrymq.remoting.connection import Connection
 log = peer_log(__name__)
 
 
+def reply_topic(cluster: str) -> str:
+    """Where replies go; every broker of the cluster has it (`MixAll.getReplyTopic`)."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
 def reply_message(request: Message, body: bytes) -> Message:
     """The reply to a received request, to be sent by any producer of the same cluster. Raises IllegalMessage."""
     properties = request.properties
@@ -36,7 +41,7 @@ def reply_message(request: Message, body: bytes) -> Message:
     for name in (names.MESSAGE_REPLY_TO_CLIENT, names.MESSAGE_TTL):
         if name in properties:
             reply[name] = properties[name]
-    return Message(f"{cluster}_REPLY_TOPIC", body, properties=reply)
+    return Message(reply_topic(cluster), body, properties=reply)
 
 
 class Requests:
