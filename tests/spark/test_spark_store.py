@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -13,6 +16,7 @@ from pyspark.sql import functions as F
 from spark_support import send_numbers
 
 from gantrymq.errors import StoreError
+from gantrymq.protocol.record import encode_record
 from gantrymq.spark.columns import arrow_schema, default_schema
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import plan
@@ -142,24 +146,105 @@ def test_a_time_range(stopped: Path) -> None:
     assert 0 < len(some) < len(whole)
 
 
-@pytest.mark.parametrize("with_queues", [True, False])
-@pytest.mark.parametrize("lost", [1, 25])
-def test_a_torn_tail_is_no_message(stopped: Path, tmp_path: Path, lost: int, with_queues: bool) -> None:
-    """From inside the body of one of the last records on, nothing got to the disk."""
-    for file in stopped.rglob("*"):
-        if file.is_file() and (with_queues or "commitlog" in file.parts):
-            target = tmp_path / file.relative_to(stopped)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    everything = read(tmp_path)
-    log = OfflineLog(tmp_path / "commitlog")
+@pytest.fixture
+def whole(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the store, to be damaged."""
+    shutil.copytree(stopped, tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def torn_at(log: OfflineLog, lost: int) -> tuple[Path, int]:
+    """The file of one of the last records, and its place in it."""
     torn = [record.physical_offset for record in log.reader()][-lost]
     file = log.file_at(torn)
     assert file is not None
-    with file.path.open("r+b") as opened:
-        opened.seek(torn - file.base + BODY_START)
-        opened.write(bytes(file.length - opened.tell()))
-    assert read(tmp_path).equals(everything.slice(0, everything.num_rows - lost))
+    return file.path, torn - file.base
+
+
+@pytest.mark.parametrize("lost", [1, 25])
+def test_a_torn_tail_is_no_message(copied: Path, lost: int, caplog: pytest.LogCaptureFixture) -> None:
+    """From inside the body of one of the last records on, nothing got to the disk."""
+    everything = read(copied)
+    path, at = torn_at(OfflineLog(copied), lost)
+    with path.open("r+b") as opened:
+        opened.seek(at + BODY_START)
+        opened.write(bytes(path.stat().st_size - opened.tell()))
+    assert read(copied).equals(everything.slice(0, everything.num_rows - lost))
+    (left_out,) = re.findall(r"(\d+) bytes behind the end of the log at .* left out", caplog.text)
+    # Of the record's head; its hosts may end with zeros.
+    assert 0 < int(left_out) <= BODY_START
+
+
+@pytest.mark.parametrize("lost", [1, 25])
+def test_consume_queues_know_what_the_log_has_lost(whole: Path, lost: int, caplog: pytest.LogCaptureFixture) -> None:
+    everything = read(whole)
+    path, at = torn_at(OfflineLog(whole / "commitlog"), lost)
+    with path.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(bytes(path.stat().st_size - at))
+    with pytest.raises(StoreError, match=rf"consume queues have {lost} messages behind the end of the log"):
+        read(whole)
+    left = read(whole, failOnDataLoss="false")
+    assert left.equals(everything.slice(0, everything.num_rows - lost))
+    assert f"consume queues have {lost} messages" in caplog.text
+
+
+@pytest.mark.parametrize("with_queues", [True, False])
+@pytest.mark.parametrize("how", ["gone", "empty", "zeros", "short"])
+@pytest.mark.parametrize("which", [1, -2])
+def test_a_file_that_is_missing_in_the_middle(whole: Path, how: str, which: int, with_queues: bool) -> None:
+    if not with_queues:
+        shutil.rmtree(whole / "consumequeue")
+    everything = set(numbers(read(whole, subscribe="numbers")))
+    file = written(whole / "commitlog")[which]
+    size = file.stat().st_size
+    if how == "gone":
+        file.unlink()
+    elif how == "short":
+        os.truncate(file, size // 2)
+    else:
+        file.write_bytes(bytes(size if how == "zeros" else 0))
+    with pytest.raises(StoreError, match=r"of the log are missing|begins with no record"):
+        read(whole, subscribe="numbers")
+    left = numbers(read(whole, subscribe="numbers", failOnDataLoss="false"))
+    assert 0 < len(left) < len(everything)
+    assert len(set(left)) == len(left)
+    assert set(left) < everything
+
+
+def test_the_last_file_is_missing(whole: Path) -> None:
+    written(whole / "commitlog")[-1].unlink()
+    with pytest.raises(StoreError, match=r"consume queues have .* messages behind the end of the log"):
+        read(whole)
+
+
+@pytest.mark.parametrize("lost", [3, 40])
+def test_a_damaged_byte_is_told_from_a_crash(copied: Path, lost: int) -> None:
+    """A record's size is wrong, in the last file of a log without consume queues."""
+    everything = read(copied)
+    path, at = torn_at(OfflineLog(copied), lost)
+    content = bytearray(path.read_bytes())
+    content[at + 3] ^= 0x15
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"the log ends at .* is damaged, but has whole records from"):
+        read(copied)
+    assert read(copied, failOnDataLoss="false").equals(everything.slice(0, everything.num_rows - lost))
+
+
+def test_what_a_recovery_has_left_behind_is_no_damage(copied: Path) -> None:
+    """Older records behind the end: a broker has begun to write over them."""
+    everything = read(copied)
+    log = OfflineLog(copied)
+    last = [*log.reader()][-1]
+    path, at = torn_at(log, 1)
+    old = encode_record(
+        0, 0, 9, last.physical_offset + last.size + 50, 0, 1, bytes(8), 1, bytes(8), 0, 0, b"old", b"numbers", b""
+    )
+    content = bytearray(path.read_bytes())
+    content[at + last.size : at + last.size + 50] = b"x" * 50
+    content[at + last.size + 50 : at + last.size + 50 + len(old)] = old
+    path.write_bytes(content)
+    assert read(copied).equals(everything)
 
 
 def test_damage_is_an_error_or_left_out(copied: Path) -> None:

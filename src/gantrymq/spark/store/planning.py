@@ -6,15 +6,18 @@ read once through from the start of its last file, and its files stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import Record, decode_record
+from gantrymq.errors import StoreError
+from gantrymq.spark.store.damage import LogEnd, first_unit_from, problems, record_at
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.store.offline import LogFile, OfflineLog, OfflineQueue, OpenFiles, offline_queues
+
+logger = logging.getLogger(__name__)
 
 
 class LogRange(NamedTuple):
@@ -30,7 +33,7 @@ class LogRange(NamedTuple):
 
 
 def plan(options: StoreOptions) -> list[LogRange]:
-    """What is in the log now, in its order. Raises StoreError where there is no log."""
+    """What is in the log now, in its order. Raises StoreError where there is none, or (failOnDataLoss) a part of one."""
     directory = options.path / "commitlog"
     if not directory.is_dir():
         directory = options.path
@@ -47,17 +50,21 @@ def plan(options: StoreOptions) -> list[LogRange]:
             reverse=True,
         )
         end = log_end(log, queues)
+        for problem in problems(log, queues, end):
+            if problem.is_loss and options.fail_on_data_loss:
+                raise StoreError(f'{problem.text}; option("failOnDataLoss", "false") reads what is there')
+            logger.warning("%s: %s", options.path, problem.text)
         ranges = [
             part
             for file in log.files
-            if file.base < end
-            for part in _split(file, min(end - file.base, file.length), queues[:1], options.partition_bytes, log)
+            if file.base < end.offset and (file.base == log.min_offset or record_at(log, file.base) is not None)
+            for part in _split(file, min(end.offset - file.base, file.length), queues[:1], options.partition_bytes, log)
         ]
     return _in_time(ranges, log, options)
 
 
-def log_end(log: OfflineLog, queues: list[OfflineQueue]) -> int:
-    """The physical offset behind the last record. What a crash has left half written behind it doesn't count.
+def log_end(log: OfflineLog, queues: list[OfflineQueue]) -> LogEnd:
+    """Where the log ends. What a crash has left half written behind it doesn't count.
 
     Raises StoreError for files that aren't a commit log.
     """
@@ -69,24 +76,12 @@ def log_end(log: OfflineLog, queues: list[OfflineQueue]) -> int:
         if unit is not None and not unit.is_filler and record_at(log, unit.physical_offset) is not None:
             known.append(unit.physical_offset)
     reader = log.reader(max(known))
-    for _ in reader:
-        pass
+    last = None
+    for record in reader:
+        last = record
     if reader.end == log.min_offset and reader.problem:
         raise StoreError(f"{log.files[0].path} is no file of a commit log: {reader.problem}")
-    return reader.end
-
-
-def record_at(log: OfflineLog, physical_offset: int) -> Record | None:
-    """None where no record begins."""
-    found = log.view_at(physical_offset)
-    if found is None:
-        return None
-    view, base = found
-    try:
-        record = decode_record(view, physical_offset - base)
-    except RecordError:
-        return None
-    return record if record.physical_offset == physical_offset else None
+    return LogEnd(reader.end, last)
 
 
 def _split(
@@ -105,25 +100,8 @@ def _split(
 
 def _first_behind(queue: OfflineQueue, physical_offset: int) -> int | None:
     """Where the queue's first message at or behind that place is."""
-
-    def is_behind(offset: int) -> bool:
-        unit = queue.unit(offset)
-        return unit is not None and not unit.is_filler and unit.physical_offset >= physical_offset
-
-    found = _first_where(queue.first_offset, queue.end, is_behind)
-    unit = queue.unit(found)
+    unit = queue.unit(first_unit_from(queue, physical_offset))
     return None if unit is None else unit.physical_offset
-
-
-def _first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The first number in [low, high) for which `holds`, which then holds for all behind it; else `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _in_time(ranges: list[LogRange], log: OfflineLog, options: StoreOptions) -> list[LogRange]:

@@ -1,0 +1,138 @@
+"""What is missing from a commit log, as far as its files and the consume queues tell.
+
+The log ends with the first record that isn't whole, as for a broker that starts: behind it may be what a crash left
+half written. But a byte that has rotted, or a file that is gone, ends a log as well. Whole records behind the end, and
+queues that point there, tell the one from the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gantrymq.errors import RecordError
+from gantrymq.protocol.record import MAGIC_V1, MAGIC_V2, Record, decode_record
+from gantrymq.store.offline import OfflineLog, OfflineQueue
+
+_MAGIC = re.compile(b"|".join(re.escape(magic.to_bytes(4)) for magic in (MAGIC_V1, MAGIC_V2)))
+_MAGIC_AT = 4
+_CHUNK = 1024 * 1024
+_ZEROS = bytes(_CHUNK)
+
+
+class LogEnd(NamedTuple):
+    """`offset` is the physical offset behind the last record, `last` that record."""
+
+    offset: int
+    last: Record | None
+
+
+class Problem(NamedTuple):
+    """`is_loss`: messages are missing, which isn't a crash's doing."""
+
+    text: str
+    is_loss: bool
+
+
+def problems(log: OfflineLog, queues: list[OfflineQueue], end: LogEnd) -> Iterator[Problem]:
+    """What is wrong with the log up to its end, and behind it."""
+    yield from _gaps(log, end.offset)
+    yield from _queues_behind(queues, end.offset)
+    yield from _rest(log, end)
+
+
+def record_at(log: OfflineLog, physical_offset: int) -> Record | None:
+    """None where no record begins."""
+    found = log.view_at(physical_offset)
+    if found is None:
+        return None
+    view, base = found
+    try:
+        record = decode_record(view, physical_offset - base)
+    except RecordError:
+        return None
+    return record if record.physical_offset == physical_offset else None
+
+
+def _gaps(log: OfflineLog, end: int) -> Iterator[Problem]:
+    expected = log.min_offset
+    for file in log.files:
+        if file.base >= end:
+            break
+        if file.base != expected:
+            where = f"the file before {file.path} is gone or cut short"
+            yield Problem(f"the bytes from {expected} to {file.base} of the log are missing: {where}", True)
+        elif record_at(log, file.base) is None:
+            yield Problem(f"{file.path} begins with no record, and the log goes on behind it", True)
+        expected = file.base + file.length
+
+
+def _queues_behind(queues: list[OfflineQueue], end: int) -> Iterator[Problem]:
+    missing, example = 0, ""
+    for queue in queues:
+        count = queue.end - first_unit_from(queue, end)
+        if count:
+            missing += count
+            example = f"queue {queue.queue_id} of topic {queue.topic} has {count}"
+    if missing:
+        yield Problem(
+            f"consume queues have {missing} messages behind the end of the log at {end} ({example}): its last bytes "
+            "are missing or damaged, or were lost in a power failure",
+            True,
+        )
+
+
+def first_unit_from(queue: OfflineQueue, physical_offset: int) -> int:
+    """The queue offset of the first message at or behind that place; the queue's end where there is none."""
+    low, high = queue.first_offset, queue.end
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        if unit is not None and not unit.is_filler and unit.physical_offset >= physical_offset:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _rest(log: OfflineLog, end: LogEnd) -> Iterator[Problem]:
+    """What is behind the end: zeros, a record that a crash has torn, or whole records behind a damaged one."""
+    left_out = 0
+    for file in log.files:
+        start = max(0, end.offset - file.base)
+        if start >= file.length or (found := log.view_at(file.base + start)) is None:
+            continue
+        view, base = found
+        for match in _MAGIC.finditer(view, start):
+            record = record_at(log, base + match.start() - _MAGIC_AT)
+            # Older ones are left from before a recovery, which has given their place to others.
+            if record is None or (end.last is not None and record.store_timestamp < end.last.store_timestamp):
+                continue
+            if record_at(log, end.offset) is None:
+                yield Problem(
+                    f"the log ends at {end.offset}, where {file.path if base <= end.offset else 'a file before'} is "
+                    f"damaged, but has whole records from {record.physical_offset} on",
+                    True,
+                )
+            # Or a broker has appended them by now.
+            return
+        left_out = max(left_out, base + _length_without_zeros(view, start) - end.offset)
+    if left_out > 0:
+        yield Problem(
+            f"{left_out} bytes behind the end of the log at {end.offset} are no whole record, as after a crash: "
+            "left out",
+            False,
+        )
+
+
+def _length_without_zeros(view: memoryview, start: int) -> int:
+    """Up to the last byte that isn't 0, not before `start`."""
+    end = len(view)
+    while end > start:
+        at = max(start, end - _CHUNK)
+        chunk = bytes(view[at:end])
+        if chunk != _ZEROS[: len(chunk)]:
+            return at + len(chunk.rstrip(b"\x00"))
+        end = at
+    return start
