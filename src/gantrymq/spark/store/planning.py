@@ -33,7 +33,7 @@ class LogRange(NamedTuple):
 
 
 def plan(options: StoreOptions) -> list[LogRange]:
-    """What is in the log now, in its order. Raises StoreError where there is none, or (failOnDataLoss) a part of one."""
+    """What is in the log now, in its order. Raises StoreError where there is none, or (failOnDataLoss) a part only."""
     directory = options.path / "commitlog"
     if not directory.is_dir():
         directory = options.path
