@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from waiting import wait_until
 
 from gantrymq import Message, Producer, SyncProducer
 from gantrymq.cli.consume_format import formatter
@@ -269,4 +270,59 @@ def test_errors_are_1(
 
 def test_a_queue_that_is_not_there(cluster: EmbeddedCluster, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["consume", topic, "-p", "17", "-n", cluster.name_server]) == 1
-    assert capsys.readouterr().err == f"gantry: topic {topic} has no queue 17\n"
+    assert capsys.readouterr().err == f"gantry: topic {topic} has no queue 17, but 0 to {QUEUES - 1}\n"
+
+
+def test_a_topic_that_cannot_be_read(cluster: EmbeddedCluster, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(["admin", "updateTopicPerm", "-n", cluster.name_server, "-c", "DefaultCluster", "-t", topic, "-p", "2"])
+        == 0
+    )
+
+    def said() -> bool:
+        capsys.readouterr()
+        return run(["consume", topic, "-e", "-n", cluster.name_server]) == 1
+
+    wait_until(said)
+    assert f"gantry: topic {topic} can't be read: none of its queues has the permission" in capsys.readouterr().err
+
+
+# -- several topics -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def topics(request: pytest.FixtureRequest, producer: SyncProducer) -> str:
+    """The beginning of the names of three topics, with one message each."""
+    prefix = f"{request.node.name.partition('[')[0]}_{time.time_ns():x}"
+    for number in range(3):
+        producer.send(Message(f"{prefix}-{number}", b"%d" % number))
+    return prefix
+
+
+def test_several_topics_and_patterns(cluster: EmbeddedCluster, consume: Consume, topics: str) -> None:
+    assert numbers(consume(f"{topics}-0", f"{topics}-2", "-e")) == [0, 2]
+    assert numbers(consume(f"{topics}-*", "-e")) == [0, 1, 2]
+    assert numbers(consume(f"{topics}-[01]", f"{topics}-0", f"{topics}-?", "-e")) == [0, 1, 2]
+    assert numbers(consume(f"{topics}-*", "-e", "-g", topics)) == [0, 1, 2]
+    assert consume(f"{topics}-*", "-e", "-g", topics) == b""
+    # Nothing of the system's is meant by a star.
+    assert b"%RETRY%" not in consume("*", "-e", "-f", r"%t\n")
+
+
+def test_a_pattern_that_no_topic_is_like(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["consume", "nothing-*", "-n", cluster.name_server]) == 1
+    assert "gantry: no topic is like 'nothing-*'" in capsys.readouterr().err
+
+
+def test_iso_times(cluster: EmbeddedCluster, consume: Consume, topic: str) -> None:
+    assert len(consume(topic, "-e", "-o", "@2001-01-01T00:00").split()) == 40
+    assert consume(topic, "-e", "-o", "@2100-01-01T00:00Z") == b""
+
+
+def test_sigterm_commits_what_is_written(cluster: EmbeddedCluster, topic: str) -> None:
+    with subprocess.Popen([*COMMAND, "-n", cluster.name_server, topic, "-g", topic], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert numbers(b"".join(process.stdout.readline() for _ in range(40))) == list(range(40))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+    assert asyncio.run(committed(cluster, topic, topic)) == 40

@@ -114,8 +114,8 @@ def test_dump(root, capsys):
     assert dumped("--limit", "2") == every[:2]
     assert dumped("--since", "2000-01-01", "--until", "2001-01-01T12:00:00") == []
     assert dumped("--since", str(every[0]["storeTimestamp"])) == every
-    assert run(["store", "dump", str(root), "--since", "yesterday"]) == 1
-    assert "yesterday is no time" in capsys.readouterr().err
+    assert run(["store", "dump", str(root), "--since", "yesterday"]) == 2
+    assert "'yesterday' is no time" in capsys.readouterr().err
     assert run(["store", "dump", str(root), "--limit", "1"]) == 0
     (line,) = lines(capsys)
     assert "Fruit-0 0" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -115,3 +116,30 @@ def test_a_taken_port_is_named_before_anything_starts(taken: int, capsys: pytest
     err = capsys.readouterr().err
     assert err.startswith(f"gantry: port {port + taken}, for {'broker-' if taken else 'the NameServer'}")
     assert f"gantry topology -n 127.0.0.1:{port} shows it; --port 0 takes free ports" in err
+
+
+def test_topics_are_there_before_anybody_sends(tmp_path: Path) -> None:
+    process, lines = start("--brokers", "2", "--dir", str(tmp_path), "--topic", "orders:3", "--topic", "bills")
+    try:
+        assert "topic orders  3 queues on each broker\n" in lines
+        name_server = lines[0].split()[1]
+        route = subprocess.run(
+            [sys.executable, "-m", "gantrymq.cli", "admin", "topicRoute", "-t", "orders", "-n", name_server, "--json"],
+            capture_output=True,
+            check=True,
+            timeout=30,
+        )
+        queues = json.loads(route.stdout)["queueDatas"]
+        assert sorted((data["brokerName"], data["writeQueueNums"]) for data in queues) == [
+            ("broker-a", 3),
+            ("broker-b", 3),
+        ]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("topic", ["orders:0", "orders:", "orders:many", "or ders", ":3"])
+def test_a_topic_that_cannot_be_is_2(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--topic", topic]) == 2
+    assert "--topic" in capsys.readouterr().err

@@ -1,36 +1,59 @@
-"""The commands of `gantry` that may take their time to start: typer's application."""
+"""The commands of `gantry`: typer's application, which imports what is run."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import os
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import typer
+from typer import completion
 
-from gantrymq.cli.admin.app import app as admin_app
-from gantrymq.cli.bench import app as bench_app
-from gantrymq.cli.consume import consume
-from gantrymq.cli.context_commands import app as context_app
-from gantrymq.cli.exit_codes import INTERRUPTED
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
-from gantrymq.cli.pipeline import app as pipeline_app
-from gantrymq.cli.produce import produce
-from gantrymq.cli.store import app as store_app
+from gantrymq.cli.lazy import Lazy, LazyGroup, load
+
+_PACKAGE = "gantrymq.cli"
+#: Where a shell says what it wants to know.
+_COMPLETE = "_GANTRY_COMPLETE"
+
+
+class GantryGroup(LazyGroup):
+    table: ClassVar = {
+        "up": Lazy(f"{_PACKAGE}.cluster_commands", "Run a NameServer and brokers on this machine until Ctrl-C."),
+        "produce": Lazy(f"{_PACKAGE}.produce", "Send the lines of files or of standard input, each as a message."),
+        "consume": Lazy(
+            f"{_PACKAGE}.consume", "Write topics' messages to standard output, until Ctrl-C, --count or -e."
+        ),
+        "request": Lazy(f"{_PACKAGE}.request", "Send a request and write its reply to standard output."),
+        "reply": Lazy(f"{_PACKAGE}.reply", "Answer the requests that come to a topic from now on."),
+        "doctor": Lazy(
+            f"{_PACKAGE}.cluster_commands", "Say what is wrong with a cluster, or with a topic, and what to change."
+        ),
+        "topology": Lazy(
+            f"{_PACKAGE}.cluster_commands", "Show clusters, brokers, topics and rates, anew each second until Ctrl-C."
+        ),
+        "admin": Lazy(f"{_PACKAGE}.admin.app", "Look at a cluster and change it, with mqadmin's commands and flags."),
+        "context": Lazy(f"{_PACKAGE}.context_commands", "Give clusters names, with what it takes to reach them."),
+        "namesrv": Lazy(f"{_PACKAGE}.server_commands", "Run a NameServer."),
+        "broker": Lazy(f"{_PACKAGE}.server_commands", "Run a broker."),
+        "store": Lazy(f"{_PACKAGE}.store", "Look into a broker's store, check it, rebuild its queues and index."),
+        "bench": Lazy(f"{_PACKAGE}.bench", "Measure a cluster under load, with the options of Java's benchmarks."),
+        "pipeline": Lazy(f"{_PACKAGE}.pipeline", "Make and run a Spark pipeline from topics to tables and topics."),
+        "demo": Lazy(
+            f"{_PACKAGE}.cluster_commands",
+            "Send a year of New York's flights through two brokers and Spark, and check every figure.",
+        ),
+    }
+
 
 app = typer.Typer(
+    cls=GantryGroup,
+    # Typer's own options for it are no plain flags: whatever their value, pydantic would be imported for each --help.
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",
     epilog="gantry --debug COMMAND shows where an error came from.",
 )
-app.add_typer(admin_app, name="admin")
-app.add_typer(store_app, name="store")
-app.add_typer(pipeline_app, name="pipeline")
-app.add_typer(bench_app, name="bench")
-app.add_typer(context_app, name="context")
-app.command()(produce)
-app.command()(consume)
 
 
 def _version(value: bool) -> None:
@@ -41,89 +64,52 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+def _install_completion(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
+    if value:
+        completion.install_callback(ctx, param, value)
+
+
+def _show_completion(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
+    if value:
+        completion.show_callback(ctx, param, value)
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Runs the command that the arguments begin with, or what they say of all. Raises SystemExit at the end."""
+    is_completion = _COMPLETE in os.environ
+    if is_completion:
+        # It makes the shells known.
+        completion.get_completion_inspect_parameters()
+    name = arguments[0] if arguments else ""
+    if name in GantryGroup.table and not is_completion:
+        # Without the group, whose option --help alone has typer import pydantic when it isn't given.
+        load(GantryGroup.table[name].module, name).main(list(arguments[1:]), prog_name=f"gantry {name}")
+    else:
+        app(arguments, prog_name="gantry")
+
+
 @app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None:
-    pass
-
-
-# These two are here for `gantry --help`; `main` calls `servers` for them, without typer.
-@app.command("namesrv", help="Run a NameServer.", add_help_option=False)
-@app.command("broker", help="Run a broker.", add_help_option=False)
-def _server() -> None:
-    pass
-
-
-@app.command()
-def up(
-    brokers: Annotated[int, typer.Option(min=1, max=100, help="How many, each in a process of its own.")] = 1,
-    directory: Annotated[
-        Path | None,
-        typer.Option("--dir", file_okay=False, help="Keeps the data here; without it they are deleted at the end."),
-    ] = None,
-    port: Annotated[
-        int,
+    install_completion: Annotated[
+        bool,
         typer.Option(
-            min=0, max=50_000, help="The NameServer's; brokers take 1035 above it and each tenth after. 0: free ports."
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Have this shell complete commands and options.",
         ),
-    ] = 9876,
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion",
+            callback=_show_completion,
+            is_eager=True,
+            help="Show what --install-completion would install.",
+        ),
+    ] = False,
 ) -> None:
-    """Run a NameServer and brokers on this machine until Ctrl-C."""
-    from gantrymq.cli.up import run_cluster
-
-    raise typer.Exit(run_cluster(brokers, directory, port))
-
-
-@app.command()
-def doctor(
-    topic: Annotated[str | None, typer.Argument(help="Why can't I send to it, or read it?")] = None,
-    name_servers: NameServers = None,
-    context: ContextName = None,
-    json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
-    tls_config: TlsConfigFile = None,
-    acl_config: AclConfigFile = None,
-) -> None:
-    """Say what is wrong with a cluster, or with a topic, and what to change. Exit code 1 if there is a problem."""
-    from gantrymq.cli.doctor import run_doctor
-
-    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, json=json))
-
-
-@app.command()
-def topology(
-    name_servers: NameServers = None,
-    context: ContextName = None,
-    once: Annotated[bool, typer.Option("--once", help="Show it once, not until Ctrl-C.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON each time instead of a table.")] = False,
-    tls_config: TlsConfigFile = None,
-    acl_config: AclConfigFile = None,
-) -> None:
-    """Show clusters, brokers, topics and rates, anew each second until Ctrl-C."""
-    from gantrymq.cli.topology import run_topology
-
-    run_topology(find_target(name_servers, context, tls_config, acl_config), once=once, json=json)
-
-
-@app.command()
-def demo(
-    directory: Annotated[
-        Path | None,
-        typer.Option("--dir", file_okay=False, help="Where the state and the results are kept.", show_default="cache"),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever an earlier run has left.")] = False,
-    flights: Annotated[int | None, typer.Option(min=1, help="Only the year's first so many; all without it.")] = None,
-) -> None:
-    """Send a year of New York's flights through two brokers and Spark, and check every figure.
-
-    A run that was stopped midway goes on where it stopped.
-    """
-    from gantrymq.demo.run import run_demo
-    from gantrymq.testing.signals import Interrupted
-
-    try:
-        raise typer.Exit(run_demo(directory, fresh=fresh, limit=flights))
-    except Interrupted:
-        raise typer.Exit(INTERRUPTED) from None
+    pass

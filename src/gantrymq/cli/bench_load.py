@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import uvloop
-
 from gantrymq import clock
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -70,7 +69,7 @@ def run_reads(
 
 
 def _run(load: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(load)
 
 

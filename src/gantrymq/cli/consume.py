@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gantrymq.cli.admin.values import parse_time
+from gantrymq.cli.admin.values import TIME_HELP, parse_time
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
+app = typer.Typer()
 
+
+@app.command()
 def consume(
-    topic: Annotated[str, typer.Argument()],
+    topics: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC...", help="Names, and patterns as of files: 'orders-*' is what there is when it begins."
+        ),
+    ],
     name_servers: NameServers = None,
     context: ContextName = None,
     form: Annotated[
@@ -34,7 +42,7 @@ def consume(
             "-o",
             "--offset",
             metavar="beginning|end|N|-N|@TIME",
-            help="Where to begin in each queue; -N: so many before the end; @TIME: ms, or yyyy-MM-dd#HH:mm:ss:SSS. For "
+            help=f"Where to begin in each queue; -N: so many before the end; @TIME: {TIME_HELP}. For "
             "a group: where one begins that has no offset yet (not N).",
         ),
     ] = "beginning",
@@ -54,7 +62,7 @@ def consume(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Write a topic's messages to standard output, until Ctrl-C, --count or -e.
+    """Write topics' messages to standard output, until Ctrl-C, --count or -e.
 
     Without a group it reads all queues and leaves no trace.
     """
@@ -72,8 +80,8 @@ def consume(
         raise typer.BadParameter("a group has its own offsets", param_hint="'-o' / '--offset'")
     target = find_target(name_servers, context, tls_config, acl_config)
     run_consume(
-        topic,
-        target.name_servers,
+        topics,
+        target,
         group,
         (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
         start,
@@ -81,8 +89,6 @@ def consume(
         queue_id=queue_id,
         count=count,
         exit_at_end=exit_at_end,
-        ssl_context=target.ssl_context,
-        hooks=target.hooks,
     )
 
 

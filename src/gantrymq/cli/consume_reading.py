@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import uvloop
-
 from gantrymq.cli.consume_format import Formatter
+from gantrymq.cli.options import Target
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import TOOLS_GROUP
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
@@ -21,7 +21,8 @@ from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.remoting.connection import RpcHook
+from gantrymq.protocol.topic_name import is_system_topic
+from gantrymq.service import run as run_service
 
 #: Messages of one pull, where the broker gives so many: a reader of everything wants few round trips.
 PULL_BATCH_SIZE = 1024
@@ -39,8 +40,8 @@ class Start(NamedTuple):
 
 
 def run_consume(
-    topic: str,
-    name_servers: str,
+    topics: Sequence[str],
+    target: Target,
     group: str | None,
     expression: tuple[str, str],
     start: Start,
@@ -49,48 +50,80 @@ def run_consume(
     queue_id: int | None,
     count: int | None,
     exit_at_end: bool,
-    ssl_context: ssl.SSLContext | None,
-    hooks: Sequence[RpcHook],
 ) -> None:
-    """Writes messages to standard output until `count` are written, the end is reached or Ctrl-C is pressed.
+    """Writes messages to standard output until `count` are written, the end is reached or a signal comes.
 
     `expression` is the filter and its type. With a group what is written is committed, also at the end.
     """
     reader = LitePullConsumer(
-        name_servers,
+        target.name_servers,
         group or TOOLS_GROUP,
         auto_commit=group is not None,
         consume_from_where=start.from_where,
         consume_timestamp_ms=start.timestamp_ms,
         pull_batch_size=PULL_BATCH_SIZE,
         flow_limits=_LIMITS,
-        ssl_context=ssl_context,
-        hooks=hooks,
+        ssl_context=target.ssl_context,
+        hooks=target.hooks,
     )
-    if group is not None:
-        reader.subscribe(topic, *expression)
 
     async def run() -> None:
+        names = await _names(topics, target)
+        if group is not None:
+            for topic in names:
+                reader.subscribe(topic, *expression)
         async with reader:
-            queues = await reader.queues(topic)
+            queues = [queue for topic in names for queue in await reader.queues(topic)]
             if group is None:
+                # What a pattern has found needn't be readable.
+                for topic in (topic for topic in topics if topic in names):
+                    _check_queue(topic, [queue.queue_id for queue in queues if queue.topic == topic], queue_id)
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
-                if not queues:
-                    raise ClientError(f"topic {topic} has no queue {queue_id}")
                 await _begin(reader, queues, expression, start)
             ends = {queue: await reader.end_offset(queue) for queue in queues} if exit_at_end else None
             try:
                 await _write(reader, form, count, ends)
             except asyncio.CancelledError:
-                # Ctrl-C: what was handed out is written.
+                # A signal: what was handed out is written.
                 if group is not None:
                     await reader.commit()
                 raise
             if group is not None:
                 await reader.commit()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    run_service(run)
+
+
+async def _names(topics: Sequence[str], target: Target) -> list[str]:
+    """The topics, with those that patterns stand for now. Raises ClientError for a pattern that fits none."""
+    # No topic's name has these.
+    if not any(char in topic for topic in topics for char in "*?["):
+        return list(dict.fromkeys(topics))
+    async with AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks) as admin:
+        known = await admin.topic_list()
+    names: dict[str, None] = {}
+    for topic in topics:
+        if not any(char in topic for char in "*?["):
+            names[topic] = None
+            continue
+        # Topics of the system are meant by their names.
+        found = [name for name in known if fnmatchcase(name, topic) and not _is_special(name, topic)]
+        if not found:
+            raise ClientError(f"no topic is like {topic!r} at {target.name_servers}: gantry admin topicList shows all")
+        names |= dict.fromkeys(found)
+    return list(names)
+
+
+def _is_special(name: str, pattern: str) -> bool:
+    return is_system_topic(name) or (name.startswith("%") and not pattern.startswith("%"))
+
+
+def _check_queue(topic: str, readable: Sequence[int], queue_id: int | None) -> None:
+    """Raises ClientError where there is nothing to read."""
+    if not readable:
+        raise ClientError(f"topic {topic} can't be read: none of its queues has the permission; gantry doctor {topic}")
+    if queue_id is not None and queue_id not in readable:
+        raise ClientError(f"topic {topic} has no queue {queue_id}, but {min(readable)} to {max(readable)}")
 
 
 async def _begin(

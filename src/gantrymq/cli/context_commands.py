@@ -15,7 +15,7 @@ from gantrymq.remoting.address import parse_address
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Give clusters names, with the keys and certificates that they take; every command knows them by --context.",
+    help="Give clusters names, with what it takes to reach them.\n\nEvery command knows them by --context.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
-import uvloop
 from rich.console import Console
 from rich.text import Text
 
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.options import Target
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding, Severity
@@ -21,7 +21,7 @@ _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Seve
 
 def run_doctor(target: Target, topic: str | None, *, json: bool) -> int:
     """Prints the findings; 1 if there is a problem among them, else 0."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         findings = runner.run(diagnose(target.name_servers, topic, ssl_context=target.ssl_context, hooks=target.hooks))
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")

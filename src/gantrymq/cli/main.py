@@ -21,16 +21,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     try:
         if arguments[:1] in (["namesrv"], ["broker"]):
-            from gantrymq.cli.servers import run_server
+            from gantrymq.cli.server_options import parse_quickly
 
-            return run_server(arguments[0], arguments[1:])
+            options = parse_quickly(arguments[0], arguments[1:])
+            if options is not None:
+                from gantrymq.cli.servers import run_server
 
-        from gantrymq.cli.app import app
+                return run_server(arguments[0], options)
 
-        app(arguments, prog_name="gantry")
+        from gantrymq.cli.app import run_command
+
+        run_command(arguments)
         return 0
     except SystemExit as e:
-        # The two parsers' way out, with help or a complaint already printed.
+        # The parser's way out, with help or a complaint already printed.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from gantrymq.cli.admin.values import parse_time
+from gantrymq.cli.admin.values import TIME_HELP, parse_time
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target, unescape
 
 GROUP = "gantry_produce"
 
+app = typer.Typer()
 
+
+@app.command()
 def produce(
     topic: Annotated[str, typer.Argument()],
     files: Annotated[
@@ -42,7 +45,7 @@ def produce(
     delay_level: Annotated[int, typer.Option("--delay-level", min=0, max=18, help="Delivered later: 1 s to 2 h.")] = 0,
     delay_ms: Annotated[int | None, typer.Option("--delay-ms", min=1, help="Delivered so much later.")] = None,
     deliver_at: Annotated[
-        str | None, typer.Option("--deliver-at", help="Delivered then: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
+        str | None, typer.Option("--deliver-at", metavar="TIME", help=f"Delivered then: {TIME_HELP}.")
     ] = None,
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Messages of the same key go to the same queue, in their order.")

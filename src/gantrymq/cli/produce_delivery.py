@@ -106,10 +106,10 @@ def run_produce(
 
     It ends at the first part that is no message, or leaves it out (`skip_bad`); what was read before it is sent.
     """
-    import uvloop
+    from gantrymq.background.event_loop import new_event_loop
 
     files = files or [STDIN]
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(producer, maker, files, delimiter, ordered, skip_bad, quiet))
 
 

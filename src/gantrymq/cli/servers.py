@@ -54,9 +54,9 @@ def run_server(command: str, options: ServerOptions) -> int:
 
 
 def _serve(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
-    import uvloop
+    from gantrymq.background.event_loop import new_event_loop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run_until_stopped(name, make, stop_on_eof=stop_on_eof))
 
 

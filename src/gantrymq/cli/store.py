@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from gantrymq.cli.admin.values import TIME_HELP, parse_time
 from gantrymq.config import from_properties, load_properties
-from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.store import verify as verifying
 from gantrymq.store.config import StoreConfig
@@ -108,7 +108,7 @@ def dump(
     queue: Annotated[int | None, typer.Option(min=0, help="Only of this queue id.")] = None,
     from_offset: Annotated[int, typer.Option(min=0, help="From this queue offset on.")] = 0,
     to_offset: Annotated[int | None, typer.Option(min=0, help="Before this queue offset.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Stored then or later: ISO 8601, or ms.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Stored then or later: {TIME_HELP}.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Stored then or before.")] = None,
     key: Annotated[str | None, typer.Option(help="With this unique key, or among its KEYS.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="No more than so many.")] = None,
@@ -117,7 +117,15 @@ def dump(
     store = _store_config(directory, config)
     inspect_store(store)
     _warn_if_in_use(directory)
-    wanted = MessageFilter(topic, queue, from_offset, to_offset, _milliseconds(since) or 0, _milliseconds(until), key)
+    wanted = MessageFilter(
+        topic,
+        queue,
+        from_offset,
+        to_offset,
+        0 if since is None else parse_time(since, "'--since'"),
+        None if until is None else parse_time(until, "'--until'"),
+        key,
+    )
     for number, message in enumerate(dump_messages(store, wanted), 1):
         print(json.dumps(_message(message), ensure_ascii=False) if as_json else _line(message))
         if number == limit:
@@ -152,17 +160,6 @@ def _store_config(directory: Path, config: Path | None) -> StoreConfig:
     properties = load_properties(config) if config else {}
     properties["storePathRootDir"] = str(directory)
     return from_properties(StoreConfig, properties, source=str(config or "the command line"))
-
-
-def _milliseconds(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError) as e:
-        raise ConfigError(f"{text} is no time: write 2026-11-21T09:30, or milliseconds since 1970") from e
 
 
 def _warn_if_in_use(directory: Path) -> None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-import uvloop
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.options import Target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import BrokerState, Topology
@@ -27,7 +27,7 @@ TIMEOUT_MS = 2000
 
 def run_topology(target: Target, *, once: bool, json: bool) -> None:
     """Prints the cluster, once or until Ctrl-C. Raises a GantryError when no NameServer answers at first."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_run(target, once, json))
 
 

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+import typer
+
 from gantrymq.cli.exit_codes import INTERRUPTED
-from gantrymq.errors import GantryError
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import GantryError, NoRouteInfo
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.testing.processes import HOST, ProcessCluster, broker_name, broker_port
 from gantrymq.testing.signals import Interrupted, interruptible
 
+DEFAULT_QUEUES = 8
+MAX_QUEUES = 1024
 #: How often the processes are looked at.
 WATCH_INTERVAL_S = 0.5
+#: A new topic is known to the NameServer within some ms.
+TOPICS_TIMEOUT_S = 20.0
+_ASK_AGAIN_S = 0.01
 
 
-def run_cluster(brokers: int, directory: Path | None, port: int) -> int:
-    """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left."""
+def parse_topics(texts: Sequence[str]) -> dict[str, int]:
+    """NAME:QUEUES, or NAME, as queues by name."""
+    topics = {}
+    for text in texts:
+        name, colon, queues = text.partition(":")
+        problem = topic_problem(name)
+        if problem is not None:
+            raise typer.BadParameter(f"{name!r}: {problem}", param_hint="'--topic'")
+        if colon and not (queues.isascii() and queues.isdigit() and 1 <= int(queues) <= MAX_QUEUES):
+            raise typer.BadParameter(f"{text!r}: NAME:QUEUES, 1 to {MAX_QUEUES} queues", param_hint="'--topic'")
+        topics[name] = int(queues) if colon else DEFAULT_QUEUES
+    return topics
+
+
+def run_cluster(brokers: int, directory: Path | None, port: int, topics: Mapping[str, int]) -> int:
+    """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left.
+
+    `topics` are there on every broker, with so many queues on each, before it says that it is ready.
+    """
     try:
         with interruptible(), ExitStack() as stack:
             _check_ports(port, brokers)
@@ -28,12 +57,38 @@ def run_cluster(brokers: int, directory: Path | None, port: int) -> int:
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantry-")))
             cluster = ProcessCluster(directory.absolute(), brokers=brokers, port=port)
             stack.enter_context(cluster)
+            if topics:
+                asyncio.run(_make_topics(cluster.namesrv_addr, topics))
             for server in cluster.servers:
                 print(f"{server.name}  {server.address}  pid {server.pid}  log {server.log_path}")
+            for name, queues in topics.items():
+                print(f"topic {name}  {queues} queues on each broker")
             print(f"ready: NameServer at {cluster.namesrv_addr}; Ctrl-C stops the cluster", flush=True)
             _watch(cluster)
     except Interrupted as e:
         return INTERRUPTED if e.signal_number == signal.SIGINT else 0
+
+
+async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
+    """Returns when the NameServer knows all of them on every broker; a topic that a broker has is left as it is."""
+    async with AdminClient(name_server) as admin:
+        masters = [broker.master_address or "" for broker in (await admin.cluster_info()).broker_addr_table.values()]
+        for address in masters:
+            known = await admin.topic_configs(address)
+            for name, queues in topics.items():
+                if name not in known:
+                    await admin.create_topic(TopicConfig(name, queues, queues), broker=address)
+        async with asyncio.timeout(TOPICS_TIMEOUT_S):
+            for name in topics:
+                while not await _is_everywhere(admin, name, len(masters)):  # noqa: ASYNC110
+                    await asyncio.sleep(_ASK_AGAIN_S)
+
+
+async def _is_everywhere(admin: AdminClient, topic: str, brokers: int) -> bool:
+    try:
+        return len((await admin.topic_route(topic)).queue_datas) == brokers
+    except NoRouteInfo:
+        return False
 
 
 def _check_ports(port: int, brokers: int) -> None:

@@ -1,50 +1,45 @@
-"""`gantry admin`: its commands as one group, imported when one of them is wanted."""
+"""`gantry admin`: its commands as one group, each imported when it is run."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import typer
-from typer.core import TyperGroup
+
+from gantrymq.cli.admin.catalogue import BY_MODULE
+from gantrymq.cli.admin.unsupported import UNSUPPORTED
+from gantrymq.cli.lazy import Lazy, LazyGroup
+
+_PACKAGE = "gantrymq.cli.admin"
 
 
-class MqadminGroup(TyperGroup):
+class MqadminGroup(LazyGroup):
     """Finds updateTopic as mqadmin does, in any case, and as update-topic."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        self._load()
-        return super().list_commands(ctx)
+    table: ClassVar = {
+        name: Lazy(f"{_PACKAGE}.{module}", text)
+        for module, commands in BY_MODULE.items()
+        for name, text in commands.items()
+    } | {
+        name: Lazy(f"{_PACKAGE}.unsupported", f"Not supported yet ({needs}).", hidden=True)
+        for needs, names in UNSUPPORTED.items()
+        for name in names
+    }
+    _by_lower_case: ClassVar = {name.lower(): name for name in table}
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._load()
-        wanted = cmd_name.replace("-", "").lower()
-        return next((command for name, command in self.commands.items() if name.lower() == wanted), None)
-
-    def _load(self) -> None:
-        if self.commands:
-            return
-        from gantrymq.cli.admin import (
-            auth,
-            brokers,
-            consumers,
-            groups,
-            messages,
-            namesrv,
-            offsets,
-            sending,
-            stats,
-            topics,
-            unsupported,
-        )
-
-        for part in (topics, brokers, groups, consumers, offsets, messages, sending, namesrv, stats, auth, unsupported):
-            self.commands.update(typer.main.get_group(part.app).commands)
+    def find(self, name: str) -> str | None:
+        return self._by_lower_case.get(name.replace("-", "").lower())
 
 
 app = typer.Typer(
     cls=MqadminGroup,
     no_args_is_help=True,
     help="Look at a cluster and change it, with mqadmin's commands and flags.",
-    epilog="NAMESRV_ADDR stands for -n. updateTopic is update-topic, too. mqadmin's commands that are not in this list "
-    "are not supported yet.",
+    epilog="Without -n it goes where all commands go (gantry context show). updateTopic is update-topic, too. "
+    "mqadmin's commands that are not in this list are not supported yet.",
 )
+
+
+@app.callback()
+def _admin() -> None:
+    pass

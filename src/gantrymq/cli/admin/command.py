@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
-import uvloop
 
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.admin.output import Output, write
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.client.admin.client import AdminClient
@@ -54,7 +54,7 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
             **values: Any,
         ) -> None:
             target = find_target(name_servers, context, tls_config, acl_config)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 admin = AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks)
                 runner.run(_run(function, admin, json, values))
 

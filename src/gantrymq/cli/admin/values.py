@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 #: mqadmin's form of a time: 2024-05-31#23:59:59:999, in local time.
 TIME_FORMAT = "%Y-%m-%d#%H:%M:%S:%f"
+#: For the help of options that take a time.
+TIME_HELP = "ISO 8601 (2024-05-31T23:59, local time unless a zone is given), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
 
 
 class TrueFalse(StrEnum):
@@ -35,17 +37,17 @@ def one_target(cluster: str | None, broker: str | None) -> None:
 
 
 def parse_time(text: str, hint: str) -> int:
-    """ms since the epoch: a number of them, or TIME_FORMAT. `hint` names the option."""
+    """ms since the epoch: a number of them, ISO 8601, or TIME_FORMAT. `hint` names the option."""
     try:
         return int(text)
     except ValueError:
         pass
-    try:
-        return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no time: milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS", param_hint=hint
-        ) from None
+    for read in (datetime.fromisoformat, lambda text: datetime.strptime(text, TIME_FORMAT)):
+        try:
+            return int(read(text).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            continue
+    raise typer.BadParameter(f"{text!r} is no time: {TIME_HELP}", param_hint=hint)
 
 
 def parse_attributes(text: str) -> dict[str, str]:

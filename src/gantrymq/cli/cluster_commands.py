@@ -1,0 +1,94 @@
+"""The command lines of `gantry up`, `doctor`, `topology` and `demo`; modules of their own do the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gantrymq.cli.exit_codes import INTERRUPTED
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+
+app = typer.Typer()
+
+
+@app.command()
+def up(
+    brokers: Annotated[int, typer.Option(min=1, max=100, help="How many, each in a process of its own.")] = 1,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", file_okay=False, help="Keeps the data here; without it they are deleted at the end."),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=50_000, help="The NameServer's; brokers take 1035 above it and each tenth after. 0: free ports."
+        ),
+    ] = 9876,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="NAME[:QUEUES]",
+            help="A topic that is there on every broker before anybody sends, with so many queues on each (8); repeat "
+            "it.",
+        ),
+    ] = None,
+) -> None:
+    """Run a NameServer and brokers on this machine until Ctrl-C."""
+    from gantrymq.cli.up import parse_topics, run_cluster
+
+    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or [])))
+
+
+@app.command()
+def doctor(
+    topic: Annotated[str | None, typer.Argument(help="Why can't I send to it, or read it?")] = None,
+    name_servers: NameServers = None,
+    context: ContextName = None,
+    json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Say what is wrong with a cluster, or with a topic, and what to change. Exit code 1 if there is a problem."""
+    from gantrymq.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, json=json))
+
+
+@app.command()
+def topology(
+    name_servers: NameServers = None,
+    context: ContextName = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, not until Ctrl-C.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON each time instead of a table.")] = False,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Show clusters, brokers, topics and rates, anew each second until Ctrl-C."""
+    from gantrymq.cli.topology import run_topology
+
+    run_topology(find_target(name_servers, context, tls_config, acl_config), once=once, json=json)
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", file_okay=False, help="Where the state and the results are kept.", show_default="cache"),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever an earlier run has left.")] = False,
+    flights: Annotated[int | None, typer.Option(min=1, help="Only the year's first so many; all without it.")] = None,
+) -> None:
+    """Send a year of New York's flights through two brokers and Spark, and check every figure.
+
+    A run that was stopped midway goes on where it stopped.
+    """
+    from gantrymq.demo.run import run_demo
+    from gantrymq.testing.signals import Interrupted
+
+    try:
+        raise typer.Exit(run_demo(directory, fresh=fresh, limit=flights))
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,123 @@
+"""`gantry reply`: answers requests with a text, with what a program says, or with the request itself."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, Target, TlsConfigFile, find_target
+
+if TYPE_CHECKING:
+    from gantrymq.protocol.message import MessageExt
+
+app = typer.Typer()
+
+GROUP = "gantry_reply"
+
+
+@app.command()
+def reply(
+    topic: Annotated[str, typer.Argument()],
+    text: Annotated[str | None, typer.Argument(help="The reply to each; without it and --command the request.")] = None,
+    name_servers: NameServers = None,
+    context: ContextName = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            metavar="'PROGRAM ARGUMENT...'",
+            help="Run for each request, which it reads from standard input; what it writes is the reply.",
+        ),
+    ] = None,
+    group: Annotated[str, typer.Option("-g", "--group", help="The consumer group; its members share the requests.")] = (
+        GROUP
+    ),
+    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Ends after so many.")] = None,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Answer the requests that come to a topic from now on.
+
+    It ends after --count, or on Ctrl-C. A request that can't be answered (no request, the program fails) is named on
+    standard error, and not tried again.
+    """
+    if text is not None and command is not None:
+        raise typer.BadParameter("one of TEXT and --command is possible", param_hint="'--command'")
+    try:
+        program = None if command is None else shlex.split(command)
+    except ValueError as e:
+        raise typer.BadParameter(str(e), param_hint="'--command'") from None
+    if program == []:
+        raise typer.BadParameter("must not be empty", param_hint="'--command'")
+    from gantrymq.service import run
+
+    target = find_target(name_servers, context, tls_config, acl_config)
+
+    async def serve() -> None:
+        await _serve(target, topic, text, program, group, count)
+
+    run(serve)
+
+
+async def _serve(
+    target: Target, topic: str, text: str | None, program: list[str] | None, group: str, count: int | None
+) -> None:
+    from gantrymq.client.consuming.push_consumer import PushConsumer
+    from gantrymq.client.producing.producer import Producer
+    from gantrymq.client.producing.request_reply import reply_message
+    from gantrymq.clock import now_ms
+    from gantrymq.errors import GantryError
+    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_TIMESTAMP
+
+    answered, enough = 0, asyncio.Event()
+    producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks)
+
+    async def handle(message: MessageExt) -> None:
+        nonlocal answered
+        try:
+            body = (
+                text.encode() if text is not None else message.body if program is None else await _ask(program, message)
+            )
+            await producer.send(reply_message(message, body))
+        except (GantryError, OSError) as e:
+            print(f"gantry: no reply to {message.msg_id}: {e}", file=sys.stderr, flush=True)
+            return
+        answered += 1
+        if count is not None and answered >= count:
+            enough.set()
+
+    consumer = PushConsumer(
+        target.name_servers,
+        group,
+        handle,
+        consume_from_where=CONSUME_FROM_TIMESTAMP,
+        consume_timestamp_ms=now_ms(),
+        ssl_context=target.ssl_context,
+        hooks=target.hooks,
+    )
+    consumer.subscribe(topic)
+    try:
+        async with producer, consumer:
+            await enough.wait()
+    finally:
+        print(f"{answered:,} requests answered", file=sys.stderr)
+
+
+async def _ask(program: list[str], message: MessageExt) -> bytes:
+    """What the program writes. Raises OSError where it can't be run, or fails."""
+    process = await asyncio.create_subprocess_exec(
+        *program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        output, _ = await process.communicate(message.body)
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise OSError(f"{program[0]} ended with exit code {process.returncode}")
+    return output

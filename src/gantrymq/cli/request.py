@@ -1,0 +1,54 @@
+"""`gantry request`: a message whose reply is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+
+if TYPE_CHECKING:
+    from gantrymq.protocol.message import MessageExt
+
+app = typer.Typer()
+
+GROUP = "gantry_request"
+
+
+@app.command()
+def request(
+    topic: Annotated[str, typer.Argument()],
+    body: Annotated[str | None, typer.Argument(help="What to ask; standard input without it.")] = None,
+    name_servers: NameServers = None,
+    context: ContextName = None,
+    timeout_ms: Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="So long a reply has.")] = 3000,
+    tags: Annotated[str | None, typer.Option("--tags", help="The request's tag.")] = None,
+    key: Annotated[list[str] | None, typer.Option("-k", "--key", help="A key of it; repeat it.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The reply as a JSON object, with its properties.")] = False,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Send a request and write its reply to standard output.
+
+    Whoever consumes the topic replies: gantry reply, or a program with reply_message. Exit code 1 if nobody does in
+    time.
+    """
+    from gantrymq.background.event_loop import new_event_loop
+    from gantrymq.cli.json_message import encode
+    from gantrymq.client.producing.producer import Producer
+    from gantrymq.protocol.message import Message
+
+    target = find_target(name_servers, context, tls_config, acl_config)
+    message = Message(topic, sys.stdin.buffer.read() if body is None else body.encode(), tags=tags, keys=key)
+
+    async def ask() -> MessageExt:
+        async with Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks) as producer:
+            return await producer.request(message, timeout_ms)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        reply = runner.run(ask())
+    sys.stdout.buffer.write((encode(reply) if json else reply.body) + b"\n")
+    sys.stdout.flush()

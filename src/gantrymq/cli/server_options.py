@@ -1,0 +1,69 @@
+"""The options of `gantry namesrv` and `gantry broker`, and a parser for them that is there at once.
+
+A server is up in the time that Python needs to import it. typer costs more than a broker does, so it is asked only
+where somebody reads what it says: for help, for a command line that can't be understood, for completion.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+COMMANDS = {"namesrv": "Run a NameServer.", "broker": "Run a broker (a master)."}
+
+
+class ServerOption(NamedTuple):
+    """`kind` is Path, str, or bool for a flag."""
+
+    dest: str
+    flags: tuple[str, ...]
+    kind: type
+    help: str
+    metavar: str | None = None
+
+
+class ServerOptions(NamedTuple):
+    """What was given."""
+
+    config: Path | None = None
+    namesrv_addr: str | None = None
+    print_config: bool = False
+    stop_on_eof: bool = False
+
+
+def server_options(command: str) -> list[ServerOption]:
+    """Those of one of the COMMANDS, under the flags of Java's start scripts."""
+    name_servers = (
+        "The NameServers to register with."
+        if command == "broker"
+        else "Accepted, as Java's start scripts pass it; a NameServer asks no other."
+    )
+    return [
+        ServerOption("config", ("-c", "--config"), Path, "Configuration, Java .properties.", "FILE"),
+        ServerOption("namesrv_addr", ("-n", "--namesrvAddr"), str, name_servers, "HOST:PORT;..."),
+        ServerOption("print_config", ("-p", "--printConfig"), bool, "Print all keys and exit."),
+        ServerOption("stop_on_eof", ("--stop-on-eof",), bool, "Stop, too, when standard input is closed."),
+    ]
+
+
+class _NotPlainError(Exception):
+    pass
+
+
+class _QuickParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _NotPlainError(message)
+
+
+def parse_quickly(command: str, arguments: Sequence[str]) -> ServerOptions | None:
+    """What the command line says; None where it is typer's to answer."""
+    parser = _QuickParser(add_help=False, allow_abbrev=False)
+    for option in server_options(command):
+        settings: dict[str, Any] = {"action": "store_true"} if option.kind is bool else {"type": option.kind}
+        parser.add_argument(*option.flags, dest=option.dest, **settings)
+    try:
+        return ServerOptions(**vars(parser.parse_args(arguments)))
+    except _NotPlainError:
+        return None

@@ -1,0 +1,121 @@
+"""Commands are imported when they are run; the tables that list them before say what they say themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from gantrymq.cli.admin.app import MqadminGroup
+from gantrymq.cli.app import GantryGroup
+from gantrymq.cli.lazy import LazyGroup, load
+from gantrymq.cli.main import run
+from gantrymq.cli.server_options import COMMANDS, ServerOptions, parse_quickly, server_options
+
+#: Each costs more than showing the help does.
+HEAVY = ("asyncio", "msgspec", "pydantic", "ssl", "uvloop", "yaml", "gantrymq.client", "gantrymq.store")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["admin", "--help"], ["broker", "--help"], ["--version"]])
+def test_help_imports_little(arguments: list[str]) -> None:
+    """Milliseconds depend on the machine; what is imported is what they are made of."""
+    script = (
+        "import sys; from gantrymq.cli.main import run\n"
+        f"run({arguments!r})\n"
+        f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "commands = [name for name in sys.modules if name.startswith('gantrymq.cli.')]\n"
+        "assert not found, found\n"
+        "assert len(commands) <= 8, commands\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_one_command_of_admin_imports_no_other() -> None:
+    script = (
+        "import sys; from gantrymq.cli.main import run\n"
+        "run(['admin', 'topicList', '--help'])\n"
+        "found = [name for name in sys.modules if name.startswith('gantrymq.cli.admin.')]\n"
+        "assert 'gantrymq.cli.admin.topics' in found and 'gantrymq.cli.admin.brokers' not in found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in (GantryGroup, MqadminGroup) for name in group.table]
+)
+def test_a_table_says_what_the_command_says(group: type[LazyGroup], name: str) -> None:
+    lazy = group.table[name]
+    command = load(lazy.module, name)
+    first = " ".join((command.help or "").split("\n\n")[0].split())
+    assert first.startswith(lazy.help.rstrip(".")), first
+    assert (command.name, command.hidden) == (name, lazy.hidden)
+
+
+def test_no_command_of_a_module_is_missing_in_the_table() -> None:
+    for module in {lazy.module for lazy in MqadminGroup.table.values()}:
+        commands = __import__(module, fromlist=["app"]).app.registered_commands
+        assert {command.name for command in commands} <= MqadminGroup.table.keys(), module
+
+
+def complete(words: str, directory: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli"],
+        env=os.environ
+        | {"_GANTRY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=directory,
+    )
+    return done.stdout.split()
+
+
+def test_a_shell_completes(tmp_path: Path) -> None:
+    assert complete("gantry con", tmp_path) == ["consume", "context"]
+    assert complete("gantry admin updateTopicP", tmp_path) == ["updateTopicPerm"]
+    assert complete("gantry broker --print", tmp_path) == ["--printConfig"]
+    assert "--skip-bad" in complete("gantry produce t --skip", tmp_path)
+
+
+def test_completion_is_installed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m gantrymq.cli --show-completion"],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "_GANTRY_COMPLETE=complete_bash" in done.stdout, done
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_both_parsers_of_a_server_know_the_same(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    for option in server_options(command):
+        assert all(flag in out for flag in option.flags)
+    arguments = ["-c", "file", "--namesrvAddr", "a:1;b:2", "-p", "--stop-on-eof"]
+    assert parse_quickly(command, arguments) == ServerOptions(Path("file"), "a:1;b:2", True, True)
+    assert parse_quickly(command, []) == ServerOptions()
+    for unclear in (["--help"], ["-h"], ["-c"], ["--print"], ["more"]):
+        assert parse_quickly(command, unclear) is None
+
+
+def test_what_only_typer_understands_runs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "broker.properties"
+    config.write_text("brokerName=broker-x\n")
+    command = load(GantryGroup.table["broker"].module, "broker")
+    with pytest.raises(SystemExit) as ended:
+        command.main(["-p", "-c", str(config)], prog_name="gantry broker")
+    assert ended.value.code == 0
+    assert "brokerName=broker-x" in capsys.readouterr().out
+    assert isinstance(command, typer.core.TyperCommand)

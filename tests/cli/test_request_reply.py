@@ -1,0 +1,113 @@
+"""`gantry request` and `gantry reply`, each the other's peer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from waiting import wait_until
+
+from gantrymq.cli.main import run
+from gantrymq.testing.embedded import EmbeddedCluster
+
+GANTRY = [sys.executable, "-m", "gantrymq.cli"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> str:
+    name = f"{request.node.name.partition('[')[0]}_{time.time_ns():x}"
+    assert (
+        run(
+            [
+                "admin",
+                "updateTopic",
+                "-n",
+                cluster.name_server,
+                "-c",
+                "DefaultCluster",
+                "-t",
+                name,
+                "-r",
+                "1",
+                "-w",
+                "1",
+            ]
+        )
+        == 0
+    )
+    wait_until(lambda: run(["admin", "topicRoute", "-n", cluster.name_server, "-t", name]) == 0)
+    capsys.readouterr()
+    return name
+
+
+@contextmanager
+def replying(cluster: EmbeddedCluster, topic: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs when the group's consumer is known to the broker."""
+    command = [*GANTRY, "reply", topic, "-n", cluster.name_server, "-g", topic, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        look = ["admin", "consumerConnection", "-n", cluster.name_server, "-g", topic]
+        wait_until(lambda: process.poll() is None and run(look) == 0)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(cluster: EmbeddedCluster, topic: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*GANTRY, "request", topic, "-n", cluster.name_server, "--timeout", "10000", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [([], "a question\n"), (["the answer"], "the answer\n"), (["--command", "tr a-z A-Z"], "A QUESTION\n")],
+)
+def test_a_reply(cluster: EmbeddedCluster, topic: str, options: list[str], answer: str) -> None:
+    with replying(cluster, topic, *options) as process:
+        done = ask(cluster, topic, "a question")
+        assert (done.returncode, done.stdout, done.stderr) == (0, answer, "")
+        asked = ask(cluster, topic, "--json", stdin="a question")
+        assert json.loads(asked.stdout)["body"] + "\n" == answer
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[1] == "2 requests answered\n"
+        assert process.returncode == 0
+
+
+def test_so_many_and_no_more(cluster: EmbeddedCluster, topic: str) -> None:
+    with replying(cluster, topic, "yes", "-c", "1") as process:
+        assert ask(cluster, topic, "?").stdout == "yes\n"
+        assert process.wait(20) == 0
+
+
+def test_a_program_that_fails_and_what_is_no_request(cluster: EmbeddedCluster, topic: str) -> None:
+    with replying(cluster, topic, "--command", "false") as process:
+        assert process.stderr is not None
+        done = ask(cluster, topic, "?", "--timeout", "2000")
+        assert done.returncode == 1
+        assert done.stderr.startswith("gantry: no reply to the request")
+        assert "false ended with exit code 1" in process.stderr.readline()
+        sent = subprocess.run(
+            [*GANTRY, "produce", topic, "-n", cluster.name_server], input=b"x", check=False, timeout=30
+        )
+        assert sent.returncode == 0
+        assert "is no request" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+@pytest.mark.parametrize("options", [["text", "--command", "cat"], ["--command", "'"], ["--command", " "]])
+def test_impossible_options_are_2(options: list[str]) -> None:
+    assert run(["reply", "t", *options]) == 2
