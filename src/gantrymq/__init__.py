@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq.client.acl_hook import AclHook
     from gantrymq.client.broker_api import SendResult, SendStatus
+    from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
     from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
     from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
     from gantrymq.client.consuming.process_queue import FlowLimits
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "CONSUME_FROM_END": "gantrymq.client.consuming.consume_from_where",
     "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
@@ -92,6 +94,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "CONSUME_FROM_END",
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",

@@ -12,6 +12,7 @@ from gantrymq.cli.consume_format import Formatter
 from gantrymq.cli.options import Target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import TOOLS_GROUP
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.errors import ClientError
@@ -34,7 +35,7 @@ _END_POLL_MS = 100
 class Start(NamedTuple):
     """Where reading begins: a consumer's `from_where`, or `offset` in each queue; below 0 it counts from the end."""
 
-    from_where: str = CONSUME_FROM_FIRST_OFFSET
+    from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET
     timestamp_ms: int = 0
     offset: int | None = None
 

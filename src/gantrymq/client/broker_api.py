@@ -240,10 +240,25 @@ class BrokerApi:
     # -- a group's offsets --------------------------------------------------------------------------------------
 
     async def query_offset(
-        self, address: str, group: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS
+        self,
+        address: str,
+        group: str,
+        topic: str,
+        queue_id: int,
+        timeout_ms: int = TIMEOUT_MS,
+        *,
+        only_committed: bool = False,
     ) -> int | None:
-        """The queue offset where `group` goes on; None when it has never committed one."""
-        header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id)
+        """The queue offset where `group` goes on; None when it has never committed one.
+
+        Unless `only_committed` a broker answers 0 while the queue's first message is still there and in memory.
+        """
+        header = QueryConsumerOffsetRequestHeader(
+            consumer_group=group,
+            topic=topic,
+            queue_id=queue_id,
+            set_zero_if_not_found=False if only_committed else None,
+        )
         request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
         response = await self.remoting.invoke(address, request, timeout_ms)
         if response.code == ResponseCode.QUERY_NOT_FOUND:

@@ -16,6 +16,7 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.background.shared import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, decides_itself
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.consuming.offset_store import OffsetStore
@@ -48,9 +49,10 @@ class PullOptions:
 
     `consume_from_where` says where a group begins that has no offset yet: at the end, at the beginning or at the first
     message stored at `consume_timestamp_ms` (ms since the epoch). It has no say once an offset is committed.
+    At CONSUME_FROM_LAST_OFFSET a broker has a new group begin at 0 while the queue is young; at CONSUME_FROM_END not.
     """
 
-    consume_from_where: str = CONSUME_FROM_LAST_OFFSET
+    consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET
     consume_timestamp_ms: int = 0
     batch_size: int = PULL_BATCH_SIZE
     #: No body is decompressed to more bytes.
@@ -265,13 +267,13 @@ class AssignedQueues:
             log.warning("%s can't go on at %d: %s", queue, offset, e)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        committed = await self.offset_store.read(queue)
+        from_where = self._options.consume_from_where
+        committed = await self.offset_store.read(queue, only_committed=decides_itself(from_where))
         if committed is not None:
             return committed
         topic, broker_name, queue_id = queue
-        from_where = self._options.consume_from_where
         is_retry = topic.startswith(RETRY_TOPIC_PREFIX)
-        if from_where == CONSUME_FROM_FIRST_OFFSET or (is_retry and from_where == CONSUME_FROM_LAST_OFFSET):
+        if from_where == CONSUME_FROM_FIRST_OFFSET or (is_retry and from_where != CONSUME_FROM_TIMESTAMP):
             return 0
         address = self._client.routes.broker_address(broker_name)
         if address is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.consume_from_where import checked_from_where, told_to_brokers
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
@@ -137,6 +138,7 @@ class PullingConsumer(GroupConsumer):
         hooks: Sequence[RpcHook],
     ) -> None:
         super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        checked_from_where(options.consume_from_where)
         if not 1 <= options.batch_size <= 1024:
             raise ClientError(f"pull_batch_size {options.batch_size}: 1 to 1024 are possible")
         self._options = options
@@ -150,7 +152,7 @@ class PullingConsumer(GroupConsumer):
             self._wire_group,
             consume_type,
             BROADCASTING if self._broadcasting else CLUSTERING,
-            self._options.consume_from_where,
+            told_to_brokers(self._options.consume_from_where),
             list(self._subscriptions.values()),
         )
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import copy_context
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
 from gantrymq.client.consuming.large_bodies import LargeBodies, LargeBodiesInThreads
+from gantrymq.client.consuming.lost_replies import without_lost_reply
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
@@ -186,7 +188,7 @@ class TaskPool:
                     raise  # The loop was given up with the handler in it.
                 error = e
             except BaseException as e:
-                error = e
+                error = without_lost_reply(e, message)
             finally:
                 if held:
                     self._large_bodies.release(message, held)
@@ -247,6 +249,7 @@ class ThreadPool:
         self._wake_is_due = False
         self._closing = False
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._threads: list[SupervisedThread] = []
         #: Threads that have not told their end.
         self._alive = 0
@@ -313,12 +316,13 @@ class ThreadPool:
                 continue
             error: BaseException | None = None
             try:
-                result = self._handler(message)
+                # The context that the consumer was started in; what a handler sets in it isn't the next one's.
+                result = self._context.copy().run(self._handler, message)
                 if inspect.iscoroutine(result):
                     result.close()
                     raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
             except BaseException as e:
-                error = e  # SystemExit too: this is no main thread.
+                error = without_lost_reply(e, message)  # SystemExit is one, too: this is no main thread.
             finally:
                 if held:
                     self._large_bodies.release(message, held)

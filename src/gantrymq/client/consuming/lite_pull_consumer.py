@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
@@ -66,7 +67,7 @@ class LitePullConsumer(PullingConsumer):
         group: str,
         *,
         auto_commit: bool = True,
-        consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
+        consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET,
         consume_timestamp_ms: int = 0,
         pull_batch_size: int = PULL_BATCH_SIZE,
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
@@ -256,7 +257,7 @@ class LitePullConsumer(PullingConsumer):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's committed offset of a queue; None when there is none."""
-        return await self._started().queues.offset_store.read(self._wire_queue(queue))
+        return await self._started().queues.offset_store.read(self._wire_queue(queue), only_committed=True)
 
     # -- messages -----------------------------------------------------------------------------------------------
 

@@ -24,8 +24,11 @@ LOCAL_OFFSET_DIRECTORY = Path("~/.rocketmq_offsets")
 class OffsetStore(Protocol):
     """Both stores remember what was committed, to repeat nothing."""
 
-    async def read(self, queue: MessageQueue) -> int | None:
-        """The committed queue offset; None when there is none. Raises a GantryError."""
+    async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
+        """The committed queue offset; None when there is none. Raises a GantryError.
+
+        Unless `only_committed` a broker may say where a new group is to begin.
+        """
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Stores the offsets. Raises the first GantryError after all were tried."""
@@ -42,8 +45,11 @@ class BrokerOffsetStore:
         self._group = group
         self._committed: dict[MessageQueue, int] = {}
 
-    async def read(self, queue: MessageQueue) -> int | None:
-        return await self._client.api.query_offset(self._address(queue), self._group, queue.topic, queue.queue_id)
+    async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
+        topic, _, queue_id = queue
+        return await self._client.api.query_offset(
+            self._address(queue), self._group, topic, queue_id, only_committed=only_committed
+        )
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         outcomes = await asyncio.gather(
@@ -85,7 +91,7 @@ class LocalOffsetStore:
         self._backup = self.path.with_suffix(".json.bak")
         self._offsets = self._load()
 
-    async def read(self, queue: MessageQueue) -> int | None:
+    async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         return self._offsets.get(queue)
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:

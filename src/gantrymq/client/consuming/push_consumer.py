@@ -17,10 +17,12 @@ from typing import NamedTuple
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ConsumeHook, TraceHook, with_hooks
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.handler_pool import MessageHandler
+from gantrymq.client.consuming.handlers import check_handler
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
 from gantrymq.client.consuming.orderly import SUSPEND_S, ConsumeOrderly
@@ -99,7 +101,7 @@ class PushConsumer(PullingConsumer):
         suspend_s: float = SUSPEND_S,
         max_reconsume_times: int | None = None,
         consume_timeout_s: float = CONSUME_TIMEOUT_S,
-        consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
+        consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET,
         consume_timestamp_ms: int = 0,
         pull_batch_size: int = PULL_BATCH_SIZE,
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
@@ -132,6 +134,7 @@ class PushConsumer(PullingConsumer):
             ssl_context=ssl_context,
             hooks=hooks,
         )
+        check_handler(handler)
         if concurrency < 1:
             raise ClientError(f"concurrency {concurrency}: at least one message must be handled at a time")
         if consume_timeout_s <= 0:

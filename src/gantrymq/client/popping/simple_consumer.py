@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, checked_from_where, told_to_brokers
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.large_bodies import make_ready
@@ -79,7 +80,7 @@ class SimpleConsumer(GroupConsumer):
         name_servers: Sequence[str] | str,
         group: str,
         *,
-        consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
+        consume_from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET,
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
         receive_hooks: Sequence[ReceiveHook] = (),
         namespace: str = "",
@@ -87,6 +88,7 @@ class SimpleConsumer(GroupConsumer):
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        checked_from_where(consume_from_where)
         self._consume_from_where = consume_from_where
         self._max_body_size = max_body_size
         self._receive_hooks = list(receive_hooks)
@@ -100,7 +102,7 @@ class SimpleConsumer(GroupConsumer):
         self._data = ConsumerData(
             self._wire_group,
             CONSUME_POP,
-            consume_from_where=self._consume_from_where,
+            consume_from_where=told_to_brokers(self._consume_from_where),
             subscription_data_set=list(self._subscriptions.values()),
         )
         handlers: dict[int, RequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignored}

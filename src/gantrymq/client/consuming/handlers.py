@@ -1,0 +1,28 @@
+"""What can be a push consumer's handler."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+from gantrymq.errors import ClientError
+
+
+def check_handler(handler: object) -> None:
+    """Raises ClientError for what can't be called with one argument: a function, a partial, an object to be called."""
+    if not callable(handler):
+        raise ClientError(f"handler {handler!r} is no function, and can't be called")
+    try:
+        signature = inspect.signature(handler)
+    except ValueError as e:
+        if isinstance(handler, partial):
+            raise ClientError(f"handler {handler!r} can't be called with a message: {e}") from e
+        return  # Of some built-in functions nothing is known.
+    except TypeError as e:
+        raise ClientError(f"handler {handler!r}: {e}") from e
+    try:
+        signature.bind(None)
+    except TypeError as e:
+        raise ClientError(
+            f"handler {getattr(handler, '__name__', None) or handler!r}{signature} can't be called with a message: {e}"
+        ) from None

@@ -1,0 +1,82 @@
+"""Where a group begins that has no offset yet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from inbox import Inbox, queues_of
+from waiting import until
+
+from gantrymq import CONSUME_FROM_END, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import ClientError
+from gantrymq.protocol.message import Message, MessageExt
+
+
+async def test_a_new_group_begins_at_the_end(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    """It got the old messages, as the broker still had the first ones in memory."""
+    for number in range(8):
+        await producer.send(Message(topic, b"old %d" % number))
+    inbox = Inbox()
+    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_END)
+    consumer.subscribe(topic)
+    async with consumer:
+        await until(lambda: queues_of(consumer, topic) == 4)
+        await producer.send(Message(topic, b"new"))
+        await until(lambda: inbox.messages)
+        # Its offsets count from now on.
+        lag = consumer.lag()
+        assert sum(lag.values()) == 0
+    assert inbox.bodies == [b"new"]
+
+
+async def test_javas_last_offset_is_what_the_broker_says(
+    name_server: str, producer: Producer, topic: str, unique: str
+) -> None:
+    await producer.send(Message(topic, b"old"))
+    inbox = Inbox()
+    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_LAST_OFFSET)
+    consumer.subscribe(topic)
+    async with consumer:
+        await until(lambda: inbox.bodies == [b"old"])
+
+
+async def test_a_time_is_that_time(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    await producer.send(Message(topic, b"old"))
+    consumer = LitePullConsumer(
+        name_server,
+        unique,
+        auto_commit=False,
+        consume_from_where=CONSUME_FROM_TIMESTAMP,
+        consume_timestamp_ms=round(time.time() * 1000) + 60_000,
+    )
+    async with consumer:
+        queues = await consumer.queues(topic)
+        await consumer.assign(queues)
+        assert [consumer.position(queue) for queue in queues] == [await consumer.end_offset(queue) for queue in queues]
+        # Nothing is committed, whatever a broker has new groups begin at.
+        assert {await consumer.committed(queue) for queue in queues} == {None}
+
+
+async def handle(message: MessageExt) -> None:
+    """A handler."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda where: PushConsumer("127.0.0.1:1", "group", handle, consume_from_where=where),
+        lambda where: LitePullConsumer("127.0.0.1:1", "group", consume_from_where=where),
+        lambda where: SimpleConsumer("127.0.0.1:1", "group", consume_from_where=where),
+    ],
+    ids=["push", "lite", "simple"],
+)
+@pytest.mark.parametrize("where", ["first", "", None, 0])
+def test_another_word_is_refused(make: Any, where: object) -> None:
+    with pytest.raises(ClientError, match="CONSUME_FROM_END are possible"):
+        make(where)
