@@ -9,8 +9,11 @@ them hold 890 MB. The rules:
   holds up the peer. The last quarter is for the first reads of those that wait.
 - When there is room again, the shortest of those that wait goes on, and next the one that has waited for the longest,
   in turn: so neither a stream of short frames nor a crowd of long ones keeps the others waiting for ever.
+- While frames wait, one that is read and of which nothing comes for STALLED_S loses its place, and waits itself for
+  the next; one that does so more than MOST_STALLS times is given up, and its connection closed. After GIVEN_UP_S what
+  such frames hold is given up, the most first, where one that goes on would have room without it.
 - While frames wait, those that are read must arrive: at least 64 KiB/s (LEAST_PACE), looked at each PACE_S. One that
-  doesn't is given up, and its connection closed. So whoever waits gets room, and a slow frame that goes on arrives.
+  doesn't is given up. So whoever waits gets room in a second or two, and a slow frame that goes on arrives.
 - If more than the limit is held all the same, because very many begin at once, connections are closed: first of
   those that wait, then of large frames, at last of small ones; of each the largest first.
 
@@ -37,7 +40,10 @@ LIMIT = 64 * 1024 * 1024
 SMALL = 64 * 1024
 PACE_S = 5.0
 LEAST_PACE = 64 * 1024
-_LOOK_S = 1.0
+STALLED_S = 1.2
+GIVEN_UP_S = 2.0
+MOST_STALLS = 3
+_LOOK_S = 0.5
 
 
 class Reader(Protocol):
@@ -67,7 +73,12 @@ class _Frame:
     #: When it began to wait, or its pace was last looked at, and what was held of it then.
     since: float
     held_then: int
+    #: When the last of it came, or its place.
+    moved: float
     held: int = 0
+    #: How often it has lost its place.
+    stalls: int = 0
+    is_gone: bool = False
 
     @property
     def counted(self) -> int:
@@ -109,12 +120,15 @@ class UnfinishedFrames:
             return
         if frame is None:
             state = _State.SMALL if length < SMALL else _State.READ
-            frame = self._frames[reader] = _Frame(reader, number, length, state, self._clock(), 0)
+            now = self._clock()
+            frame = self._frames[reader] = _Frame(reader, number, length, state, now, 0, now)
             self._counted += frame.counted
             if state is _State.READ and (self._waiting or self._counted > self._limit_of_read):
                 self._wait(frame)
         self.held += held - frame.held
-        if frame.state is not _State.READ:
+        if frame.state is _State.READ:
+            frame.moved = self._clock()
+        else:
             self._counted += held - frame.held
         frame.held = held
         if self.held > self._limit:
@@ -127,12 +141,16 @@ class UnfinishedFrames:
             self._remove(frame)
 
     def look(self) -> float | None:
-        """Lets those that wait go on as far as there is room; while some wait it runs each second."""
+        """Lets those that wait go on as far as there is room; while some wait it runs each half second."""
         if not self._waiting:
             return None
         now = self._clock()
         for frame in list(self._frames.values()):
-            if frame.state is _State.READ and now - frame.since >= PACE_S:
+            if frame.state is not _State.READ:
+                continue
+            if now - frame.moved >= STALLED_S:
+                self._stalled(frame, now)
+            elif now - frame.since >= PACE_S:
                 if frame.held - frame.held_then < LEAST_PACE * PACE_S:
                     self._close(frame, "its frame hardly arrives, and others wait")
                 else:
@@ -146,37 +164,65 @@ class UnfinishedFrames:
         oldest = iter(sorted(waiting, key=lambda frame: frame.since))
         while self._waiting:
             frame = next(
-                frame for frame in (oldest if self._is_oldest_next else shortest) if frame.state is _State.WAITING
+                frame
+                for frame in (oldest if self._is_oldest_next else shortest)
+                if frame.state is _State.WAITING and not frame.is_gone
             )
             # One that doesn't fit holds up the others: room that they took would never become enough for it.
-            if self._counted - frame.held + frame.length > self._limit_of_read:
+            if not self._make_room(frame, now):
                 break
             self._read(frame, now)
             self._is_oldest_next = not self._is_oldest_next
+
+    def _make_room(self, frame: _Frame, now: float) -> bool:
+        """Gives up frames that have stalled, as far as one that goes on needs what they hold."""
+        while self._counted - frame.held + frame.length > self._limit_of_read:
+            stalled = [
+                other
+                for other in self._frames.values()
+                if other.stalls and other.state is _State.WAITING and now - other.moved >= GIVEN_UP_S
+            ]
+            if frame.stalls or not stalled:
+                return False
+            self._close(max(stalled, key=lambda other: other.held), "its frame has stalled, and others need the room")
+        return True
+
+    def _stalled(self, frame: _Frame, now: float) -> None:
+        frame.stalls += 1
+        if frame.stalls > MOST_STALLS:
+            self._close(frame, "its frame doesn't go on, and others wait")
+            return
+        self._stop(frame)
+        frame.since = now
 
     def _wait(self, frame: _Frame) -> None:
         if not self._waiting:
             # Until now nobody minded how fast they are.
             for other in self._frames.values():
                 other.since, other.held_then = frame.since, other.held
+        self._stop(frame)
+        # At the end of this turn: there may be room, for one that is shorter than those before it.
+        self._job.wake()
+
+    def _stop(self, frame: _Frame) -> None:
         self._counted -= frame.counted
         frame.state = _State.WAITING
         self._counted += frame.counted
         self._waiting += 1
         frame.reader.stop_reading()
-        # At the end of this turn: there may be room, for one that is shorter than those before it.
-        self._job.wake()
 
     def _read(self, frame: _Frame, now: float) -> None:
         self._waiting -= 1
         self._counted -= frame.counted
         frame.state = _State.READ
         self._counted += frame.counted
-        frame.since, frame.held_then = now, frame.held
+        frame.since = frame.moved = now
+        frame.held_then = frame.held
         frame.reader.go_on_reading()
 
     def _remove(self, frame: _Frame) -> None:
         del self._frames[frame.reader]
+        frame.is_gone = True
         self.held -= frame.held
         self._counted -= frame.counted
         if frame.state is _State.WAITING:
