@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.consumer_groups import MAX_GROUPS_OF_ONE, GroupMembers
+from gantrymq.broker.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 
@@ -105,3 +108,99 @@ def test_the_index_says_what_the_groups_do(steps: list[tuple[int, str, list[str]
         members.drop(member)
     assert (members.consumers, members.producers) == ({}, {})
     assert [members.producer_member(str(number)) for number in range(4)] == [None] * 4
+
+
+def test_a_connection_has_its_newest_id() -> None:
+    """As a channel in Java has one; whoever made up a new one each time would never be forgotten."""
+    members: GroupMembers[Member] = GroupMembers()
+    member, other = Member(), Member()
+    for n in range(5):
+        beat(members, member, [], ["producers"], client_id=f"client-{n}")
+    assert [members.producer_member(f"client-{n}") for n in range(5)] == [None] * 4 + [member]
+    beat(members, other, [], ["producers"], client_id="client-4")
+    beat(members, member, [], ["producers"], client_id="client-5")
+    assert members.producer_member("client-4") is other
+    members.drop(member)
+    assert (members.producer_member("client-4"), members.producer_member("client-5")) == (other, None)
+
+
+def test_a_connection_is_in_some_groups_only() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    member = Member()
+    names = [f"group-{n}" for n in range(MAX_GROUPS_OF_ONE)]
+    beat(members, member, names[::2], names[1::2])
+    beat(members, member, names[::2], names[1::2])
+    for more in ((["another"], []), ([], ["another"])):
+        with pytest.raises(RequestRefused, match="groups of one broker"):
+            beat(members, member, *more)
+    assert "another" not in members.consumers
+    assert members.leave(member, "group-0", "group-1") == {"group-0"}
+    beat(members, member, ["another"], ["one-more"])
+
+
+def test_what_is_kept_has_a_bound_and_what_keeps_much_leaves_room() -> None:
+    members: GroupMembers[Member] = GroupMembers(kept=KeptBytes(1_000_000))
+    large = [SubscriptionData(f"topic-{n}", "x" * 5000) for n in range(20)]
+
+    def beat_large(n: int) -> None:
+        group = ConsumerData(f"large-{n}", subscription_data_set=large)
+        members.heartbeat(HeartbeatData(f"client-{n}", [], [group]), Member(), 0, 0, 0.0)
+
+    for n in range(6):
+        beat_large(n)
+    with pytest.raises(RequestRefused, match="system busy"):
+        beat_large(6)
+    assert "large-6" not in members.consumers
+    for n in range(50):
+        beat(members, Member(), [f"small-{n}"], client_id=f"small-{n}")
+    assert members.kept.size < 1_000_000
+
+
+BEATS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 40)), max_size=3),
+        st.lists(st.sampled_from("abc"), max_size=3),
+        st.sampled_from(["beat", "leave", "drop", "expire"]),
+    ),
+    max_size=30,
+)
+
+
+@given(BEATS)
+def test_what_is_kept_is_counted_until_it_is_gone(
+    steps: list[tuple[int, list[tuple[str, int, int]], list[str], str]],
+) -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    connections = [Member() for _ in range(4)]
+    for now, (who, consumers, producers, what) in enumerate(steps):
+        member = connections[who]
+        if what == "beat":
+            data = HeartbeatData(
+                f"client-{who}",
+                [ProducerData(name) for name in producers],
+                [
+                    ConsumerData(name, subscription_data_set=[SubscriptionData("t", "x" * size, sub_version=version)])
+                    for name, version, size in consumers
+                ],
+            )
+            members.heartbeat(data, member, 0, 0, float(now))
+        elif what == "leave":
+            members.leave(member, "a", "b")
+        elif what == "drop":
+            members.drop(member)
+        else:
+            members.expire(now - 5.0)
+        expected = sum(
+            len(group.clients) * MEMBER_BYTES
+            + size_of(
+                ConsumerData(group.name, group.consume_type, group.message_model, group.consume_from_where),
+                group.subscriptions.values(),
+            )
+            for group in members.consumers.values()
+        )
+        expected += sum(len(clients) * (MEMBER_BYTES + len(name)) for name, clients in members.producers.items())
+        assert members.kept.size == expected
+    for member in connections:
+        members.drop(member)
+    assert members.kept.size == 0

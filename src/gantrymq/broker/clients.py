@@ -29,7 +29,7 @@ from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from gantrymq.protocol.topic_name import retry_topic
+from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
@@ -38,6 +38,8 @@ log = peer_log(__name__)
 
 #: Groups, and tens of their subscriptions, that are taken in in one step: 1 ms.
 _STEP = 100
+#: Java's ids have about 50 characters: address, process, time.
+MAX_CLIENT_ID_LENGTH = 255
 #: How often silent clients are looked for (`ClientHousekeepingService`), s, and how many are dropped in a turn.
 _SCAN_S = 10.0
 _DROPPED_AT_ONCE = 200
@@ -106,10 +108,22 @@ class Clients(Part):
 
     def _take_in(self, connection: Connection, request: RemotingCommand) -> Steps:
         data = decode_request_json(request.body, HeartbeatData)
+        if len(data.client_id) > MAX_CLIENT_ID_LENGTH:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"the client id has {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken",
+            )
         now = self._loop.time()
         client = self._members.beat(data.client_id, connection, request.language, request.version, now)
-        self._members.join_producers(data.producer_data_set, client)
         now_ms = clock.now_ms()
+        for number, producer in enumerate(data.producer_data_set, 1):
+            problem = group_problem(producer.group_name)
+            if problem is not None:
+                log.warning("client %s: %s", data.client_id, problem)
+                continue
+            self._members.join_producers(producer.group_name, client)
+            if not number % _STEP:
+                yield
         done = 0
         changed: set[str] = set()
         for consumer in data.consumer_data_set:
@@ -119,6 +133,7 @@ class Clients(Part):
                 changed.clear()
                 done = 0
                 yield
+            self._members.check_room(client, consumer.group_name)
             group = self._groups.get(consumer.group_name)
             if group is None:
                 log.warning("client %s of unknown group %s is ignored", data.client_id, consumer.group_name)

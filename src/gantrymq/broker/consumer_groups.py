@@ -6,13 +6,19 @@ Plain tables, told the time in seconds; a `member` is whatever stands for a clie
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.broker.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.protocol.codes import ResponseCode
 
 M = TypeVar("M")
+
+#: Groups of one connection, consumers' and producers'. A heartbeat with as many has 3 MiB.
+MAX_GROUPS_OF_ONE = 10_000
 
 
 @dataclass(slots=True)
@@ -36,6 +42,8 @@ class ConsumerGroup(Generic[M]):
     consume_from_where: str
     clients: dict[M, Client[M]] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    #: What it takes without its members, bytes.
+    size: int = 0
 
     def client_ids(self) -> list[str]:
         return [client.client_id for client in self.clients.values()]
@@ -43,20 +51,28 @@ class ConsumerGroup(Generic[M]):
 
 @dataclass(slots=True)
 class _Memberships(Generic[M]):
-    """Of one connection: its entry in each group, and the client ids that are found by it."""
+    """Of one connection: its entry in each group, and the client id by which it is found: its newest, as in Java."""
 
     last_heartbeat: float = 0.0
     consumers: dict[str, Client[M]] = field(default_factory=dict)
     producers: dict[str, Client[M]] = field(default_factory=dict)
-    client_ids: set[str] = field(default_factory=set)
+    client_id: str | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.consumers) + len(self.producers)
 
 
 class GroupMembers(Generic[M]):
-    """All groups of a broker. Methods that change a group's members return the names of those groups."""
+    """All groups of a broker. Methods that change a group's members return the names of those groups.
 
-    def __init__(self, may_take_over: Callable[[M, M], bool] | None = None) -> None:
+    Those that take something in raise RequestRefused when a connection is in too many groups, or too much is kept.
+    """
+
+    def __init__(self, may_take_over: Callable[[M, M], bool] | None = None, *, kept: KeptBytes | None = None) -> None:
         """`may_take_over(old, new)`: whether a member may be the producer with a client id that another one has."""
         self._may_take_over = may_take_over
+        self.kept = kept or KeptBytes()
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
         self._producer_members: dict[str, M] = {}
@@ -66,23 +82,39 @@ class GroupMembers(Generic[M]):
     def heartbeat(self, data: HeartbeatData, member: M, language: int, version: int, now: float) -> set[str]:
         """Takes a client's heartbeat in; returns the consumer groups whose members or subscriptions changed."""
         client = self.beat(data.client_id, member, language, version, now)
-        self.join_producers(data.producer_data_set, client)
+        for producer in data.producer_data_set:
+            self.join_producers(producer.group_name, client)
         return {consumer.group_name for consumer in data.consumer_data_set if self.join(consumer, client)}
 
     def beat(self, client_id: str, member: M, language: int, version: int, now: float) -> Client[M]:
-        """A client lives; `join_producers` and `join` take in what its heartbeat says of its groups."""
+        """A client lives; `join_producers` and `join` take in what its heartbeat says of its groups.
+
+        Without groups nothing else is kept of it.
+        """
         mine = self._memberships[member] = self._memberships.pop(member, _Memberships())
         mine.last_heartbeat = now
         return Client(client_id, member, language, version, now)
 
-    def join_producers(self, producers: Iterable[ProducerData], client: Client[M]) -> None:
+    def check_room(self, client: Client[M], group: str) -> None:
+        """Whether it may join another group. Raises RequestRefused."""
         mine = self._memberships_of(client)
-        for producer in producers:
-            self.producers.setdefault(producer.group_name, {})[client.member] = client
-            mine.producers[producer.group_name] = client
-            if self._is_producer(client):
-                mine.client_ids.add(client.client_id)
-                self._producer_members[client.client_id] = client.member
+        if mine.count >= MAX_GROUPS_OF_ONE and group not in mine.consumers and group not in mine.producers:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"a client is in at most {MAX_GROUPS_OF_ONE} groups of one broker"
+            )
+
+    def join_producers(self, group: str, client: Client[M]) -> None:
+        """A client is a producer of the group."""
+        mine = self._memberships_of(client)
+        if group not in mine.producers:
+            self.check_room(client, group)
+            self.kept.change(MEMBER_BYTES + len(group), (mine.count + 1) * MEMBER_BYTES)
+        self.producers.setdefault(group, {})[client.member] = client
+        mine.producers[group] = client
+        if mine.client_id != client.client_id and self._is_producer(client):
+            self._forget_id(client.member, mine)
+            mine.client_id = client.client_id
+            self._producer_members[client.client_id] = client.member
 
     def _is_producer(self, client: Client[M]) -> bool:
         """Whether replies to its client id are for it. A connection that is gone may not have been noticed yet."""
@@ -94,24 +126,30 @@ class GroupMembers(Generic[M]):
         group = self.consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
-            self.consumers[data.group_name] = group
+        known = group.clients.get(client.member)
+        subscriptions: dict[str, SubscriptionData] = {}
+        for subscription in data.subscription_data_set:
+            topic = subscription.topic
+            old = subscriptions.get(topic) or group.subscriptions.get(topic)
+            subscriptions[topic] = subscription if old is None or subscription.sub_version > old.sub_version else old
+        mine = self._memberships_of(client)
+        size = size_of(data, subscriptions.values())
+        more = size - group.size
+        if known is None:
+            self.check_room(client, data.group_name)
+            more += MEMBER_BYTES
+        self.kept.change(more, max(size, (mine.count + 1) * MEMBER_BYTES))
+
+        changed = known is None or known.client_id != client.client_id
+        changed |= subscriptions.keys() != group.subscriptions.keys()
+        self.consumers[data.group_name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        known = group.clients.get(client.member)
+        group.subscriptions = subscriptions
+        group.size = size
         group.clients[client.member] = client
-        self._memberships_of(client).consumers[data.group_name] = client
-        changed = known is None or known.client_id != client.client_id
-        topics = set()
-        for subscription in data.subscription_data_set:
-            topics.add(subscription.topic)
-            old = group.subscriptions.get(subscription.topic)
-            if old is None or subscription.sub_version > old.sub_version:
-                changed = changed or old is None
-                group.subscriptions[subscription.topic] = subscription
-        for topic in group.subscriptions.keys() - topics:
-            del group.subscriptions[topic]
-            changed = True
+        mine.consumers[data.group_name] = client
         return changed
 
     def find(self, group_name: str, client_id: str) -> Client[M] | None:
@@ -151,9 +189,7 @@ class GroupMembers(Generic[M]):
             return set()
         for group in mine.producers:
             self._drop_producer(group, member)
-        for client_id in mine.client_ids:
-            if self._producer_members.get(client_id) is member:
-                del self._producer_members[client_id]
+        self._forget_id(member, mine)
         return {group for group in mine.consumers if self._drop_consumer(group, member)}
 
     def leave_stale(self, client: Client[M], oldest: float) -> set[str]:
@@ -179,6 +215,10 @@ class GroupMembers(Generic[M]):
             changed |= self.drop(member)
         return changed, silent
 
+    def _forget_id(self, member: M, mine: _Memberships[M]) -> None:
+        if mine.client_id is not None and self._producer_members.get(mine.client_id) is member:
+            del self._producer_members[mine.client_id]
+
     def _memberships_of(self, client: Client[M]) -> _Memberships[M]:
         return self._memberships.setdefault(client.member, _Memberships(client.last_heartbeat))
 
@@ -201,15 +241,18 @@ class GroupMembers(Generic[M]):
 
     def _drop_producer(self, group: str, member: M) -> None:
         clients = self.producers.get(group)
-        if clients is not None:
-            clients.pop(member, None)
-            if not clients:
-                del self.producers[group]
+        if clients is None or clients.pop(member, None) is None:
+            return
+        self.kept.change(-MEMBER_BYTES - len(group), 0)
+        if not clients:
+            del self.producers[group]
 
     def _drop_consumer(self, group_name: str, member: M) -> set[str]:
         group = self.consumers.get(group_name)
         if group is None or group.clients.pop(member, None) is None:
             return set()
+        self.kept.change(-MEMBER_BYTES, 0)
         if not group.clients:
+            self.kept.change(-group.size, 0)
             del self.consumers[group_name]
         return {group_name}

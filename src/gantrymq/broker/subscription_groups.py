@@ -16,6 +16,9 @@ __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
 
 log = peer_log(__name__)
 
+#: With so many groups clients make no more; administrators may. Each has a retry topic, and stays for good: 5 KB.
+MAX_MADE_BY_CLIENTS = 20_000
+
 
 class SubscriptionGroupTable(Part):
     """Group name -> SubscriptionGroupConfig. With `auto_create` an unknown group comes to be when it is asked for.
@@ -48,6 +51,9 @@ class SubscriptionGroupTable(Part):
         """The group; made on the spot with autoCreateSubscriptionGroup, if its name is allowed."""
         config = self._table.subscription_group_table.get(group)
         if config is None and self.auto_create and group_problem(group) is None:
+            if len(self._table.subscription_group_table) >= MAX_MADE_BY_CLIENTS:
+                log.warning("group %s isn't made: there are %d; updateSubGroup makes it", group, MAX_MADE_BY_CLIENTS)
+                return None
             config = SubscriptionGroupConfig(group)
             self.put([config])
             log.info("created subscription group %s", group)

@@ -35,6 +35,8 @@ from gantrymq.protocol.topic_name import (
 
 log = peer_log(__name__)
 
+#: With so many topics sends make no more; administrators may. Each stays for good, and has files once it is used.
+MAX_MADE_BY_CLIENTS = 50_000
 SCHEDULE_QUEUE_NUMS = 18
 REVIVE_QUEUE_NUMS = 8
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
@@ -149,6 +151,11 @@ class BrokerTopics(Part):
             default.topic_filter_type,
             _topic_sys_flag(topic, unit_mode),
         )
+        if len(self._table.topic_config_table) >= MAX_MADE_BY_CLIENTS:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{topic}] not exist, and is made by no send: there are {MAX_MADE_BY_CLIENTS}; updateTopic does",
+            )
         log.info("created topic %s with %d queues for producer %s", topic, queue_nums, peer)
         self.put(created)
         return created
