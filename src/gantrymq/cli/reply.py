@@ -79,10 +79,11 @@ async def _serve(
     async def handle(message: MessageExt) -> None:
         nonlocal answered
         try:
-            body = (
-                text.encode() if text is not None else message.body if program is None else await _ask(program, message)
-            )
-            await producer.send(reply_message(message, body))
+            # Before the program runs for what is no request.
+            answer = reply_message(message, message.body if text is None else text.encode())
+            if program is not None:
+                answer.body = await _ask(program, message)
+            await producer.send(answer)
         except (GantryError, OSError) as e:
             print(f"gantry: no reply to {message.msg_id}: {e}", file=sys.stderr, flush=True)
             return
