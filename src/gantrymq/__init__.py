@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gantrymq.client.acl_hook import AclHook
+    from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.broker_api import SendResult, SendStatus
     from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
     from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
@@ -56,6 +57,7 @@ _MODULES = {
     "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
     "AclHook": "gantrymq.client.acl_hook",
+    "AdminClient": "gantrymq.client.admin.client",
     "CompressionType": "gantrymq.protocol.compression",
     "ConsumeContext": "gantrymq.client.consuming.consume_hooks",
     "ConsumeHook": "gantrymq.client.consuming.consume_hooks",
@@ -99,6 +101,7 @@ __all__ = [
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
     "AclHook",
+    "AdminClient",
     "CompressionType",
     "ConsumeContext",
     "ConsumeHook",

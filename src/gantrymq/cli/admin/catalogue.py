@@ -59,6 +59,9 @@ BY_MODULE = {
         "printMsgByQueue": "Print Message Detail by queueId.",
         "consumeMessage": "Read messages, without committing an offset.",
     },
+    "dead_letters": {
+        "resendDlq": "Send a group's dead letters to it once more.",
+    },
     "sending": {
         "sendMessage": "Send a message.",
         "sendMsgStatus": "Send messages to a broker's own topic, and say how long each took.",

@@ -1,0 +1,180 @@
+"""Dead letters: the messages that a group's consumers failed on too often, sent once more.
+
+They lie in %DLQ%group, a queue on each broker. How far they were sent again is kept by the brokers, as the offset of the
+group TOOLS_CONSUMER there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gantrymq.client.admin.messages import TOOLS_GROUP, AdminMessages
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.routes import read_queues
+from gantrymq.errors import GantryError, IllegalMessage, NoRouteInfo, ProtocolError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, group_problem, retry_topic
+
+log = logging.getLogger(__name__)
+
+#: The producer group of what is sent again.
+_PRODUCER_GROUP = "gantry_admin"
+#: What RocketMQ put to the message on its way here, and what was true of its first send alone.
+_DROPPED = frozenset(
+    {
+        names.BORN_TIMESTAMP,
+        names.CLUSTER,
+        names.CONSUME_START_TIMESTAMP,
+        names.CORRELATION_ID,
+        names.CRC32,
+        names.DELAY_TIME_LEVEL,
+        names.FIRST_POP_TIME,
+        names.MAX_OFFSET,
+        names.MAX_RECONSUME_TIMES,
+        names.MESSAGE_REPLY_TO_CLIENT,
+        names.MESSAGE_TTL,
+        names.MESSAGE_TYPE,
+        names.MIN_OFFSET,
+        names.MSG_REGION,
+        names.ORIGIN_GROUP,
+        names.POP_CK,
+        names.PRODUCER_GROUP,
+        names.PUSH_REPLY_TIME,
+        names.REAL_QUEUE_ID,
+        names.REAL_TOPIC,
+        names.RECONSUME_TIME,
+        names.REPLY_ARRIVE_TIME,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELAY_SEC,
+        names.TIMER_DELIVER_MS,
+        names.TIMER_DEL_UNIQKEY,
+        names.TIMER_DEQUEUE_MS,
+        names.TIMER_ENQUEUE_MS,
+        names.TIMER_OUT_MS,
+        names.TIMER_ROLL_TIMES,
+        names.TRACE_SWITCH,
+        names.TRANSACTION_CHECK_TIMES,
+        names.TRANSACTION_ID,
+        names.TRANSACTION_PREPARED,
+        names.TRANSACTION_PREPARED_QUEUE_OFFSET,
+    }
+)
+
+
+class ResentDeadLetters(NamedTuple):
+    """What became of a group's dead letters: how many were sent, were not asked for, and can't be read any more."""
+
+    resent: int
+    left_out: int
+    unreadable: int
+
+
+class AdminDeadLetters(AdminMessages):
+    """The topics %DLQ%group."""
+
+    async def resend_dead_letters(
+        self,
+        group: str,
+        *,
+        topic: str | None = None,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        max_messages: int | None = None,
+        again: bool = False,
+        to_topic: bool = False,
+    ) -> ResentDeadLetters:
+        """Sends the group's dead letters once more; those since the last time, or with `again` all that are there.
+
+        They go to the group alone, by way of its retry topic, and are tried as often as new ones; with `to_topic` to
+        the topic that they were sent to first, where all groups get them: for groups that pop (`SimpleConsumer`), which
+        don't read the retry topic. `topic` takes those of one topic only, `begin_ms` and `end_ms` (ms since the epoch)
+        those that died from then to then. What is left out counts as looked at, and comes with `again` only.
+
+        A message keeps its body, keys, tags, properties and unique key. When this fails or is cancelled, those that
+        were sent last may be sent again the next time. Raises IllegalMessage for a group's name that can't be one; as
+        `Producer.send` does. A group without dead letters has 0 of each.
+        """
+        if problem := group_problem(group):
+            raise IllegalMessage(problem)
+        dead = DLQ_TOPIC_PREFIX + group
+        try:
+            route = await self.topic_route(dead)
+        except NoRouteInfo:
+            return ResentDeadLetters(0, 0, 0)
+        resent = left_out = unreadable = 0
+        async with Producer(
+            self.name_servers, _PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
+        ) as producer:
+            for queue in read_queues(dead, route):
+                async with self._place_in(queue, again=again) as place:
+                    async for letter in self.messages_of_queue(queue, place.begin, place.end):
+                        if resent == max_messages:
+                            break
+                        if (
+                            topic not in (None, letter.properties.get(names.RETRY_TOPIC))
+                            or letter.store_timestamp < begin_ms
+                            or (end_ms is not None and letter.store_timestamp > end_ms)
+                        ):
+                            left_out += 1
+                        elif (message := _sent_again(letter, None if to_topic else group)) is None:
+                            unreadable += 1
+                        else:
+                            await producer.send(message, self.timeout_ms)
+                            resent += 1
+                        place.done = letter.queue_offset + 1
+        return ResentDeadLetters(resent, left_out, unreadable)
+
+    @asynccontextmanager
+    async def _place_in(self, queue: MessageQueue, *, again: bool) -> AsyncIterator[_Place]:
+        """From where to where the queue is to be read; at the end the broker keeps how far it was."""
+        address = await self.broker_address(queue.broker_name)
+        topic, queue_id = queue.topic, queue.queue_id
+        end = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
+        first = await self.api.min_offset(address, topic, queue_id, self.timeout_ms)
+        before = await self.committed_offset(address, TOOLS_GROUP, topic, queue_id) or 0
+        place = _Place(max(first, 0 if again else before), end)
+
+        async def keep() -> None:
+            if place.done > before:
+                await self.api.update_offset(
+                    address, TOOLS_GROUP, topic, queue_id, place.done, timeout_ms=self.timeout_ms
+                )
+
+        try:
+            yield place
+        except BaseException:
+            with suppress(GantryError):
+                await keep()
+            raise
+        await keep()
+
+
+@dataclass(slots=True)
+class _Place:
+    begin: int
+    end: int
+    #: All before it are dealt with.
+    done: int = 0
+
+
+def _sent_again(letter: MessageExt, group: str | None) -> Message | None:
+    """The dead letter as a new message, for the group alone or for its topic; None when it can't be read."""
+    try:
+        body = letter.body
+    except ProtocolError as e:
+        log.warning("the dead letter at %d of %s is left: %s", letter.queue_offset, letter.topic, e)
+        return None
+    properties = {name: value for name, value in letter.properties.items() if name not in _DROPPED}
+    if group is not None:
+        return Message(retry_topic(group), body, flag=letter.flag, properties=properties)
+    topic = properties.pop(names.RETRY_TOPIC, None)
+    properties.pop(names.ORIGIN_MESSAGE_ID, None)
+    if topic is None:
+        log.warning("the dead letter at %d of %s is left: it doesn't say its topic", letter.queue_offset, letter.topic)
+        return None
+    return Message(topic, body, flag=letter.flag, properties=properties)
