@@ -24,6 +24,7 @@ DOCUMENTS = [
     "docs/client.md",
     "docs/faq.md",
     "docs/compatibility.md",
+    "docs/service.md",
     "docs/spark.md",
     "docs/store.md",
 ]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from gantrymq.protocol.compression import CompressionType
     from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+    from gantrymq.service import run
     from gantrymq.sync import (
         SyncLitePullConsumer,
         SyncProducer,
@@ -90,6 +91,7 @@ _MODULES = {
     "allocate_by_machine_room": "gantrymq.client.consuming.rebalance",
     "allocate_machine_room_nearby": "gantrymq.client.consuming.rebalance",
     "reply_message": "gantrymq.client.producing.request_reply",
+    "run": "gantrymq.service",
     "select_by_hash": "gantrymq.client.producing.queue_selector",
     "select_by_machine_room": "gantrymq.client.producing.queue_selector",
     "select_randomly": "gantrymq.client.producing.queue_selector",
@@ -134,6 +136,7 @@ __all__ = [
     "allocate_by_machine_room",
     "allocate_machine_room_nearby",
     "reply_message",
+    "run",
     "select_by_hash",
     "select_by_machine_room",
     "select_randomly",
