@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from math import inf
 
 import pytest
 import uvloop
+from waiting import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.background.repeating import Repeating
+from gantrymq.background.repeating import LEAST_AFTER_ERROR_S, Repeating
 from gantrymq.background.report import LOG_INTERVAL_S, JobReport
 
 
@@ -192,6 +194,88 @@ async def test_work_that_is_cancelled_from_outside_runs_again() -> None:
     tasks[0].cancel()
     await asyncio.wait_for(begun.wait(), 5)
     assert job.report.failures == 1
+    await job.stop()
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_starts_again_while_a_run_is_still_ending(swallows: bool) -> None:
+    runs = under_way = most = 0
+    begun = asyncio.Event()
+
+    async def work() -> float | None:
+        nonlocal runs, under_way, most
+        runs += 1
+        under_way += 1
+        most = max(most, under_way)
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            if not swallows:
+                raise
+        finally:
+            under_way -= 1
+        return 30.0
+
+    job = Repeating("work", work)
+    job.start(0.0)
+    for _ in range(3):
+        await asyncio.wait_for(begun.wait(), 5)
+        begun.clear()
+        job.cancel()
+        job.start(0.0)
+    await asyncio.wait_for(begun.wait(), 5)
+    await job.stop()
+    assert (runs, most, job.report.failures) == (4, 1, 0)
+    # Stopped it stays.
+    job.cancel()
+    await asyncio.sleep(0.01)
+    assert runs == 4
+
+
+async def test_starts_again_and_stops_while_a_run_is_still_ending() -> None:
+    begun = asyncio.Event()
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        await asyncio.Event().wait()
+
+    job = Repeating("work", work)
+    job.start(0.0)
+    await begun.wait()
+    job.cancel()
+    job.start(0.0)
+    await job.stop()
+    await asyncio.sleep(0.01)
+    assert (runs, job.report.failures) == (1, 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_work_that_wakes_itself_and_fails_has_its_pause(is_async: bool) -> None:
+    runs = 0
+
+    def work() -> None:
+        nonlocal runs
+        runs += 1
+        job.wake()
+        raise OSError(5, "again")
+
+    async def slowly() -> None:
+        work()
+
+    job = Repeating("work", slowly if is_async else work, after_error_s=30.0)
+    began = time.monotonic()
+    job.start(0.0)
+    await until(lambda: runs == 3)
+    assert time.monotonic() - began >= 2 * LEAST_AFTER_ERROR_S
+    # Who asks for it between two runs need not wait.
+    job.wake()
+    await until(lambda: runs == 4)
+    assert time.monotonic() - began < 20.0
     await job.stop()
 
 

@@ -23,6 +23,8 @@ Work = Callable[[], Pause | Awaitable[Pause]]
 
 #: After a failure a job whose interval is longer, or that only runs when it is woken, is tried again in this time, s.
 AFTER_ERROR_S = 10.0
+#: Also when the run that failed was asked for again while it was under way: else such work fails without a pause.
+LEAST_AFTER_ERROR_S = 0.1
 
 
 class Repeating:
@@ -42,16 +44,26 @@ class Repeating:
         #: When it is to run, loop time; uvloop's handles don't tell.
         self._due = inf
         self._task: asyncio.Future[Pause] | None = None
+        #: `cancel` has ended the task, which takes its time.
+        self._is_ending = False
         self._began = 0.0
         #: When a run that is under way is to be followed by another, if somebody asked for it meanwhile.
         self._wake_at = inf
         self._started = False
 
     def start(self, after_s: float | None = None) -> None:
-        """Begins; the first run comes after `after_s` instead of an interval. Once more does no harm."""
-        if not self._started:
-            self._started = True
-            self._run_in(self._interval_s if after_s is None else after_s)
+        """Begins; the first run comes after `after_s` instead of an interval. Once more does no harm.
+
+        A run that was cancelled and has not ended yet is waited for.
+        """
+        if self._started:
+            return
+        self._started = True
+        seconds = self._interval_s if after_s is None else after_s
+        if self._task is None:
+            self._run_in(seconds)
+        else:
+            self._wake_at = asyncio.get_running_loop().time() + seconds
 
     def wake(self, after_s: float = 0.0) -> None:
         """Runs after `after_s` at the latest; if a run is under way, once more then. Nothing when stopped."""
@@ -71,6 +83,7 @@ class Repeating:
             self._timer = None
             self._due = inf
         if self._task is not None:
+            self._is_ending = True
             self._task.cancel()
 
     async def stop(self) -> None:
@@ -106,7 +119,12 @@ class Repeating:
 
     def _task_done(self, task: asyncio.Future[Pause]) -> None:
         self._task = None
-        if task.cancelled():
+        if self._is_ending:
+            self._is_ending = False
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.report.failed(error, monotonic(), log, monotonic() - self._began)
+            self._again(inf)
+        elif task.cancelled():
             if self._started:
                 self._failed(asyncio.CancelledError("cancelled from outside"))
         elif (error := task.exception()) is not None:
@@ -121,12 +139,13 @@ class Repeating:
     def _failed(self, error: BaseException) -> None:
         now = monotonic()
         self.report.failed(error, now, log, now - self._began)
-        self._again(self._after_error_s)
+        self._again(self._after_error_s, min(self._after_error_s, LEAST_AFTER_ERROR_S))
 
-    def _again(self, seconds: float) -> None:
+    def _again(self, seconds: float, least: float = 0.0) -> None:
+        """Runs in so many seconds, or earlier if that was asked for meanwhile, but not in less than `least`."""
         if self._started:
             # Plain work may have called `wake` itself, which set a timer.
             asked = min(self._wake_at, self._due)
             if asked != inf:
-                seconds = min(seconds, max(asked - asyncio.get_running_loop().time(), 0.0))
+                seconds = min(seconds, max(asked - asyncio.get_running_loop().time(), least))
             self._run_in(seconds)
