@@ -26,6 +26,7 @@ GantryError
 │   ├── StoreBusy           no room just now: a file is being made
 │   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
 ├── ConfigError             a configuration key or value
+├── MissingExtra            a part of the package needs more than is installed; an ImportError, too
 └── ThreadDied              a thread that others count on ended by an exception, its __cause__
 """
 
@@ -200,6 +201,10 @@ class SyncFailed(StoreError):
 
 class ConfigError(GantryError):
     """A configuration key or value that can't be used."""
+
+
+class MissingExtra(GantryError, ImportError):
+    """A part of this package needs a module that `pip install "gantrymq[...]"` brings."""
 
 
 class ThreadDied(GantryError):

@@ -92,6 +92,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     assert "the topic: all " in out
     assert "every figure agrees" in out.splitlines()[-1]
     assert "messages/s" in out.splitlines()[-1]
+    assert out.splitlines()[-1].endswith(", besides the message that ends the year")
     assert (directory / "delay-by-hour.png").read_bytes().startswith(b"\x89PNG")
     # A worker of the killed run may still have asked its brokers, for as long as it tries again.
     wait_until(lambda: not any(is_running(pid) for pid in pids), 30)

@@ -85,6 +85,9 @@ def demo(
 
     A run that was stopped midway goes on where it stopped.
     """
+    from gantrymq.extras import need
+
+    need("demo", "gantry demo")
     from gantrymq.demo.run import run_demo
     from gantrymq.testing.signals import Interrupted
 

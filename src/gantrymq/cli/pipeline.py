@@ -36,6 +36,9 @@ def run(
     ] = None,
 ) -> None:
     """Take in what has come since the last run."""
+    from gantrymq.extras import need
+
+    need("pipelines", "gantry pipeline run")
     from gantrymq.pipeline.run import run_project
     from gantrymq.testing.signals import interruptible
 

@@ -20,12 +20,17 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
-from opentelemetry.util.types import AttributeValue
+from gantrymq.extras import missing
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+except ImportError as e:
+    raise missing("otel", "gantrymq.client.otel", e) from e
 
 from gantrymq.client.consuming.consume_hooks import ConsumeContext, ReceiveContext
 from gantrymq.client.producing.send_hook import SendContext

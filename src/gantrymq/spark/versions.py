@@ -14,8 +14,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyspark
+from gantrymq.extras import missing
+
+try:
+    import pyarrow as pa
+    import pyspark
+except ImportError as e:
+    raise missing("spark", "gantrymq.spark", e) from e
 
 VERSION = tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2]))
 if VERSION < (4, 0):

