@@ -96,6 +96,7 @@ class MortalCluster:
             listen_port=0,
             namesrv_addr=[self.name_server],
             auto_create_topic_enable=False,
+            transaction_time_out=1,
             store=StoreConfig(store_path_root_dir=self._directory / name, mapped_file_size_commit_log=1024 * 1024),
         )
 
@@ -109,6 +110,10 @@ class MortalCluster:
     def stop_broker(self, name: str) -> None:
         """The NameServer forgets it at once."""
         self._loop.submit(self._brokers.pop(name).stop()).result()
+
+    def clients(self) -> set[str]:
+        """host:port of everybody who is connected with a broker."""
+        return {c.address for broker in self._brokers.values() for c in broker._server.connections}
 
     # -- topics ---------------------------------------------------------------------------------------------------
 

@@ -182,7 +182,16 @@ def test_a_topic_made_anew_with_more_messages_is_noticed(
     last = lenient.latestOffset(following, ALL)
     assert sorted(bodies(lenient, end, following) + bodies(lenient, following, last)) == list(range(1000, 1600))
     assert lenient.latestOffset(last, ALL) == last
+    # As many as before.
+    asyncio.run(_delete(cluster, topic))
+    create_topic(cluster, topic, 1)
+    for _ in range(6):
+        send_numbers(cluster, topic, range(100))
     lenient.stop()
+    restarted = RocketMQStreamReader(options, BODY)
+    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+        restarted.latestOffset(last, ALL)
+    restarted.stop()
 
 
 def test_a_stream_that_leaves_a_topic_and_comes_back(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,6 +22,7 @@ from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.spark import pull
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.connections import connected
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.rows import read_ranges
@@ -82,13 +83,24 @@ def test_tags_leave_out_the_others(cluster: EmbeddedCluster, one_queue: MessageQ
     assert found == [b"%d" % n for n in range(101, 200, 2)]
 
 
-def test_an_abandoned_read_ends_its_thread(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:
-    before = threading.active_count()
-    batches = pull.pull_batches([OffsetRange(one_queue, 0, 1000)], options_for(cluster.name_server, one_queue.topic))
-    next(batches)
-    assert threading.active_count() > before
-    batches.close()
-    assert threading.active_count() == before
+def test_an_abandoned_read_leaves_nothing_under_way(
+    cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "PULL_BYTES", 500)
+    monkeypatch.setattr(pull, "BATCH_ROWS", 10)
+    options = options_for(cluster.name_server, one_queue.topic)
+
+    async def others() -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    with connected(options) as brokers:
+        for read in range(3):
+            batches = pull.pull_batches([OffsetRange(one_queue, 0, 1000)], options)
+            for _ in range(read + 1):
+                next(batches)
+            assert brokers.submit(others()).result()
+            batches.close()
+            assert not brokers.submit(others()).result()
 
 
 def test_what_a_broker_never_had_is_lost_data(cluster: EmbeddedCluster, one_queue: MessageQueue) -> None:

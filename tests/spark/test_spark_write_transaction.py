@@ -110,10 +110,10 @@ def test_nothing_is_there_when_a_task_fails(spark: SparkSession, cluster: Embedd
 
 
 async def store_two(options: WriteOptions) -> list[HalfMessage]:
-    sender = RowSender(Cluster(options.name_servers, 5000), 0, transactional=True)
-    await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
-    await sender.close()
-    return sender.halves
+    async with Cluster(options.name_servers, 5000) as brokers:
+        sender = RowSender(brokers, 0, transactional=True)
+        await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
+        return sender.halves
 
 
 def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

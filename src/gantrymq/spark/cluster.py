@@ -25,6 +25,7 @@ from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.offsets import FirstMessage
 from gantrymq.spark.security import Security
 
@@ -76,9 +77,18 @@ class Cluster:
     too: a NameServer that has started knows them when their brokers have registered, which takes half a minute.
     """
 
-    def __init__(self, name_servers: Sequence[str], retry_timeout_ms: int, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        retry_timeout_ms: int,
+        security: Security | None = None,
+        *,
+        remoting: RemotingClient | None = None,
+    ) -> None:
+        """`remoting` is used instead of connections of its own, and left open."""
         self._retry_timeout_s = retry_timeout_ms / 1000
-        self._remoting = (security or Security()).remoting_client()
+        self._is_owner = remoting is None
+        self._remoting = remoting or (security or Security()).remoting_client()
         self._api = BrokerApi(self._remoting)
         self._routes = Routes(self._api, name_servers)
 
@@ -88,7 +98,8 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._remoting.close()
+        if self._is_owner:
+            await self._remoting.close()
 
     # -- queues -------------------------------------------------------------------------------------------------
 

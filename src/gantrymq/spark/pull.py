@@ -1,4 +1,4 @@
-"""Ranges of queues, pulled on an event loop in a thread of its own: one batch ahead of the thread that decodes.
+"""Ranges of queues, pulled on an event loop in another thread: one batch ahead of the thread that decodes.
 
 Offsets of a queue are dense, so where the next pulls begin is known before the first is answered: several are under way
 at once (Apache's brokers answer with 32 messages at most), and their answers are taken in order.
@@ -10,15 +10,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
-from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.connections import connected
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 
@@ -67,24 +68,33 @@ def data_lost(options: ReadOptions, what: str) -> None:
 def pull_batches(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[PulledBatch]:
     """All of `ranges`, in order. Raises DataLost, BrokerError or a RemotingError."""
     bytes(FREED_BYTES)
-    batches = _batches(ranges, options)
+    with connected(options) as brokers:
+        batches = _batches(brokers.cluster, ranges, options)
 
-    async def following() -> PulledBatch | None:
-        return await anext(batches, None)
+        async def following() -> PulledBatch | None:
+            return await anext(batches, None)
 
-    with LoopThread(f"pull {ranges[0]}") as loop:
-        ahead = loop.submit(following())
-        while (batch := ahead.result()) is not None:
-            ahead = loop.submit(following())
-            yield batch
+        async def end() -> None:
+            await batches.aclose()
+
+        try:
+            ahead = brokers.submit(following())
+            while (batch := ahead.result()) is not None:
+                ahead = brokers.submit(following())
+                yield batch
+        finally:
+            brokers.cancel()
+            brokers.submit(end()).result()
 
 
-async def _batches(ranges: Sequence[OffsetRange], options: ReadOptions) -> AsyncGenerator[PulledBatch, None]:
+async def _batches(
+    cluster: Cluster, ranges: Sequence[OffsetRange], options: ReadOptions
+) -> AsyncGenerator[PulledBatch, None]:
     """Pieces of one queue put together until they make a good batch."""
     batch: list[PulledBatch] = []
     size = 0
-    async with Cluster(options.name_servers, options.retry_timeout_ms, options.security) as cluster:
-        async for piece in _pieces(cluster, ranges, options):
+    async with aclosing(_pieces(cluster, ranges, options)) as pieces:
+        async for piece in pieces:
             if batch and (
                 piece.queue != batch[0].queue
                 or piece.start != batch[-1].end

@@ -5,6 +5,7 @@ A reader plans on the driver and is pickled to the tasks, whose `read` uses noth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,6 +37,9 @@ from gantrymq.spark.versions import (
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
+
+#: How often a stream looks whether queues without anything new are still the ones that it has read.
+CHECK_INTERVAL_S = 10.0
 
 T = TypeVar("T")
 
@@ -105,6 +109,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offsets = {}
         #: The end of the batch that was planned last; another one is of the checkpoint.
         self._planned: dict[str, Any] | None = None
+        #: When queues are looked at that have nothing new.
+        self._check_at = 0.0
         self._committed: Offsets = {}
         #: Made by the first question: Spark pickles readers that were asked nothing.
         self._connections: _Connections | None = None
@@ -128,7 +134,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start != self._initial:
             # Spark plans a batch after the one before it is done; its call of `commit` comes one batch late.
             self._commit(place.ends)
-        progress = self._ask(lambda cluster: advance(cluster, self._options, place))
+        # Spark asks every few milliseconds while there is nothing to do.
+        check_all = time.monotonic() >= self._check_at
+        progress = self._ask(lambda cluster: advance(cluster, self._options, place, check_all=check_all))
+        if check_all:
+            self._check_at = time.monotonic() + CHECK_INTERVAL_S
         self._latest = ends = progress.ends
         new = progress.starts
         if self._target is not None:

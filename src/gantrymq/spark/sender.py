@@ -86,9 +86,6 @@ class RowSender:
             ]
         self.halves += [half for half in await asyncio.gather(*work) if half is not None]
 
-    async def close(self) -> None:
-        await self._cluster.__aexit__(None, None, None)
-
     def _next(self, queues: list[MessageQueue]) -> list[MessageQueue]:
         start = self._turn = (self._turn + 1) % len(queues)
         return queues[start:] + queues[:start]

@@ -63,8 +63,9 @@ class Progress(NamedTuple):
     firsts: dict[MessageQueue, FirstMessage]
 
 
-async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace) -> Progress:
-    """How far a stream can go that is at `place`.
+async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *, check_all: bool = True) -> Progress:
+    """How far a stream can go that is at `place`. Without `check_all` queues that end where they ended are left alone,
+    and one that was made again with as many messages isn't noticed before it has more.
 
     A new queue is read from its first offset, or as the stream began when its broker was away then. A queue whose
     broker doesn't answer, or whose topic no NameServer knows at the moment, stays where it is, so that the others go
@@ -76,7 +77,7 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace) ->
 
     async def look(queue: MessageQueue) -> _Look | None:
         try:
-            return await _look(cluster, options, place, queue)
+            return await _look(cluster, options, place, queue, check_all)
         except (RemotingError, BrokerError) as e:
             if isinstance(e, BrokerError) and e.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
@@ -105,14 +106,16 @@ class _Look(NamedTuple):
     first: FirstMessage | None = None
 
 
-async def _look(cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue) -> _Look:
+async def _look(
+    cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue, check_all: bool
+) -> _Look:
     last = await cluster.max_offset_once(queue)
     known = place.ends.get(queue)
     if known is None:
         start = await _start_of_new(cluster, options, place, queue)
         log.info("new queue %s: reading from offset %d", name_of(queue), start)
         return _Look(max(start, last), start, await cluster.first_message(queue))
-    if last == known:
+    if last == known and not (check_all and queue in place.firsts):
         return _Look(last)
     if not cluster.has_master(queue):
         # A slave, which may be behind.

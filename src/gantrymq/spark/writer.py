@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.connections import connected
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.sender import HalfMessage, RowSender, end_all
@@ -88,27 +88,20 @@ def _write(rows: Iterator[pa.RecordBatch], options: WriteOptions, write_id: str)
     partition = _task_context().partitionId()
     encoder = RowEncoder(options, f"{write_id}-{partition}")
     sent = RowsSent(0, time.time())
-    with LoopThread("send") as loop:
-        sender = loop.submit(_open(options, partition)).result()
-        try:
-            # The rows of one Arrow batch are on their way while the next ones are encoded.
-            under_way = None
-            for batch in rows:
-                messages = encoder.encode(batch)
-                if under_way is not None:
-                    under_way.result()
-                under_way = loop.submit(sender.send(messages))
-                sent.rows += batch.num_rows
+    with connected(options) as brokers:
+        sender = RowSender(brokers.cluster, partition, transactional=options.transactional)
+        # The rows of one Arrow batch are on their way while the next ones are encoded.
+        under_way = None
+        for batch in rows:
+            messages = encoder.encode(batch)
             if under_way is not None:
                 under_way.result()
-        finally:
-            loop.submit(sender.close()).result()
+            under_way = brokers.submit(sender.send(messages))
+            sent.rows += batch.num_rows
+        if under_way is not None:
+            under_way.result()
     sent.halves = sender.halves
     return sent
-
-
-async def _open(options: WriteOptions, partition: int) -> RowSender:
-    return RowSender(_cluster(options), partition, transactional=options.transactional)
 
 
 def _cluster(options: WriteOptions) -> Cluster:
