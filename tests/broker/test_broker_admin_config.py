@@ -29,6 +29,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
+from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.steps import finish
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
@@ -172,6 +173,8 @@ async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     assert (await update(peer, text)).code == ResponseCode.SUCCESS
     sent = await peer.send("orders", bytes(1000), default_topic_queue_nums=100, properties={"KEYS": "k"})
     assert (sent.ext_fields["MSG_REGION"], sent.ext_fields["TRACE_ON"]) == ("moon", "false")
+    stored = broker.store.read_record(decode_offset_message_id(sent.ext_fields["msgId"])[1])
+    assert b"MSG_REGION\x01moon\x02TRACE_ON\x01false\x02" in stored.properties
     topic = broker.topics.get("orders")
     assert topic is not None
     assert topic.write_queue_nums == 3

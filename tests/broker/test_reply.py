@@ -75,6 +75,7 @@ async def test_a_reply_is_pushed_to_who_asked_and_stored(broker: Broker, peer: P
     assert (header.msg_region, header.trace_on) == ("DefaultRegion", "true")
     properties = decode_properties((push.properties or "").encode())
     assert properties["CORRELATION_ID"] == "c1"
+    assert (properties["MSG_REGION"], properties["TRACE_ON"]) == ("DefaultRegion", "true")
     assert int(properties[PUSH_REPLY_TIME]) == push.store_timestamp
     pulled = await peer.pull(REPLY_TOPIC, header.queue_offset)
     (stored,) = decode_messages(pulled.body)

@@ -89,9 +89,9 @@ async def test_sent_back_message_comes_again_with_its_history(peer: Peer) -> Non
 
 @pytest.mark.parametrize("room", [120, 60, 0])
 async def test_a_message_comes_again_however_long_its_properties_are(peer: Peer, room: int) -> None:
-    fixed = {"UNIQ_KEY": "K", "CLUSTER": "DefaultCluster", "pad": ""}
-    pad = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fixed)) - room)
-    del fixed["CLUSTER"]
+    added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
+    fixed = {"UNIQ_KEY": "K", "pad": ""}
+    pad = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fixed | added)) - room)
     sent = await peer.send("orders", b"hard", properties=fixed | {"pad": pad})
     assert sent.code == ResponseCode.SUCCESS
     original = await next_message(peer, "orders")

@@ -36,7 +36,8 @@ async def test_message_is_stored_as_it_was_sent(peer: Peer, broker: Broker) -> N
     [message] = await pulled(peer, "orders", 3)
     assert (address, offset) == (broker.address, message.commit_log_offset)
     assert (message.topic, message.body, message.flag, message.reconsume_times) == ("orders", b"hello", 7, 2)
-    assert message.properties == sent | {"CLUSTER": "DefaultCluster"}
+    added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
+    assert message.properties == sent | added
     assert message.msg_id == "7F000001"
     assert message.born_host.startswith("127.0.0.1:")
 
@@ -47,11 +48,14 @@ async def test_message_without_properties_gets_a_unique_key(peer: Peer) -> None:
     assert len(message.properties["UNIQ_KEY"]) == 32
 
 
-async def test_cluster_property_of_another_cluster_is_replaced(peer: Peer) -> None:
-    await peer.send("orders", b"hello", properties={"CLUSTER": "far", "a": "b"})
+@pytest.mark.parametrize(
+    "more", [{"CLUSTER": "far"}, {"MSG_REGION": "far"}, {"TRACE_ON": "false"}, {"MY_TRACE_ON": "1"}]
+)
+async def test_properties_of_another_broker_are_replaced(peer: Peer, more: dict[str, str]) -> None:
+    await peer.send("orders", b"hello", properties={"UNIQ_KEY": "1"} | more | {"a": "b"})
     [message] = await pulled(peer, "orders")
-    assert message.properties["CLUSTER"] == "DefaultCluster"
-    assert message.properties["a"] == "b"
+    added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
+    assert message.properties == more | {"UNIQ_KEY": "1", "a": "b"} | added
 
 
 async def test_queue_offsets_count_up_per_queue(peer: Peer) -> None:

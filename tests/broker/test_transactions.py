@@ -70,7 +70,7 @@ async def test_message_comes_with_the_commit(pair: Pair) -> None:
     assert message.sys_flag == TRANSACTION_COMMIT
     assert message.prepared_transaction_offset == half.commit_log_offset
     # What Java's broker stores too.
-    added = {"TRAN_MSG": "true", "PGROUP": "producers"}
+    added = {"TRAN_MSG": "true", "PGROUP": "producers", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
     assert message.properties == sent | added | {"CLUSTER": "DefaultCluster", "__transactionId__": "7F000001"}
 
 

@@ -70,11 +70,12 @@ class Replies(Part):
         else:
             header = request.read_header(SendMessageRequestHeaderV2)
         size, properties_size = len(request.body), len((header.properties or "").encode())
-        if size > self._appender.max_message_size or properties_size > MAX_PROPERTIES_LENGTH:
+        most = MAX_PROPERTIES_LENGTH - len(encode_properties(self._own_properties()))
+        if size > self._appender.max_message_size or properties_size > most:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"reply of {size} bytes with {properties_size} bytes of properties: at most "
-                f"{self._appender.max_message_size} and {MAX_PROPERTIES_LENGTH} are taken",
+                f"{self._appender.max_message_size} and {most} are taken",
             )
         self._check(header)
         connection.respond_with(request, self._push_and_store(connection, request, header))
@@ -134,6 +135,7 @@ class Replies(Part):
         member = self._members.producer_member(client_id)
         if member is None:
             return f"push reply message fail, channel of <{client_id}> not found."
+        fields |= self._own_properties()
         now_ms = clock.now_ms()
         fields[names.PUSH_REPLY_TIME] = str(now_ms)
         push = ReplyMessageRequestHeader(
@@ -162,6 +164,13 @@ class Replies(Part):
             return f"push reply message to {client_id} fail: it answered {answer.code}, {answer.remark}"
         return None
 
+    def _own_properties(self) -> dict[str, str]:
+        """What the broker adds to each reply, as to each message (`AbstractSendMessageProcessor.buildMsgContext`)."""
+        return {
+            names.MSG_REGION: self._config.region_id,
+            names.TRACE_SWITCH: "true" if self._config.trace_on else "false",
+        }
+
     def _store(
         self,
         connection: Connection,
@@ -181,7 +190,7 @@ class Replies(Part):
             born_host(connection),
             header.reconsume_times or 0,
             request.body,
-            (header.properties or "").encode(),
+            encode_properties(decode_properties((header.properties or "").encode()) | self._own_properties()),
             0,
         )
         answer.msg_id = encode_offset_message_id(self._appender.store_host, result.physical_offset)
