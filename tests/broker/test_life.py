@@ -80,6 +80,20 @@ async def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path: Path,
     await again.stop()
 
 
+async def test_a_broker_that_can_t_be_made_leaves_its_port(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = config(tmp_path / "store")
+    settings.listen_port = port
+    settings.store.message_delay_level = "1s nonsense"
+    with pytest.raises(ConfigError, match="messageDelayLevel") as error:
+        Broker(settings)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    assert error.value
+
+
 async def test_a_metrics_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         broker = Broker(config(tmp_path / "store", metrics_port=taken.getsockname()[1]))

@@ -122,9 +122,16 @@ class Broker:
             jobs=self.jobs,
         )
         self.address = format_address(config.broker_ip1, self.port)
-        store_host = encode_host(config.broker_ip1, self.port)
+        try:
+            self._build(encode_host(config.broker_ip1, self.port))
+        except BaseException:
+            self._server.release()
+            raise
+
+    def _build(self, store_host: bytes) -> None:
+        """Makes all parts, and says in which order they start."""
+        config, jobs = self.config, self.jobs
         directory = config.store.config_directory
-        jobs = self.jobs
 
         # What all have in common: the store and the tables.
         self.store = store = MessageStore(config.store, store_host, jobs=jobs)

@@ -54,7 +54,6 @@ class RemotingServer:
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self._handlers = handlers
-        self._listener = Listener(host, port, self._accepted, self._count, fast_listen=fast_listen, jobs=jobs)
         self._tls = ServerTls(tls, jobs) if tls is not None else None
         self._hooks = hooks
         self._max_idle_s = max_idle_s
@@ -67,10 +66,16 @@ class RemotingServer:
         self.unfinished_frames = UnfinishedFrames(jobs)
         self._rooms_for_answers = new_rooms_for_answers()
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
+        # At last: it takes the port, which nobody would free if anything else failed.
+        self._listener = Listener(host, port, self._accepted, self._count, fast_listen=fast_listen, jobs=jobs)
 
     @property
     def port(self) -> int:
         return self._listener.port
+
+    def release(self) -> None:
+        """Frees the port of a server that is never started."""
+        self._listener.stop()
 
     async def start(self) -> None:
         """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError as `serve`."""
