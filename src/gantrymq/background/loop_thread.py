@@ -10,8 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import uvloop
-
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.errors import ThreadDied
 from gantrymq.logs import peer_log
@@ -36,7 +35,7 @@ class LoopThread:
         self.error: BaseException | None = None
         self._name = name
         self._at_death = at_death
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = SupervisedThread(name, self._loop.run_forever, self._died)
         self._futures: set[Future[Any]] = set()
         self._stopping: asyncio.Task[None] | None = None

@@ -11,8 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import uvloop
-
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
@@ -65,7 +64,7 @@ ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, on an event loop of its own."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import uvloop
-
+from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -102,7 +101,7 @@ class EmbeddedCluster:
 
     def _run(self, started: Future[None]) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(started))
         except BaseException as e:
             if started.done():
