@@ -9,6 +9,7 @@ the client's own: that of a handler that is a coroutine function. A forked child
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,19 @@ from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 log = peer_log(__name__)
 
 T = TypeVar("T")
+S = TypeVar("S", bound="type[_Sync]")
+
+
+def _documented_by(asynchronous: type) -> Callable[[S], S]:
+    """Gives methods that do what those of the asynchronous class do, and wait, their words."""
+
+    def document(synchronous: S) -> S:
+        for name, method in vars(synchronous).items():
+            if not name.startswith("_") and callable(method) and not method.__doc__:
+                method.__doc__ = inspect.getdoc(getattr(asynchronous, name))
+        return synchronous
+
+    return document
 
 
 class _Sync:
@@ -153,8 +167,9 @@ class _Sync:
             self._thread = None
 
 
+@_documented_by(Producer)
 class SyncProducer(_Sync):
-    """A `Producer` to be called without `await`."""
+    """A `producer` to be called without `await`: `SyncProducer(Producer(...))`."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer)
@@ -186,8 +201,12 @@ class SyncProducer(_Sync):
         return self._wait(self._producer.queues(topic))
 
 
+@_documented_by(TransactionProducer)
 class SyncTransactionProducer(SyncProducer):
-    """A `TransactionProducer` to be called without `await`; its listener's methods should be plain functions."""
+    """A `TransactionProducer`, `producer`, to be called without `await`.
+
+    Its listener's methods should be plain functions.
+    """
 
     def __init__(self, producer: TransactionProducer) -> None:
         super().__init__(producer)
@@ -199,6 +218,7 @@ class SyncTransactionProducer(SyncProducer):
         return self._wait(self._transactions.send_in_transaction(message, arg, timeout_ms))
 
 
+@_documented_by(GroupConsumer)
 class _SyncConsumer(_Sync):
     """Subscriptions, which may change while the consumer runs."""
 
@@ -222,14 +242,15 @@ class _SyncConsumer(_Sync):
 
 
 class SyncPushConsumer(_SyncConsumer):
-    """A `PushConsumer` that works between `start` and `close`; its handler should be a plain function."""
+    """A `PushConsumer`, `consumer`, that works between `start` and `close`; its handler should be a plain function."""
 
     def __init__(self, consumer: PushConsumer) -> None:
         super().__init__(consumer)
 
 
+@_documented_by(SimpleConsumer)
 class SyncSimpleConsumer(_SyncConsumer):
-    """A `SimpleConsumer` to be called without `await`."""
+    """A `SimpleConsumer`, `consumer`, to be called without `await`."""
 
     def __init__(self, consumer: SimpleConsumer) -> None:
         super().__init__(consumer)
@@ -247,8 +268,9 @@ class SyncSimpleConsumer(_SyncConsumer):
         self._wait(self._consumer.change_invisible_time(message, invisible_ms))
 
 
+@_documented_by(LitePullConsumer)
 class SyncLitePullConsumer(_SyncConsumer):
-    """A `LitePullConsumer` to be called without `await`: `for message in consumer`."""
+    """A `LitePullConsumer`, `consumer`, to be called without `await`: `for message in consumer`."""
 
     def __init__(self, consumer: LitePullConsumer) -> None:
         super().__init__(consumer)

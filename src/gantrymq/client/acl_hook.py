@@ -14,7 +14,7 @@ from gantrymq.protocol.command import RemotingCommand
 class AclHook:
     """Give it to a producer, a consumer or an AdminClient: `hooks=[AclHook(access_key, secret_key)]`.
 
-    Raises ConfigError for a blank key.
+    `security_token` goes with keys that are lent for a while (Alibaba's STS). Raises ConfigError for a blank key.
     """
 
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
@@ -26,7 +26,7 @@ class AclHook:
 
     @classmethod
     def from_file(cls, path: Path) -> AclHook:
-        """With the `accessKey` and `secretKey` of mqadmin's tools.yml. Raises ConfigError."""
+        """With the `accessKey` and `secretKey` of mqadmin's tools.yml at `path`. Raises ConfigError."""
         try:
             # All values as they are written: a key of digits is no number.
             document = yaml.load(path.read_bytes(), Loader=yaml.BaseLoader)
@@ -42,6 +42,7 @@ class AclHook:
         return cls(access_key.strip(), secret_key.strip())
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
+        """Signs `request`."""
         fields = request.ext_fields
         fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
-from gantrymq.errors import CompressionError, ProtocolError, RecordError
+from gantrymq.errors import CompressionError, IllegalMessage, ProtocolError, RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
@@ -18,6 +18,10 @@ from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 
 #: A body that decompresses to more bytes isn't kept for the next to read it: hundreds of them would take gigabytes.
 KEPT_SIZE = 256 * 1024
+#: Brokers have so many delay levels, unless their messageDelayLevel says otherwise: then set the property DELAY.
+MAX_DELAY_LEVEL = 18
+#: A time before this one, in March 1973, is of seconds.
+EARLIEST_MS = 100_000_000_000
 
 
 class MessageQueue(NamedTuple):
@@ -31,8 +35,12 @@ class MessageQueue(NamedTuple):
 class Message:
     """A message to send: a topic, a body of bytes and properties.
 
-    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java. A message can
-    be delivered later: by `delay_level` (1 to 18), after `delay_ms`, or at `deliver_at_ms` (ms since the epoch).
+    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java.
+
+    `tags` is one word that consumers select by; `keys` are what the message is found by, a list, or one string with
+    blanks between them; messages with the same `sharding_key` go to the same queue, if the selector of a queue says so.
+    A message can be delivered later, in one of three ways: by `delay_level` (1 to 18), after `delay_ms`, or at
+    `deliver_at_ms` (ms since the epoch). `flag` is a number of your own. Raises IllegalMessage for what can't be meant.
     """
 
     __slots__ = ("_properties", "body", "flag", "topic")
@@ -58,31 +66,63 @@ class Message:
         if tags:
             self.properties[names.TAGS] = tags
         if keys:
-            self.properties[names.KEYS] = keys if isinstance(keys, str) else names.KEY_SEPARATOR.join(keys)
+            self.properties[names.KEYS] = keys if isinstance(keys, str) else _joined(keys)
         if sharding_key:
             self.properties[names.SHARDING_KEY] = sharding_key
-        if delay_level:
-            self.properties[names.DELAY_TIME_LEVEL] = str(delay_level)
-        if delay_ms is not None:
-            self.properties[names.TIMER_DELAY_MS] = str(delay_ms)
-        if deliver_at_ms is not None:
-            self.properties[names.TIMER_DELIVER_MS] = str(deliver_at_ms)
+        if delay_level or delay_ms is not None or deliver_at_ms is not None:
+            self.properties.update([_delay(delay_level, delay_ms, deliver_at_ms)])
+        for name, value in self.properties.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise IllegalMessage(f"property {name!r} is {value!r}: names and values are strings")
 
     @property
     def properties(self) -> dict[str, str]:
+        """Yours and RocketMQ's own; may be changed before the message is sent."""
         assert self._properties is not None
         return self._properties
 
     @property
     def tags(self) -> str | None:
+        """What consumers select by; None without."""
         return self.properties.get(names.TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """What the message is found by."""
         return self.properties.get(names.KEYS, "").split()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
+
+
+def _joined(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    for key in keys:
+        if not isinstance(key, str) or not key or any(char.isspace() for char in key):
+            raise IllegalMessage(f"the key {key!r} of {keys!r}: a key is a string without blanks, which separate keys")
+    return names.KEY_SEPARATOR.join(keys)
+
+
+def _delay(level: int, after_ms: int | None, at_ms: int | None) -> tuple[str, str]:
+    """The one property that delays the message."""
+    given = {"delay_level": level or None, "delay_ms": after_ms, "deliver_at_ms": at_ms}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if len(wanted) > 1:
+        raise IllegalMessage(f"{' and '.join(wanted)}: a message has one delay")
+    ((name, value),) = wanted.items()
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise IllegalMessage(f"{name}={value!r}: a whole number is wanted")
+    if name == "delay_level":
+        if not 1 <= value <= MAX_DELAY_LEVEL:
+            raise IllegalMessage(f"delay_level={value}: 1 to {MAX_DELAY_LEVEL} are there; or take delay_ms")
+        return names.DELAY_TIME_LEVEL, str(value)
+    if value < 0:
+        raise IllegalMessage(f"{name}={value}: 0 or more is wanted")
+    if name == "delay_ms":
+        return names.TIMER_DELAY_MS, str(value)
+    if value < EARLIEST_MS:
+        raise IllegalMessage(f"deliver_at_ms={value} is in the 1970s: ms since the epoch are wanted, not seconds")
+    return names.TIMER_DELIVER_MS, str(value)
 
 
 class _Packed:

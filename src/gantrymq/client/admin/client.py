@@ -18,7 +18,8 @@ class AdminClient(AdminDeadLetters, AdminBrokers, AdminAuth):
     """Requests to NameServers and brokers. Needs no start; `close` it, or use it inside `async with`.
 
     `name_servers` is a list of HOST:PORT, or one string with `;` between them; what is asked of one broker by its
-    address needs none. `hooks` see every request (see `remoting.connection`), `timeout_ms` bounds each.
+    address needs none. `hooks` see every request (see `remoting.connection`), `timeout_ms` bounds each; with an
+    `ssl_context` the connections are encrypted.
     Every method raises a RemotingError when the network fails and BrokerError for a server's refusal; one that changes
     several servers raises PartialFailure, which names those that did it and those that failed.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.batch import encode_batch
@@ -94,6 +94,11 @@ class Encoder:
             return _new(Outgoing, (topic, body, own, message.flag, 0, False, msg_id, False, 0, None))
         # A copy: the user's message may be on its way twice.
         properties = dict(properties)
+        try:
+            # The cheapest look at all types.
+            "".join(properties), "".join(properties.values())
+        except TypeError:
+            raise IllegalMessage(not_strings(properties)) from None
         msg_id = properties.setdefault(UNIQUE_KEY, "") or self._unique_keys.next()
         properties[UNIQUE_KEY] = msg_id
         if self._namespace:
@@ -144,6 +149,13 @@ class Encoder:
         if len(compressed) >= len(body):
             return outgoing
         return outgoing._replace(body=compressed, sys_flag=outgoing.sys_flag | compression_flag(self._compression))
+
+
+def not_strings(properties: dict[Any, Any]) -> str:
+    """What is wrong with properties that aren't strings."""
+    pairs = properties.items()
+    name, value = next((name, value) for name, value in pairs if not (isinstance(name, str) and isinstance(value, str)))
+    return f"property {name!r} is {value!r}: names and values are strings, give str({value!r})"
 
 
 def may_be_batched(message: Message) -> bool:

@@ -20,6 +20,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.producing.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAccumulator, BatchKey
+from gantrymq.client.producing.options import check_names, check_options, whole_ms
 from gantrymq.client.producing.outgoing import (
     COMPRESS_OVER,
     MAX_MESSAGE_SIZE,
@@ -50,7 +51,7 @@ from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
-from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC, group_problem
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 
 #: How much of its time a call that needs brokers to know this client waits for them: one may hang, and others do.
@@ -78,8 +79,10 @@ class Producer(Lifecycle):
     A broker that makes topics by itself takes permissions of a new one from its topic `create_topic_key`, and gives it
     that one's queues, at most `default_topic_queue_nums`.
 
-    Bodies of `compress_over` bytes and more are compressed. `namespace` is put before topics and the group.
-    `enable_trace` has every send told to `trace_topic`; `send_hooks` are called around sends, `hooks` around requests.
+    Bodies of `compress_over` bytes and more are compressed, by `compression`; larger ones than `max_message_size` are
+    refused. `namespace` is put before topics and the group. `enable_trace` has every send told to `trace_topic`;
+    `send_hooks` are called around sends, `hooks` around requests; with an `ssl_context` connections are encrypted.
+    Every `timeout_ms` is a whole number of milliseconds, for all that the call does.
     """
 
     def __init__(
@@ -108,8 +111,21 @@ class Producer(Lifecycle):
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__()
-        if problem := group_problem(group):
-            raise IllegalMessage(problem)
+        check_names(name_servers, group)
+        check_options(
+            {
+                "retry_times": retry_times,
+                "try_timeout_ms": try_timeout_ms,
+                "linger_ms": linger_ms,
+                "compress_over": compress_over,
+                "compression": compression,
+                "max_message_size": max_message_size,
+                "default_topic_queue_nums": default_topic_queue_nums,
+                "send_hooks": send_hooks,
+                "ssl_context": ssl_context,
+                "hooks": hooks,
+            }
+        )
         self.namespace = namespace
         #: With its namespace.
         self.group = wrap_namespace(namespace, group)
@@ -195,6 +211,8 @@ class Producer(Lifecycle):
         Raises SendOutcomeUnknown when it may be stored nevertheless; when it is not stored IllegalMessage, NoRouteInfo,
         BrokerError (refused) or another RemotingError.
         """
+        if type(timeout_ms) is not int or timeout_ms < 0:
+            timeout_ms = whole_ms(timeout_ms)
         if self._batches is not None and may_be_batched(message):
             return await (await self.enqueue(message, timeout_ms, queue))
         return await self.send_alone(message, timeout_ms, queue)
@@ -204,6 +222,7 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """As `send`, but never in a batch."""
         self._check_open()
+        timeout_ms = whole_ms(timeout_ms)
         return await self._send_one(message, timeout_ms, queue)
 
     async def _send_one(
@@ -222,6 +241,7 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores messages of one topic in one request, all in one queue; all or none. Raises as `send` does."""
         self._check_open()
+        timeout_ms = whole_ms(timeout_ms)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
         topic = self._topic(messages[0], queue)
@@ -241,6 +261,8 @@ class Producer(Lifecycle):
         Raises IllegalMessage, also for what can't go in a batch: delayed messages, those of transactions, replies.
         """
         self._check_open()
+        if type(timeout_ms) is not int or timeout_ms < 0:
+            timeout_ms = whole_ms(timeout_ms)
         batches = self._batches
         if batches is None:
             raise ClientError("this producer makes no batches: give it linger_ms, or use send")
@@ -286,7 +308,7 @@ class Producer(Lifecycle):
 
         Raises as `send`, and ClientError when the selector picks none, or fails.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = time.monotonic() + whole_ms(timeout_ms) / 1000
         queues = await self._queues(message.topic, timeout_ms)
         try:
             queue = selector(queues, message, arg)
@@ -303,7 +325,7 @@ class Producer(Lifecycle):
 
         Raises as `send`, and RequestTimeout when no reply has come in `timeout_ms`.
         """
-        client = self.client
+        client, timeout_ms = self.client, whole_ms(timeout_ms)
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -333,6 +355,7 @@ class Producer(Lifecycle):
 
         Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerError or a RemotingError.
         """
+        timeout_ms = whole_ms(timeout_ms)
         handle = decode_recall_handle(recall_handle)
         topic = wrap_namespace(self.namespace, topic)
         header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
@@ -354,9 +377,11 @@ class Producer(Lifecycle):
     # -- what subclasses use ------------------------------------------------------------------------------------
 
     def next_unique_key(self) -> str:
+        """The id of the next message."""
         return self._unique_keys.next()
 
     def with_namespace(self, topic: str) -> str:
+        """The topic as brokers know it."""
         return wrap_namespace(self.namespace, topic)
 
     async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:

@@ -18,7 +18,7 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Messages with equal `arg` go to one queue: the one that Java's SelectMessageQueueByHash picks.
+    """Messages with equal `arg` go to one of the `queues`: that which Java's SelectMessageQueueByHash picks.
 
     A str is hashed as Java's String, a bool as Boolean, a float as Double, an int as Integer, or as Long where it is
     too large for one; of anything else its text is. Negative numbers have other hash codes as Longs: where Java's
@@ -29,7 +29,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -
 
 
 def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Any queue."""
+    """Any of the `queues`, whatever `arg` is."""
     return random.choice(queues)
 
 

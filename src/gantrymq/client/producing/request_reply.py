@@ -31,7 +31,10 @@ def reply_topic(cluster: str) -> str:
 
 
 def reply_message(request: Message, body: bytes) -> Message:
-    """The reply to a received request, to be sent by any producer of the same cluster. Raises IllegalMessage."""
+    """The reply to a received `request`, with `body`, to be sent by any producer of the same cluster.
+
+    Raises IllegalMessage for a message that is no request.
+    """
     properties = request.properties
     cluster = properties.get(names.CLUSTER)
     correlation_id = properties.get(names.CORRELATION_ID)

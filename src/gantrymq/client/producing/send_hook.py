@@ -19,13 +19,13 @@ log = peer_log(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One send of one message, or of a batch.
+    """One send of one message, or of a batch, by a producer of `group` with the id `client_id`.
 
     `properties` are those that go out with each of `messages`; a hook may add to them before the send. After it,
     either `result` or `error` is set; `address` is the broker that was sent to last, host:port, empty when there was
     none. All tries of a send are one: `began_ms` is when the first began, ms since the epoch. After a send that is
-    one-way neither is set, as nobody knows what became of it; `msg_id` is its message's. `attributes` are free for the
-    hooks.
+    one-way (`oneway`) neither is set, as nobody knows what became of it; `msg_id` is its message's. `attributes` are
+    free for the hooks.
     """
 
     group: str

@@ -13,15 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.namespace import without_namespace
+from gantrymq.client.producing.options import ProducerOptions, whole_ms
 from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
-from gantrymq.errors import ClientClosed, GantryError, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import sys_flag
@@ -73,13 +74,21 @@ class TransactionSendResult(NamedTuple):
 class TransactionProducer(Producer):
     """A `Producer` whose `send_in_transaction` sends messages that a local transaction decides on.
 
-    Its group must be that of all producers that can check the same transactions. `options` are Producer's.
+    Its group must be that of all producers that can check the same transactions, and `listener` knows these. `options`
+    are Producer's.
     """
 
     def __init__(
-        self, name_servers: Sequence[str] | str, group: str, listener: TransactionListener, **options: Any
+        self,
+        name_servers: Sequence[str] | str,
+        group: str,
+        listener: TransactionListener,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__(name_servers, group, **options)
+        for name in ("execute_local_transaction", "check_local_transaction"):
+            if not callable(getattr(listener, name, None)):
+                raise ClientError(f"listener={listener!r} has no method {name}: see TransactionListener")
         self._listener = listener
         self._checks = Tasks("checks of transactions")
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
@@ -94,7 +103,7 @@ class TransactionProducer(Producer):
         """
         self._check_open()
         # A broker asks the producers that it knows: it must know this one before it has a half message of it.
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = time.monotonic() + whole_ms(timeout_ms) / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.greet_brokers_of(message.topic, timeout_ms)

@@ -1,0 +1,137 @@
+"""What can't be meant is refused where it is given, and not by a broker, or never."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import typing
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from scripted_producer import ProducerBroker, producer_over
+
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.producing.options import ProducerOptions
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.client.producing.transaction_producer import TransactionProducer
+from gantrymq.errors import ClientError, GantryError, IllegalMessage
+from gantrymq.protocol.message import Message
+
+MESSAGE = Message("topic", b"x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"delay_level": 77}, "delay_level=77: 1 to 18"),
+        ({"delay_level": -1}, "delay_level=-1"),
+        ({"delay_level": 1.5}, "whole number"),
+        ({"delay_level": 3, "delay_ms": 10}, "delay_level and delay_ms: a message has one delay"),
+        ({"delay_ms": 10, "deliver_at_ms": 2_000_000_000_000}, "one delay"),
+        ({"delay_ms": -1}, "0 or more"),
+        ({"delay_ms": 0.5}, "whole number"),
+        ({"deliver_at_ms": round(time.time()) + 60}, "not seconds"),
+        ({"deliver_at_ms": time.time() * 1000}, "whole number"),
+        ({"keys": ["order 17"]}, "the key 'order 17'"),
+        ({"keys": ["a", ""]}, "the key ''"),
+        ({"keys": [17]}, "the key 17"),
+        ({"properties": {"weight": 5}}, "property 'weight' is 5"),
+        ({"properties": {5: "weight"}}, "property 5 is 'weight'"),
+        ({"tags": ["a"]}, "property 'TAGS' is"),
+        ({"sharding_key": 17}, "property '__SHARDINGKEY' is 17"),
+    ],
+    ids=str,
+)
+def test_messages(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(IllegalMessage, match=why):
+        Message("topic", b"x", **arguments)
+
+
+def test_messages_that_are_right() -> None:
+    assert Message("topic", b"x", keys=["a", "b"]).keys == ["a", "b"]
+    assert Message("topic", b"x", keys="a b").keys == ["a", "b"]
+    assert Message("topic", b"x", delay_level=0, delay_ms=0).properties == {"TIMER_DELAY_MS": "0"}
+    # A broker may have more levels than usual.
+    assert Message("topic", b"x", properties={"DELAY": "20"}).properties["DELAY"] == "20"
+
+
+async def test_properties_that_are_set_later() -> None:
+    message = Message("topic", b"x")
+    message.properties["weight"] = 5  # type: ignore[assignment]
+    async with producer_over(ProducerBroker()) as producer:
+        with pytest.raises(IllegalMessage, match=r"property 'weight' is 5.*str\(5\)"):
+            await producer.send(message)
+
+
+CALLS: dict[str, Callable[[Producer, Any], Awaitable[object]]] = {
+    "send": lambda producer, timeout: producer.send(MESSAGE, timeout),
+    "send_alone": lambda producer, timeout: producer.send_alone(MESSAGE, timeout),
+    "send_batch": lambda producer, timeout: producer.send_batch([MESSAGE], timeout),
+    "send_with": lambda producer, timeout: producer.send_with(MESSAGE, select_by_hash, 1, timeout),
+    "enqueue": lambda producer, timeout: producer.enqueue(MESSAGE, timeout),
+    "request": lambda producer, timeout: producer.request(MESSAGE, timeout),
+    "recall": lambda producer, timeout: producer.recall("topic", "handle", timeout),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_timeouts_in_seconds(name: str) -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, linger_ms=1) as producer:
+        for timeout, why in (
+            (0.5, "0.5 s are 500"),
+            (3.0, "3.0 s are 3000"),
+            (timedelta(seconds=3), "that is 3000"),
+            (-1, "timeout_ms=-1"),
+            (True, "timeout_ms=True"),
+            ("3s", "timeout_ms='3s'"),
+            (None, "timeout_ms=None"),
+        ):
+            with pytest.raises(ClientError, match=why):
+                await CALLS[name](producer, timeout)
+    assert not broker.sent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"name_servers": ""}, "no NameServer given"),
+        ({"name_servers": "127.0.0.1"}, "'127.0.0.1' is no HOST:PORT"),
+        ({"name_servers": ["127.0.0.1:9876", 9876]}, "9876 is no HOST:PORT"),
+        ({"group": None}, "group=None"),
+        ({"group": "with spaces"}, "illegal characters"),
+        ({"retry_times": -1}, "retry_times=-1"),
+        ({"retry_times": "2"}, "retry_times='2'"),
+        ({"try_timeout_ms": 0.5}, "try_timeout_ms=0.5"),
+        ({"linger_ms": -1}, "linger_ms=-1"),
+        ({"max_message_size": 0}, "max_message_size=0"),
+        ({"compress_over": None}, "compress_over=None"),
+        ({"compression": "zlib"}, "compression='zlib'"),
+        ({"default_topic_queue_nums": 0}, "default_topic_queue_nums=0"),
+        ({"ssl_context": True}, "ssl_context=True"),
+        ({"hooks": AclHook("key", "secret")}, "hooks=.*a list is wanted"),
+        ({"send_hooks": None}, "send_hooks=None"),
+    ],
+    ids=str,
+)
+def test_producers(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(GantryError, match=why):
+        Producer(**({"name_servers": "127.0.0.1:9876", "group": "group"} | arguments))
+
+
+def test_a_listener_that_lacks_a_method() -> None:
+    class Listener:
+        def execute_local_transaction(self, message: Message, arg: object) -> None: ...
+
+    with pytest.raises(ClientError, match="no method check_local_transaction"):
+        TransactionProducer("127.0.0.1:9876", "group", Listener())  # type: ignore[arg-type]
+
+
+def test_the_options_of_both_producers_are_typed_alike() -> None:
+    hints = typing.get_type_hints(Producer.__init__)
+    parameters = inspect.signature(Producer.__init__).parameters.values()
+    of_producer = {p.name: hints[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert typing.get_type_hints(ProducerOptions) == of_producer
