@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 from remoting_support import (
     ECHO,
     SILENT,
@@ -472,3 +474,24 @@ async def test_each_who_waits_for_a_connection_gets_an_error_of_its_own() -> Non
     assert all(isinstance(error, ConnectFailed) for error in errors)
     assert len({id(error) for error in errors}) == 3
     assert len({str(error) for error in errors}) == 1
+
+
+def test_a_look_up_that_is_given_up_leaves_nothing_behind() -> None:
+    problems: list[str] = []
+
+    async def look_up() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context["message"]))
+        async with calling(connect_timeout_s=0.0001) as client:
+            for number in range(4):
+                with pytest.raises(ConnectFailed):
+                    await client.connection(f"no-such-host-{number}.invalid:9876")
+        # As many at a time are looked up as there are threads for it: when this one is done, so are those.
+        for number in range(4, 12):
+            with pytest.raises(socket.gaierror):
+                await loop.getaddrinfo(f"no-such-host-{number}.invalid", 9876)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    uvloop.run(look_up())
+    assert not problems

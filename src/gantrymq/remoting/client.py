@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 
@@ -119,18 +120,10 @@ class RemotingClient:
         await close_all(list(self._connections.values()), timeout_s)
 
     async def _connect(self, address: str) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             host, port = parse_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(
-                        self._handlers, hooks=self._hooks, turns=self._turns, on_close=self._disconnected
-                    ),
-                    host,
-                    port,
-                    ssl=self._ssl_context,
-                )
+                connection = await self._connect_to_one_of(await _addresses(host, port), host, port)
         except (OSError, ValueError) as e:
             # TimeoutError and ssl.SSLError are OSErrors.
             problem = tls_problem(e)
@@ -139,6 +132,27 @@ class RemotingClient:
         # Named by what was asked for: a host name stays a host name in errors.
         connection.address = address
         return connection
+
+    async def _connect_to_one_of(self, ips: Sequence[str], host: str, port: int) -> Connection:
+        """Raises what the last of them raises."""
+        loop = asyncio.get_running_loop()
+        for n, ip in enumerate(ips, 1):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(
+                        self._handlers, hooks=self._hooks, turns=self._turns, on_close=self._disconnected
+                    ),
+                    ip,
+                    port,
+                    ssl=self._ssl_context,
+                    server_hostname=host if self._ssl_context is not None else None,
+                )
+            except OSError as e:
+                if n == len(ips) or isinstance(e, ssl.SSLError):
+                    raise
+            else:
+                return connection
+        raise OSError(f"{host} has no address")
 
     def _reason(self, error: Exception) -> str:
         """Of an error that has no words for it."""
@@ -164,3 +178,12 @@ class RemotingClient:
             del self._connections[connection.address]
             if self._on_close is not None and not self._closed:
                 self._on_close(connection.address)
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """The IP addresses of a host. Raises OSError.
+
+    Looked up here, not by create_connection: uvloop's leaves behind the error of a look-up that was given up meanwhile.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
