@@ -67,17 +67,18 @@ async def test_what_the_broker_noted_about_pops_is_not_recalled(tmp_path: Path, 
 @pytest.mark.parametrize("topic", INTERNAL)
 async def test_a_forged_half_message_is_not_committed_to_it(broker: Broker, peer: Peer, topic: str) -> None:
     """An older broker may have let one in."""
-    half = broker.store.append(
-        broker.store.queue(TRANSACTION_HALF_TOPIC, 0),
-        0,
-        0,
-        now_ms(),
-        encode_host("127.0.0.1", 1),
-        0,
-        b"x",
-        encode_properties({"REAL_TOPIC": topic, "REAL_QID": "0", "PGROUP": "producers"}),
-        0,
-    )
+    with broker.store.waiting():
+        half = broker.store.append(
+            broker.store.queue(TRANSACTION_HALF_TOPIC, 0),
+            0,
+            0,
+            now_ms(),
+            encode_host("127.0.0.1", 1),
+            0,
+            b"x",
+            encode_properties({"REAL_TOPIC": topic, "REAL_QID": "0", "PGROUP": "producers"}),
+            0,
+        )
     end = broker.store.max_physical_offset
     header = end_header(half.queue_offset, half.physical_offset, TRANSACTION_COMMIT)
     assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SYSTEM_ERROR

@@ -465,7 +465,8 @@ async def test_nonsense_in_the_revive_log_stops_nothing(
     for queue_id in range(8):
         queue = broker.store.queue(REVIVE_LOG, queue_id)
         encoded = encode_properties(properties)
-        broker.store.append(queue, 0, 0, 0, host, 0, json.dumps(body).encode(), encoded, 0)
+        with broker.store.waiting():
+            broker.store.append(queue, 0, 0, 0, host, 0, json.dumps(body).encode(), encoded, 0)
     await until(lambda: broker.pops.revive_lags() == [0] * 8)
     for i in range(2):
         await peer.send(TOPIC, b"%d" % i)

@@ -43,6 +43,7 @@ from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.send import Sending
@@ -134,7 +135,7 @@ class Broker:
         directory = config.store.config_directory
 
         # What all have in common: the store and the tables.
-        self.store = store = MessageStore(config.store, store_host, jobs=jobs)
+        self.store = store = MessageStore(config.store, store_host, jobs=jobs, waits=False)
         self.saving = saving = Saving(config, jobs)
         self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed, saving=saving)
         self.groups = groups = SubscriptionGroupTable(
@@ -159,6 +160,7 @@ class Broker:
         self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
         self._timer = Timer(config.store, appender, jobs)
         new_topics = NewTopics(topics, jobs)
+        room_waits = RoomWaits(store, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule, new_topics)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
         self._sending = Sending(
@@ -171,6 +173,7 @@ class Broker:
             flush_waits,
             long_requests=long_requests,
             new_topics=new_topics,
+            room_waits=room_waits,
         )
         self._transactions = Transactions(
             config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, jobs
@@ -246,6 +249,7 @@ class Broker:
             Serving(self._server),
             flush_waits,
             new_topics,
+            room_waits,
             GoingOn(long_requests),
             Assignments(config, members, modes),
             self.pops,

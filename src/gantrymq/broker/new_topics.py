@@ -40,7 +40,13 @@ class NewTopics(Part):
         self._topics = topics
         self._held: deque[_Held] = deque()
         self._size = 0
+        self._is_answering = False
         self._job = jobs.repeating("go on with requests for new topics", self._go_on)
+
+    @property
+    def has_line(self) -> bool:
+        """Others wait, who are to have their answers before who comes now."""
+        return self._size > 0 and not self._is_answering
 
     async def start(self) -> None:
         self._job.start()
@@ -83,11 +89,14 @@ class NewTopics(Part):
     def _answer(self, held: _Held, error: StoreError | None) -> None:
         connection, request = held.connection, held.request
         self._size -= held.size
+        self._is_answering = True
         try:
             if error is not None:
                 raise StoreError(str(error))
             reply = held.handler(connection, request)
         except Exception as e:
             reply = error_response(e, request, connection.address)
+        finally:
+            self._is_answering = False
         if reply is not None:
             connection.reply(request, reply)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from functools import partial
 
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
@@ -15,13 +16,14 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.message import recall_handle
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
 from gantrymq.clock import now_ms
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -70,10 +72,11 @@ class Sending(Part):
         *,
         long_requests: LongRequests,
         new_topics: NewTopics,
+        room_waits: RoomWaits,
     ) -> None:
         self._config = config
         self._appender = appender
-        self._append = appender.append
+        self._append = appender.append_or_busy
         self._topics = topics
         self._schedule = schedule
         self._timer = timer
@@ -88,6 +91,7 @@ class Sending(Part):
         #: Topic -> its queues by id, as far as they were asked for, for topics that may be written.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
         self._new_topics = new_topics
+        self._room_waits = room_waits
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -136,17 +140,21 @@ class Sending(Part):
             queue, properties, code = self.redirect(queue, properties, code)
             if queue.topic == TIMER_TOPIC:
                 handle = recall_handle(self._config.broker_name, properties)
-        result = self._append(
-            queue,
-            flag,
-            target.sys_flag,
-            born_timestamp,
-            born_host(connection),
-            options.reconsume_times,
-            request.body,
-            properties,
-            code,
-        )
+        try:
+            result = self._append(
+                queue,
+                flag,
+                target.sys_flag,
+                born_timestamp,
+                born_host(connection),
+                options.reconsume_times,
+                request.body,
+                properties,
+                code,
+            )
+        except StoreBusy:
+            self._room_waits.hold(connection, request, self.send)
+            return None
         if handle is not None:
             return self._answer(connection, request, result, queue_id, properties, recall_handle=handle)
         response = self._responses.encode(
@@ -203,10 +211,15 @@ class Sending(Part):
                 yield
         if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
+        return self._append_batch(batch, waits, connection, request)
+
+    def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
         queue_offset = batch.queue.max_offset
-        offsets = self._appender.append_batch(batch)
-        if len(offsets) > _BATCH_STEP:
-            yield
+        try:
+            offsets = self._appender.append_batch(batch)
+        except StoreBusy:
+            self._room_waits.hold(connection, request, partial(self._append_batch, batch, waits))
+            return None
         response = RemotingCommand.response(
             header=SendMessageResponseHeader(
                 msg_id=encode_offset_message_ids(self._appender.store_host, offsets),
@@ -269,7 +282,7 @@ class Sending(Part):
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
-        if not self._topics.is_written(topic):
+        if not self._topics.is_written(topic) or self._new_topics.has_line:
             return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
         self._writable[topic] = queues
@@ -309,17 +322,21 @@ class Sending(Part):
                 f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
             )
         target, born_timestamp, flag, _, options = decode_send_request(request)
-        result = self._appender.append(
-            half_queue(self._appender.store),
-            flag,
-            target.sys_flag & ~TRANSACTION_MASK,
-            born_timestamp,
-            born_host(connection),
-            options.reconsume_times,
-            request.body,
-            half_properties(properties, queue),
-            code,
-        )
+        try:
+            result = self._append(
+                half_queue(self._appender.store),
+                flag,
+                target.sys_flag & ~TRANSACTION_MASK,
+                born_timestamp,
+                born_host(connection),
+                options.reconsume_times,
+                request.body,
+                half_properties(properties, queue),
+                code,
+            )
+        except StoreBusy:
+            self._room_waits.hold(connection, request, self.send)
+            return None
         unique_key = find_property(properties, b"UNIQ_KEY")
         transaction_id = unique_key.decode() if unique_key else None
         return self._answer(connection, request, result, queue.queue_id, properties, transaction_id=transaction_id)

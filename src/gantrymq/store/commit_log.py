@@ -207,7 +207,7 @@ class CommitLog:
         all of them may pass.
         """
         self._check()
-        self._rooms.check_line()
+        self._rooms.check_line(self._make_needed)
         if size + BLANK_SIZE > self.file_size:
             raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
         base = start = self.position // self.file_size * self.file_size
@@ -235,7 +235,12 @@ class CommitLog:
             self.position = max(self.position, start)
             self.base = start
             self.mapping = self._files[start].map()
-            self.limit = limit
+            # While others wait for their turn each record has to ask.
+            self.limit = end if self._rooms.has_line else limit
+
+    def take_in_turn(self) -> None:
+        """Has each record ask for room, so that none is written before those that wait."""
+        self.limit = 0
 
     def _reserved(self, base: int) -> int:
         """Up to which physical offset the file at `base` has blocks; `base` if there is none."""

@@ -80,7 +80,7 @@ class ConsumeQueue:
         self._gone = ""
         self._mappings = mappings
         self._rooms = rooms
-        #: So many units behind the last one need room.
+        #: The units before this queue offset need room.
         self._needed = 0
 
     def __repr__(self) -> str:
@@ -185,16 +185,16 @@ class ConsumeQueue:
         """Returns when there is room for so many units behind the last one; raises as `make_room` does."""
         if self._gone:
             raise StoreError(self._gone)
-        self._rooms.check_line()
-        lacking = [base for base, at, size in self._pieces(count) if self._file(base).reserved < at + size]
-        if lacking:
-            self._needed = max(self._needed, count)
+        self._rooms.check_line(self._make_needed)
+        end = self.max_offset + count
+        if [base for base, at, size in self._pieces(end) if self._file(base).reserved < at + size]:
+            self._needed = max(self._needed, end)
             self._rooms.need(self._make_needed)
 
-    def _pieces(self, count: int) -> list[tuple[int, int, int]]:
-        """(base of a file, place in it, bytes) for each file that so many units behind the last one are in."""
+    def _pieces(self, end: int) -> list[tuple[int, int, int]]:
+        """(base of a file, place in it, bytes) for each file that units from the last one to `end` are in."""
         pieces = []
-        offset, end = self.max_offset, self.max_offset + count
+        offset = self.max_offset
         while offset < end:
             base, at = self._place(offset)
             size = min((end - offset) * UNIT_SIZE, self._file_size - at)
@@ -207,7 +207,6 @@ class ConsumeQueue:
         for base, at, size in self._pieces(self._needed):
             if (file := self._files[base]).reserved < at + size:
                 self._make(file, at, max(size, _RESERVE))
-        self._needed = 0
 
     def _make_ahead(self) -> None:
         """Makes what will be needed; as `_make_needed`."""
@@ -235,7 +234,7 @@ class ConsumeQueue:
         count = len(units) // UNIT_SIZE
         self._need_room(count)
         begin = 0
-        for base, at, size in self._pieces(count):
+        for base, at, size in self._pieces(self.max_offset + count):
             self._map(self._files[base])[at : at + size] = units[begin : begin + size]
             begin += size
 
@@ -380,7 +379,7 @@ class ConsumeQueue:
         """Drops all units. Raises StoreError."""
         for base in reversed(list(self._files)):
             self._delete(base)
-        self.max_offset = self._flushed_offset = 0
+        self.max_offset = self._flushed_offset = self._needed = 0
 
     def cut(self, offset: int) -> None:
         """Drops the units from a queue offset on, and makes what follows zero. Raises StoreError."""

@@ -303,9 +303,22 @@ class MessageStore:
         """Calls back, in a thread, when what StoreBusy was raised for is made, or can't be."""
         self._rooms.when_made(callback)
 
-    def set_line(self, waits: bool) -> None:
-        """Whether somebody waits for room, before whom nobody else is to get any."""
-        self._rooms.has_line = waits
+    def close_line(self, *, has_room: bool = False) -> None:
+        """Somebody waits for room: nobody who comes now gets any before him, nor what there is for him."""
+        self._rooms.has_line = True
+        if self._rooms.refused is None:
+            self._rooms.refused = set()
+        if has_room:
+            self._log.take_in_turn()
+
+    def open_line(self) -> None:
+        """Those who wait have their turn; who gets StoreBusy again comes before all after him who need the same."""
+        self._rooms.has_line = False
+
+    def end_line(self) -> None:
+        """Nobody waits, or all of them begin anew."""
+        self._rooms.has_line = False
+        self._rooms.refused = None
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.

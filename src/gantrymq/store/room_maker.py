@@ -36,6 +36,8 @@ class RoomMaker:
         self.waits = waits
         #: Others wait already: who comes now is not to be served before them.
         self.has_line = False
+        #: While there is a line: what somebody in it got StoreBusy for, which none after him gets.
+        self.refused: set[Work] | None = None
         self._report = report
         #: What is to be done, in this order, each once.
         self._asked: dict[Work, None] = {}
@@ -77,12 +79,14 @@ class RoomMaker:
         if problem is not None:
             raise problem.exception()
         self.ask(work)
-        raise busy()
+        if self.refused is not None:
+            self.refused.add(work)
+        raise _busy()
 
-    def check_line(self) -> None:
+    def check_line(self, work: Work) -> None:
         """Raises StoreBusy for who would be served before others."""
-        if self.has_line and not self.waits:
-            raise busy()
+        if not self.waits and (self.has_line or (self.refused and work in self.refused)):
+            raise _busy()
 
     def when_made(self, callback: Work) -> None:
         """Calls back, in the thread, when all that is asked for now is done or has failed; or the thread has ended."""
@@ -151,6 +155,5 @@ class RoomMaker:
         self._call_back()
 
 
-def busy() -> StoreBusy:
-    """What is told to who isn't to wait."""
+def _busy() -> StoreBusy:
     return StoreBusy("a file of the store is being made: try again at once")

@@ -1,0 +1,122 @@
+"""Sends that need a file of the store which a slow disk takes its time to make: they wait, and nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from broker_support import Peer
+
+from gantrymq.broker import room_waits
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.message import decode_messages
+from gantrymq.store import mapped_file
+from gantrymq.store.mapped_file import MappedFile
+
+
+class SlowMaking:
+    """Files are made while `works` is set, by the store's own thread only."""
+
+    def __init__(self) -> None:
+        self.works = threading.Event()
+        self.works.set()
+        self.threads: set[str] = set()
+
+    def wait(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            assert self.works.wait(20)
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> Iterator[SlowMaking]:
+    making = SlowMaking()
+    make, reserve = MappedFile.make, MappedFile.reserve
+    monkeypatch.setattr(MappedFile, "make", lambda file, *place: (making.wait(), make(file, *place))[1])
+    monkeypatch.setattr(MappedFile, "reserve", lambda file, *place: (making.wait(), reserve(file, *place))[1])
+    yield making
+    making.works.set()
+
+
+async def test_first_sends_to_a_queue(peer: Peer, making: SlowMaking) -> None:
+    """They are stored in their order, and others are served meanwhile."""
+    assert (await peer.send("orders", b"first", queue_id=1)).code == ResponseCode.SUCCESS
+    making.works.clear()
+    waiting = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(3)]
+    half = asyncio.ensure_future(peer.send("orders", b"half", properties={"TRAN_MSG": "true", "PGROUP": "producers"}))
+    batch = encode_batch([(0, b"3", b""), (0, b"4", b"")])
+    waiting.append(asyncio.ensure_future(peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)))
+    assert (await peer.send("orders", b"second", queue_id=1)).code == ResponseCode.SUCCESS
+    assert not any(send.done() for send in [*waiting, half])
+    making.works.set()
+    answers = await asyncio.gather(*waiting, half)
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 5
+    assert [answer.ext_fields["queueOffset"] for answer in answers[:4]] == ["0", "1", "2", "3"]
+    pulled = decode_messages((await peer.pull("orders")).body)
+    assert [message.body for message in pulled] == [b"%d" % n for n in range(5)]
+    assert making.threads == {"gantry-room-maker"}
+
+
+async def test_a_file_that_takes_too_long(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_waits, "WAIT_S", 0.05)
+    await peer.send("orders", b"first", queue_id=1)
+    making.works.clear()
+    answers = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(3)))
+    assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_BUSY}
+    making.works.set()
+    monkeypatch.setattr(room_waits, "WAIT_S", 10)
+    answer = await peer.send("orders", b"last")
+    assert (answer.code, answer.ext_fields["queueOffset"]) == (ResponseCode.SUCCESS, "0")
+
+
+async def test_a_full_disk_is_said_to_all_who_wait(
+    peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.send("orders", b"first", queue_id=1)
+
+    def full(fd: int, start: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    making.works.clear()
+    monkeypatch.setattr(mapped_file, "_allocate", full)
+    waiting = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(3)]
+    assert (await peer.send("orders", b"second", queue_id=1)).code == ResponseCode.SUCCESS
+    making.works.set()
+    answers = await asyncio.gather(*waiting)
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+
+
+async def test_too_much_that_waits(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    await peer.send("orders", b"first", queue_id=1)
+    monkeypatch.setattr(room_waits, "MAX_HELD_BYTES", 3000)
+    making.works.clear()
+    waiting = [asyncio.ensure_future(peer.send("orders", bytes(1000))) for n in range(3)]
+    assert (await waiting[2]).code == ResponseCode.SYSTEM_BUSY
+    making.works.set()
+    assert {(await send).code for send in waiting[:2]} <= {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY}
+
+
+async def test_what_waits_when_the_broker_stops_is_stored(
+    tmp_path: Path, broker: Broker, peer: Peer, making: SlowMaking
+) -> None:
+    await peer.send("orders", b"first", queue_id=1)
+    making.works.clear()
+    waiting = asyncio.ensure_future(peer.send("orders", b"x"))
+    assert (await peer.send("orders", b"second", queue_id=1)).code == ResponseCode.SUCCESS
+    stopping = asyncio.ensure_future(broker.stop())
+    making.works.set()
+    assert (await waiting).code == ResponseCode.SUCCESS
+    await stopping
+
+
+async def test_what_is_done_in_the_background_waits(peer: Peer, making: SlowMaking) -> None:
+    """A delayed message comes to its queue, whose first it is."""
+    await peer.send("orders", b"first", queue_id=1)
+    assert (await peer.send("orders", b"delayed", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
+    answer = await peer.pull("orders", suspend_ms=10_000)
+    assert [message.body for message in decode_messages(answer.body)] == [b"delayed"]
