@@ -100,7 +100,8 @@ async def test_what_cannot_be_read_or_stored_again_keeps_none_behind_it_waiting(
         fields["pad"] = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fields)))
         queue = broker.store.queue(HALF_TOPIC, 0)
         host = encode_host("127.0.0.1", 1)
-        broker.store.append(queue, 0, 0, now_ms(), host, 0, b"long", encode_properties(fields), 0)
+        with broker.store.waiting():
+            broker.store.append(queue, 0, 0, now_ms(), host, 0, b"long", encode_properties(fields), 0)
         await producer.prepare("orders", b"good")
         _, message = await producer.question()
         assert message.body == b"good"
@@ -188,7 +189,8 @@ def immune_copy(messages: list[Any]) -> Half:
 async def test_end_of_an_immune_message_ends_its_copies(tmp_path: Path) -> None:
     """Also when the copies are only met after a restart."""
     async with started(tmp_path) as (broker, producer):
-        immune = await producer.prepare("orders", b"immune", {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"})
+        immune = await producer.prepare("orders", b"immune", {"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"})
+        await producer.prepare("orders", b"old", born_timestamp=now_ms() - 73 * 3_600_000)
         await until(lambda: progress(broker)[0] not in (None, 0))
         assert (await producer.end(immune)).code == ResponseCode.SUCCESS
     async with started(tmp_path) as (broker, producer):
@@ -200,16 +202,64 @@ async def test_end_of_an_immune_message_ends_its_copies(tmp_path: Path) -> None:
         assert half_queue.max_offset == copies + 2
 
 
+async def rounds(broker: Broker, count: int) -> None:
+    """Waits until so many more rounds have ended."""
+    report = broker._transactions._checking.report
+    end = report.runs + count
+    await until(lambda: report.runs >= end)
+
+
 async def test_without_a_producer_the_message_waits_for_the_next(tmp_path: Path) -> None:
-    async with started(tmp_path, transaction_check_max=1000) as (broker, producer):
+    """It stays where it is, and rounds in which nobody is asked don't count."""
+    async with started(tmp_path, transaction_check_max=2) as (broker, producer):
         await producer.prepare("orders", b"hello")
+        assert (await producer.question())[1].properties["TRANSACTION_CHECK_TIMES"] == "1"
         await producer.client.close()
-        await until(lambda: broker.store.queue(HALF_TOPIC, 0).max_offset > 3)
+        await until(lambda: not broker.members.producers)
+        copies = broker.store.queue(HALF_TOPIC, 0).max_offset
+        await rounds(broker, 10)
+        assert broker.store.queue(HALF_TOPIC, 0).max_offset <= copies + 1
         later = await Producer().connect(broker.port)
         try:
-            assert (await later.question())[1].body == b"hello"
+            _, message = await later.question()
+            assert (message.body, message.properties["TRANSACTION_CHECK_TIMES"]) == (b"hello", "2")
         finally:
             await later.client.close()
+
+
+async def test_nobody_waits_for_a_group_that_is_away(tmp_path: Path) -> None:
+    async with started(tmp_path) as (broker, producer):
+        away = {"PGROUP": "away"}
+        first = await producer.prepare("orders", b"first", away)
+        await producer.prepare("orders", b"second", away)
+        await producer.prepare("orders", b"behind")
+        assert (await producer.question())[1].body == b"behind"
+        # What was stored again meanwhile ends when its first copy does.
+        header = {"producer_group": "away"}
+        assert (await producer.end(first, **header)).code == ResponseCode.SUCCESS
+        await rounds(broker, 3)
+        assert [message.body for message in await all_messages(producer, "orders")] == [b"first"]
+        assert broker._transactions.open_count() == 2
+
+
+@pytest.mark.parametrize("properties", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1000000000"}], ids=["", "immune"])
+async def test_half_messages_of_the_future(tmp_path: Path, properties: dict[str, str]) -> None:
+    """They aren't stored again and again, and their time ends as that of others does."""
+    async with started(tmp_path, transaction_timeout_max=2000) as (broker, producer):
+        fields = {"PGROUP": "away"} | properties
+        for n in range(20):
+            await producer.prepare("orders", b"%d" % n, fields, born_timestamp=1 << 62)
+        await rounds(broker, 5)
+        assert broker.store.queue(HALF_TOPIC, 0).max_offset == 20
+        # Others have their turn, and with each of these they are stored again.
+        for _ in range(2):
+            await producer.end(await producer.prepare("orders", b"behind"), TRANSACTION_ROLLBACK)
+            await producer.prepare("orders", b"open")
+            await producer.question()
+        await until(lambda: broker.store.queue(MAX_TIME_TOPIC, 0).max_offset >= 20)
+        aside = await all_messages(producer, MAX_TIME_TOPIC)
+        assert {message.body for message in aside} >= {b"%d" % n for n in range(20)}
+        assert all(abs(time.time() * 1000 - message.born_timestamp) < 60_000 for message in aside)
 
 
 async def test_unread_op_messages_stay_until_their_half_messages_are_passed(tmp_path: Path) -> None:
@@ -244,7 +294,7 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
             OpMessages(broker.config, broker._transactions._appender),
         )
         check.load()
-        slices = list(check.round(time.time_ns() // 1_000_000))
+        slices = list(check.round(time.time_ns() // 1_000_000, lambda group, topic: True))
         asked = [question for questions in slices for question in questions]
         assert len(asked) == count - len(ended)
         assert max(map(len, slices)) <= 32

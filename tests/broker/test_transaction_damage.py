@@ -63,6 +63,11 @@ class Quiet:
         log.mapping[place - log.base : place - log.base + len(record)] = bytes(record)
 
 
+def anybody(group: str, topic: str) -> bool:
+    """There is always somebody who can be asked."""
+    return True
+
+
 @pytest.fixture
 async def quiet(tmp_path: Path) -> AsyncIterator[Quiet]:
     settings = {"transaction_op_msg_max_size": 1, "transaction_time_out": 0, "transaction_check_interval": 3_600_000}
@@ -107,7 +112,7 @@ async def test_a_damaged_half_message_is_skipped(
     place = quiet.place(HALF_TOPIC, number)
     quiet.damage(place, damage)
     check = quiet.check()
-    assert asked(list(check.round(now_ms()))) == [b"half %d" % n for n in range(5) if n != number]
+    assert asked(list(check.round(now_ms(), anybody))) == [b"half %d" % n for n in range(5) if n != number]
     assert check.progress == (5, 0)
     assert str(place) in caplog.text
     assert f"message {number} of {HALF_TOPIC}-0" in caplog.text
@@ -118,7 +123,7 @@ async def test_skipped_records_are_counted(quiet: Quiet) -> None:
     quiet.damage(quiet.place(HALF_TOPIC, 3), flip_body)
     quiet.damage(quiet.place(OP_TOPIC, 0), flip_body)
     check = quiet.check()
-    list(check.round(now_ms()))
+    list(check.round(now_ms(), anybody))
     assert check.skipped == 2
 
 
@@ -128,7 +133,7 @@ async def test_a_damaged_op_message_is_skipped(quiet: Quiet, damage: Callable[[b
     await quiet.end(1, 2, 3)
     quiet.damage(quiet.place(OP_TOPIC, 1), damage)
     check = quiet.check()
-    assert asked(list(check.round(now_ms()))) == [b"half 0", b"half 2", b"half 4"]
+    assert asked(list(check.round(now_ms(), anybody))) == [b"half 0", b"half 2", b"half 4"]
     assert check.progress[1] == 3
 
 
@@ -145,7 +150,7 @@ async def test_a_half_message_that_nothing_can_be_done_with_is_skipped(
 
     old = quiet.appender
     check = quiet.check(Picky(old.store, old.store_host, quiet.broker.polling))
-    assert asked(list(check.round(now_ms()))) == [b"half 0", b"half 2", b"half 3", b"half 4"]
+    assert asked(list(check.round(now_ms(), anybody))) == [b"half 0", b"half 2", b"half 3", b"half 4"]
     assert check.skipped == 1
     assert f"message 1 of {HALF_TOPIC}-0" in caplog.text
 
@@ -166,10 +171,10 @@ async def test_a_round_goes_on_where_the_store_failed(quiet: Quiet) -> None:
     appender = Failing(old.store, old.store_host, quiet.broker.polling)
     check = quiet.check(appender)
     with pytest.raises(StoreError, match="the disk is gone"):
-        list(check.round(now_ms()))
+        list(check.round(now_ms(), anybody))
     assert check.progress == (2, 0)
     appender.left = 100
-    assert asked(list(check.round(now_ms()))) == [b"half 2", b"half 3", b"half 4", b"half 0", b"half 1"]
+    assert asked(list(check.round(now_ms(), anybody))) == [b"half 2", b"half 3", b"half 4", b"half 0", b"half 1"]
 
 
 async def test_what_has_ended_is_learned_in_small_steps(quiet: Quiet) -> None:

@@ -150,7 +150,6 @@ async def test_a_timer_message_for_the_timer_itself(under_attack: UnderAttack) -
         await is_quiet(peer)
 
 
-@not_yet(run=False, reason="they are stored again in each round, for ever")
 async def test_half_messages_of_the_future(under_attack: UnderAttack) -> None:
     """Nobody may ask about them before a time that never comes."""
     properties = {"TRAN_MSG": "true", "PGROUP": "attackers", "CHECK_IMMUNITY_TIME_IN_SECONDS": "1000000000"}

@@ -4,13 +4,18 @@ A round reads the op messages, steps over the half messages that they name, and 
 one that is old enough. Before that the half message is stored once more, at the end of its queue, so that the queue is
 always worked off from its head: two offsets, of the half and the op queue, are all that has to be kept.
 
+What only waits (its producer is away, or said not to be asked yet) is stored once more, too, so that those behind it
+get their turn; but a round that finds nothing else to do leaves all where they are. In Java's broker messages that wait
+are stored again in each round.
+
 A round is an iterator that gives control back after each few messages, so that it never holds the loop for long.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from enum import Enum, auto
 from struct import error as StructError
 from typing import NamedTuple
 
@@ -21,7 +26,7 @@ from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
-from gantrymq.errors import ClientError, ProtocolError, RequestRefused
+from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -32,7 +37,7 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record, encode_again
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
-from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.message_store import PutResult
 
 log = peer_log(__name__)
@@ -44,7 +49,12 @@ _OP_BATCH = 8
 _BATCH_BYTES = 1024 * 1024
 #: Half messages known to be done with that are stepped over in one slice.
 _STEPS = 4096
+#: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
+_MOST_WAITING = 10_000
 _HOUR_MS = 3_600_000
+
+#: Whether somebody can be asked: (producer group, topic).
+CanAsk = Callable[[str, str], bool]
 
 
 class Question(NamedTuple):
@@ -53,6 +63,20 @@ class Question(NamedTuple):
     group: str
     topic: str
     request: RemotingCommand
+
+
+class _Next(Enum):
+    """What is to be done about a half message that hasn't ended, as far as its own place in the queue says."""
+
+    #: Nothing, nor about those behind it.
+    YOUNG = auto()
+    #: Nothing now; it must not keep those behind it waiting.
+    WAITS = auto()
+    ASK = auto()
+    #: It has waited too long, or its producers were asked too often.
+    GIVE_UP = auto()
+    #: The message that it is a copy of has ended.
+    ENDED = auto()
 
 
 class _NotYet(Exception):
@@ -133,18 +157,21 @@ class TransactionCheck:
             self._note(op_offset, offsets)
             self._op_read += 1
 
-    def round(self, now_ms: int) -> Iterator[list[Question]]:
+    def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
         # What is stored again meanwhile is for the next round.
         end = half_queue(self._store).max_offset
-        while True:
+        while self.read_ops() or self._step_over_ended():
+            yield []
+        has_work = yield from self._has_work(now_ms, end, can_ask)
+        while has_work:
             # Ops before halves, every time: what ended meanwhile isn't asked about.
             while self.read_ops():
                 yield []
             if self._step_over_ended():
                 yield []
                 continue
-            questions, is_more = self._check_batch(now_ms, end)
+            questions, is_more = self._check_batch(now_ms, end, can_ask)
             yield questions
             if not is_more:
                 break
@@ -202,7 +229,37 @@ class TransactionCheck:
             self._half_offset += 1
         return self._half_offset > start
 
-    def _check_batch(self, now_ms: int, end: int) -> tuple[list[Question], bool]:
+    def _has_work(self, now_ms: int, end: int, can_ask: CanAsk) -> Generator[list[Question], None, bool]:
+        """Whether there is more to do before a half offset than to store again what waits; in steps."""
+        queue = half_queue(self._store)
+        offset = self._half_offset
+        if end - offset > _MOST_WAITING:
+            return True
+        while offset < end:
+            # Damaged ones are counted when they are passed.
+            units = queue.units(offset, min(_BATCH, end - offset))
+            if not units:
+                return True
+            size = 0
+            for physical_offset, length, _ in UNIT.iter_unpack(units):
+                if not self._is_ended(offset):
+                    try:
+                        record = self._store.read_record(physical_offset)
+                        what = self._next(record, decode_properties(record.properties), now_ms, can_ask)
+                    except (GantryError, ValueError):
+                        return True
+                    if what is _Next.YOUNG:
+                        return False
+                    if what is not _Next.WAITS:
+                        return True
+                offset += 1
+                size += length
+                if size >= _BATCH_BYTES:
+                    break
+            yield []
+        return False
+
+    def _check_batch(self, now_ms: int, end: int, can_ask: CanAsk) -> tuple[list[Question], bool]:
         """(questions, whether there may be more half messages to look at in this round)."""
         questions: list[Question] = []
         queue = half_queue(self._store)
@@ -212,7 +269,7 @@ class TransactionCheck:
                 if self._half_offset >= end:
                     return questions, False
                 try:
-                    is_old = self._take(self._half_offset) or self._check(record, now_ms, questions)
+                    is_old = self._take(self._half_offset) or self._check(record, now_ms, can_ask, questions)
                 except _NotYet:
                     return questions, False
                 except (ProtocolError, ClientError, ValueError, StructError) as e:
@@ -227,32 +284,53 @@ class TransactionCheck:
                 break
         return questions, self._half_offset != start
 
-    def _check(self, record: Record, now_ms: int, questions: list[Question]) -> bool:
+    def _check(self, record: Record, now_ms: int, can_ask: CanAsk, questions: list[Question]) -> bool:
         """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
-        config = self._config
         fields = decode_properties(record.properties)
-        times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
-        age_ms = now_ms - record.born_timestamp
-        if times >= config.transaction_check_max or age_ms > config.store.file_reserved_time * _HOUR_MS:
+        what = self._next(record, fields, now_ms, can_ask)
+        if what is _Next.YOUNG:
+            return False
+        if what is _Next.GIVE_UP:
             self._discard(record)
-            return True
+        elif what is _Next.ENDED:
+            self._take(_first_offset(fields))
+        elif what is _Next.WAITS:
+            fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
+            self._put_back(record, fields)
+        else:
+            times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
+            fields[names.TRANSACTION_CHECK_TIMES] = str(times + 1)
+            copy = self._put_back(record, fields)
+            question = self._question(record, fields, copy) if copy else None
+            if question:
+                questions.append(question)
+        return True
+
+    def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> _Next:
+        """Changes nothing."""
+        config = self._config
+        age_ms = now_ms - _born(record)
+        longest_ms = min(config.transaction_timeout_max, config.store.file_reserved_time * _HOUR_MS)
+        times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
+        if times >= config.transaction_check_max or age_ms > longest_ms:
+            return _Next.GIVE_UP
+        if self._is_ended(_first_offset(fields)):
+            return _Next.ENDED
         if names.CHECK_IMMUNITY_TIME_IN_SECONDS in fields:
-            if self._take(_number(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)):
-                return True
             timeout_s = _number(fields[names.CHECK_IMMUNITY_TIME_IN_SECONDS], -1)
             if age_ms <= (timeout_s * 1000 if timeout_s >= 0 else config.transaction_time_out):
-                # It mustn't keep those behind it waiting.
-                fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
-                self._put_back(record, fields)
-                return True
-        elif 0 <= age_ms <= config.transaction_time_out:
-            return False
-        fields[names.TRANSACTION_CHECK_TIMES] = str(times + 1)
-        copy = self._put_back(record, fields)
-        question = self._question(record, fields, copy) if copy else None
-        if question:
-            questions.append(question)
-        return True
+                return _Next.WAITS
+        elif age_ms <= config.transaction_time_out:
+            return _Next.YOUNG
+        target = destination(fields)
+        # Of one that goes nowhere nobody is asked; that counts, so that it is given up some day.
+        is_asked = target is None or can_ask(fields.get(names.PRODUCER_GROUP, ""), target[0])
+        return _Next.ASK if is_asked else _Next.WAITS
+
+    def _is_ended(self, half_offset: int) -> bool:
+        """As `_take`, but it stays known."""
+        ended = self._ended if half_offset >= self._half_offset else self._ended_late
+        return half_offset in ended or half_offset in self._ops
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
         """Stores it at the end of its queue; None when that can't be, and it is put aside."""
@@ -260,7 +338,7 @@ class TransactionCheck:
         if result is None:
             self._discard(record)
         elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
-            first = _number(fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET], -1)
+            first = _first_offset(fields)
             self._renewed.append((result.queue_offset, first))
             self._renewed_from[first] += 1
         return result
@@ -282,7 +360,9 @@ class TransactionCheck:
     def _append(self, record: Record, queue: ConsumeQueue, properties: bytes) -> PutResult | None:
         code = tags_code(names.find_property(properties, b"TAGS") or b"")
         try:
-            return self._appender.append_again(record, queue, properties, code, record.reconsume_times)
+            # The copy is as old as the first one, whatever its producer's clock says.
+            again = record._replace(born_timestamp=_born(record))
+            return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
@@ -321,6 +401,16 @@ class TransactionCheck:
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
         return Question(fields.get(names.PRODUCER_GROUP, ""), topic, request)
+
+
+def _born(record: Record) -> int:
+    """When a half message was made, ms: by its producer's clock, if that isn't ahead of ours."""
+    return min(record.born_timestamp, record.store_timestamp)
+
+
+def _first_offset(fields: dict[str, str]) -> int:
+    """Where a half message was first, which its producer may name; -1: where it is now."""
+    return _number(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -233,16 +233,20 @@ class Transactions(Part):
     async def _ask_about_open(self) -> float:
         members: dict[str, list[Connection]] = {}
         absent: set[str] = set()
+
+        def can_ask(group: str, topic: str) -> bool:
+            if group not in members:
+                members[group] = list(self._members.producers.get(group, ()))
+            is_there = any(self._may_be_asked(member, topic) for member in members[group][:_MOST_LOOKED_AT])
+            if not is_there:
+                absent.add(group)
+            return is_there
+
         try:
-            for questions in self._check.round(now_ms()):
+            for questions in self._check.round(now_ms(), can_ask):
                 for question in questions:
-                    group = question.group
-                    if group not in members:
-                        members[group] = list(self._members.producers.get(group, ()))
-                    producer = self._producer(members[group], question.topic)
-                    if producer is None:
-                        absent.add(group)
-                    else:
+                    producer = self._producer(members[question.group], question.topic)
+                    if producer is not None:
                         await self._ask(producer, question)
                 await asyncio.sleep(0)
         finally:
@@ -265,9 +269,12 @@ class Transactions(Part):
         for _ in range(min(len(members), _MOST_LOOKED_AT)):
             self._turn += 1
             member = members[self._turn % len(members)]
-            if not member.is_closed and self._may_send(member, topic):
+            if self._may_be_asked(member, topic):
                 return member
         return None
+
+    def _may_be_asked(self, member: Connection, topic: str) -> bool:
+        return not member.is_closed and self._may_send(member, topic)
 
     async def _save(self, progress: tuple[int, int]) -> None:
         """Keeps how far the rounds have got, once what they stored again is on the disk. Raises StoreError."""
