@@ -48,14 +48,20 @@ def lake_ingest(name_server: str, topic: str, directory: Path) -> str:
 def pack_environment(directory: Path) -> None:
     """`directory`/environment and environment.tar.gz, as venv and venv-pack make them; the packages in it are those of
     this process."""
+    home = make_environment(directory, sysconfig.get_path("purelib"), ROOT / "src")
+    with tarfile.open(directory / "environment.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+
+
+def make_environment(directory: Path, *paths: str | Path) -> Path:
+    """`directory`/environment, whose Python finds packages in `paths`; of this process's editable ones nothing."""
     home = directory / "environment"
     venv.create(home, symlinks=True)
     (packages,) = home.glob("lib/python*/site-packages")
-    (packages / "these.pth").write_text("".join(f"{path}\n" for path in (sysconfig.get_path("purelib"), ROOT / "src")))
+    (packages / "these.pth").write_text("".join(f"{path}\n" for path in paths))
     for script in ("bin/spark-submit", "bin/find-spark-home", "find_spark_home.py"):
         (home / "bin" / Path(script).name).symlink_to(SPARK_HOME / script)
-    with tarfile.open(directory / "environment.tar.gz", "w:gz") as archive:
-        archive.add(home, ".")
+    return home
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import shutil
+import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from cluster_support import (
     PROGRAM,
+    ROOT,
     SPARK_HOME,
     documented_command,
     environment,
     gantry,
     lake_ingest,
+    make_environment,
     pack_environment,
     run,
     started,
@@ -82,6 +87,24 @@ def test_the_documented_command(
     program = lake_ingest(cluster.name_server, topic, tmp_path)
     command = documented_command("Standalone", {"spark://spark1:7077": master, PROGRAM: program})
     run(["bash", "-ec", command], tmp_path, variables, RUN_S)
+    bodies = pq.read_table(tmp_path / "table", columns=["body"]).column("body").to_pylist()
+    assert sorted(map(int, bodies)) == list(range(500))
+
+
+def test_py_files(
+    cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """Workers have what the package needs, and not the package."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(500))
+    python = make_environment(tmp_path, sysconfig.get_path("purelib")) / "bin" / "python"
+    alone = subprocess.run([python, "-c", "import gantrymq"], cwd=tmp_path, env=variables, capture_output=True)
+    assert b"ModuleNotFoundError" in alone.stderr
+    program = lake_ingest(cluster.name_server, topic, tmp_path)
+    (tmp_path / "gantrymq.zip").symlink_to(shutil.make_archive(str(tmp_path / "package"), "zip", ROOT / "src"))
+    command = documented_command("A package without an installation", {"spark://spark1:7077": master, PROGRAM: program})
+    command = command.replace("/opt/needs/bin/python", str(python))
+    run(["bash", "-ec", command], tmp_path, variables | {"PATH": f"{python.parent}:{variables['PATH']}"}, RUN_S)
     bodies = pq.read_table(tmp_path / "table", columns=["body"]).column("body").to_pylist()
     assert sorted(map(int, bodies)) == list(range(500))
 
