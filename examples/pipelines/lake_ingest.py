@@ -21,16 +21,18 @@ INTERVAL = "1 minute"
 MESSAGES_PER_BATCH = 1_000_000
 
 
-def read(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    return (
+def read(spark: SparkSession, name_server: str, topic: str, *, once: bool = False) -> DataFrame:
+    reader = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", MESSAGES_PER_BATCH)
         .option("includeProperties", "true")
-        .load()
     )
+    # A Spark before 4.2 reads one micro-batch with availableNow: it must have everything.
+    if not once or spark.version >= "4.2":
+        reader = reader.option("maxOffsetsPerTrigger", MESSAGES_PER_BATCH)
+    return reader.load()
 
 
 def start(messages: DataFrame, out: str, checkpoint: str, *, once: bool) -> StreamingQuery:
@@ -54,7 +56,8 @@ def main() -> None:
     given = parser.parse_args()
     spark = session_builder("lake-ingest").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     register(spark)
-    start(read(spark, given.name_server, given.topic), given.out, given.checkpoint, once=given.once).awaitTermination()
+    messages = read(spark, given.name_server, given.topic, once=given.once)
+    start(messages, given.out, given.checkpoint, once=given.once).awaitTermination()
 
 
 if __name__ == "__main__":

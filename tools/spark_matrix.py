@@ -1,0 +1,310 @@
+"""The tests of the Spark package on every Spark 4, and the table of docs/spark.md from their results.
+
+    ./dev spark-matrix               what has changed since it was last run, on every version
+    ./dev spark-matrix 4.0 4.2       these versions only
+    ./dev spark-matrix --anew 4.3    everything again
+    ./dev spark-matrix --kills       the long tests of lake formats besides, each with 20 kills of the driver
+
+Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets.
+Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that only its tests use.
+Files of tests run one after the other, each in a process; what passed isn't run again while the package, the file and
+the environment are the same, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HOME = ROOT / ".venv-spark"
+DOCUMENT = ROOT / "docs" / "spark.md"
+VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+FILE_TIMEOUT_S = 1800
+#: Maven's coordinates of the lake formats that there are for a version.
+LAKES = {
+    "4.0": {
+        "delta": "io.delta:delta-spark_4.0_2.13:4.2.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    },
+    "4.1": {
+        "delta": "io.delta:delta-spark_4.1_2.13:4.2.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+    },
+    "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
+}
+LAKE_FILES = ("test_spark_delta.py", "test_spark_iceberg.py")
+#: A row of the table, and the files of tests it counts; those that no row names are in the last one.
+ROWS = {
+    "batch read": ("test_spark_read.py", "test_spark_read_live.py", "test_spark_million.py", "test_spark_filters.py"),
+    "stream": (
+        "test_spark_stream.py",
+        "test_spark_stream_reader.py",
+        "test_spark_sizes.py",
+        "test_spark_retention.py",
+        "test_spark_versions.py",
+    ),
+    "write": ("test_spark_write.py",),
+    "transactional write": ("test_spark_write_transaction.py",),
+    "rocketmq-store": ("test_spark_store.py",),
+    "pipelines": ("test_pipeline.py",),
+    "Spark Connect": ("test_spark_connect.py",),
+    "standalone cluster": ("test_spark_standalone.py",),
+    "Delta Lake": ("test_spark_delta.py",),
+    "Apache Iceberg": ("test_spark_iceberg.py",),
+    "examples and docs": ("test_examples.py", "test_spark_docs.py"),
+}
+REST = "everything else"
+BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrote -->"
+
+
+@dataclass
+class FileResult:
+    """One run of a file of tests; `inputs` is the hash of what it depends on."""
+
+    inputs: str = ""
+    passed: int = 0
+    failed: int = 0
+    #: Reasons.
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass
+class VersionResult:
+    version: str = ""
+    files: dict[str, FileResult] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> VersionResult:
+        if not path.exists():
+            return cls()
+        found = json.loads(path.read_text())
+        return cls(found["version"], {name: FileResult(**result) for name, result in found["files"].items()})
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev spark-matrix", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(VERSIONS)}; default all")
+    parser.add_argument("--anew", action="store_true", help="run what has passed too")
+    parser.add_argument("--files", default="", help="only files whose names contain this")
+    parser.add_argument("--kills", action="store_true", help="run the long tests of lake formats besides")
+    given = parser.parse_args()
+    if unknown := set(given.versions) - set(VERSIONS):
+        parser.error(f"no version {', '.join(sorted(unknown))}; there are {', '.join(VERSIONS)}")
+    HOME.mkdir(exist_ok=True)
+    for version in given.versions or VERSIONS:
+        run_version(version, given.files, anew=given.anew, kills=given.kills)
+    results = {version: VersionResult.load(HOME / f"{version}.json") for version in VERSIONS}
+    write_table({version: result for version, result in results.items() if result.files})
+    failed = [
+        f"{version} {name}"
+        for version, result in results.items()
+        for name, of_file in result.files.items()
+        if of_file.failed
+    ]
+    if failed:
+        sys.exit(f"spark-matrix: failed: {', '.join(failed)}")
+
+
+# -- environments -----------------------------------------------------------------------------------------------
+
+
+def environment(version: str) -> Path:
+    """The version's interpreter, in an environment that is made, or brought up to date, as needed."""
+    home = HOME / version
+    python = home / "bin" / "python"
+    wanted = [ROOT / name for name in ("requirements.lock", "pyproject.toml", "tools/spark_matrix.py")]
+    stamp = digest(wanted)
+    if (home / "stamp").exists() and (home / "stamp").read_text() == stamp:
+        return python
+    say(f"Spark {version}: making its environment")
+    uv = Path(sys.executable).parent / "uv"
+    if not python.exists():
+        run([uv, "venv", "--quiet", "--python", sys.executable, "--seed", home])
+    packages = HOME / f"{version}.txt"
+    packages.write_text("".join(f"{line}\n" for line in locked_packages()))
+    install = [uv, "pip", "install", "--quiet", "--python", python]
+    run([*install, "-r", packages, f"pyspark=={version}.*"])
+    run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT])
+    for lake, coordinates in LAKES.get(version, {}).items():
+        fetch_lake(coordinates, home / "lakes" / lake)
+    (home / "stamp").write_text(stamp)
+    return python
+
+
+def locked_packages() -> list[str]:
+    """name==version of each locked package but PySpark and what it pins."""
+    entries = re.findall(
+        r"^([A-Za-z0-9._-]+==\S+(?: ;[^\\\n]*)?)", (ROOT / "requirements.lock").read_text(), re.MULTILINE
+    )
+    return [entry.strip() for entry in entries if not entry.startswith(("pyspark==", "py4j=="))]
+
+
+def fetch_lake(coordinates: str, directory: Path) -> None:
+    """The jar and what it needs besides Spark, into `directory`."""
+    if shutil.which("mvn") is None:
+        say(f"no mvn on PATH: the tests of {coordinates} will be skipped")
+        return
+    group, artifact, version = coordinates.split(":")
+    directory.mkdir(parents=True, exist_ok=True)
+    project = directory / "pom.xml"
+    project.write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>org.gantrymq</groupId><artifactId>lake</artifactId><version>1</version><dependencies><dependency>"
+        f"<groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        "</dependency></dependencies></project>"
+    )
+    command = ["mvn", "-q", "-B", "-f", project, "dependency:copy-dependencies", f"-DoutputDirectory={directory}"]
+    # The rest of what it names is in Spark.
+    run([*command, f"-DincludeGroupIds={group}"])
+
+
+# -- tests ------------------------------------------------------------------------------------------------------
+
+
+def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
+    python = environment(version)
+    store = HOME / f"{version}.json"
+    result = VersionResult.load(store)
+    result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
+    of_all = digest(common_inputs()) + (HOME / version / "stamp").read_text() + result.version
+    files = test_files()
+    result.files = {name: known for name, known in result.files.items() if name in {file.name for file in files}}
+    for file in files:
+        inputs = hashlib.sha256((of_all + digest([file])).encode()).hexdigest()[:16]
+        known = result.files.get(file.name)
+        is_known = known is not None and known.inputs == inputs and not known.failed
+        if wanted not in file.name or (is_known and not anew):
+            continue
+        of_file = run_file(python, version, file, kills=kills)
+        of_file.inputs = inputs
+        result.files[file.name] = of_file
+        result.save(store)
+        say(f"Spark {result.version}: {file.name}: {cell([of_file])}")
+
+
+def test_files() -> list[Path]:
+    return [
+        *sorted((ROOT / "tests" / "spark").glob("test_*.py")),
+        *sorted((ROOT / "tests" / "pipeline").glob("test_*.py")),
+    ]
+
+
+def common_inputs() -> list[Path]:
+    """What every test depends on: the package's code for Spark and what the tests share."""
+    source = ROOT / "src" / "gantrymq"
+    return [
+        *sorted((source / "spark").rglob("*.py")),
+        *sorted(path for path in (source / "pipeline").rglob("*") if path.suffix in (".py", ".yml", ".md")),
+        *sorted((ROOT / "examples").rglob("*.py")),
+        *sorted(path for path in (ROOT / "tests" / "spark").glob("*.py") if not path.name.startswith("test_")),
+    ]
+
+
+def run_file(python: Path, version: str, file: Path, *, kills: bool) -> FileResult:
+    report = HOME / f"{version}-{file.stem}.xml"
+    report.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", file, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+    if file.name in LAKE_FILES and not kills:
+        command += ["-m", "not slow"]
+    with (HOME / f"{version}-{file.stem}.log").open("wb") as log:
+        try:
+            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=FILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            say(f"{file.name} takes longer than {FILE_TIMEOUT_S} s")
+    return read_report(report)
+
+
+def read_report(report: Path) -> FileResult:
+    """The counts of pytest's report; a missing one is a failure."""
+    result = FileResult()
+    if not report.exists():
+        result.failed = 1
+        return result
+    for case in ET.parse(report).iter("testcase"):
+        skipped = case.find("skipped")
+        if skipped is not None:
+            result.skipped.append(skipped.get("message", ""))
+        elif case.find("failure") is not None or case.find("error") is not None:
+            result.failed += 1
+        else:
+            result.passed += 1
+    return result
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+def write_table(results: dict[str, VersionResult]) -> None:
+    """Puts the table between its two marks in docs/spark.md."""
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{table(results)}{END}{after}")
+
+
+def table(results: dict[str, VersionResult]) -> str:
+    named = {name for names in ROWS.values() for name in names}
+    lines = [
+        f"| tests of | {' | '.join(result.version for result in results.values())} |",
+        f"|---|{'---|' * len(results)}",
+    ]
+    for row, names in {**ROWS, REST: None}.items():
+        cells = []
+        for result in results.values():
+            of_row = [of for name, of in result.files.items() if (name in names if names else name not in named)]
+            cells.append(cell(of_row))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    lines += ["", "Skipped, because:", ""]
+    reasons: dict[str, list[str]] = {}
+    for result in results.values():
+        for reason in sorted({reason for of_file in result.files.values() for reason in of_file.skipped}):
+            reasons.setdefault(reason, []).append(result.version)
+    lines += [f"- {', '.join(versions)}: {reason}" for reason, versions in sorted(reasons.items())]
+    return "\n".join(lines) + "\n"
+
+
+def cell(results: Iterable[FileResult]) -> str:
+    found = list(results)
+    counts = {
+        "passed": sum(result.passed for result in found),
+        "failed": sum(result.failed for result in found),
+        "skipped": sum(len(result.skipped) for result in found),
+    }
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "not run"
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------
+
+
+def digest(paths: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()[:16]
+
+
+def run(command: list[str | Path]) -> None:
+    subprocess.run(command, check=True)
+
+
+def output(command: list[str | Path]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def say(text: str) -> None:
+    print(f"spark-matrix: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
