@@ -150,13 +150,13 @@ def test_keys_before_a_separator() -> None:
 
 def test_json() -> None:
     line = {
-        "bodyBase64": "/wA=", "keys": ["a", "b"], "tags": "T", "shardingKey": "s", "delayLevel": 3, "delayMs": 5,
-        "deliverAtMs": 7, "flag": 9, "properties": {"p": "1"}, "queueOffset": 17,
+        "bodyBase64": "/wA=", "keys": ["a", "b"], "tags": "T", "shardingKey": "s", "delayMs": 5,
+        "flag": 9, "properties": {"p": "1"}, "queueOffset": 17,
     }  # fmt: skip
     message = maker(json=True, tags="other", properties={"p": "0", "q": "2"}).message(json.dumps(line).encode())
     assert (message.body, message.flag) == (b"\xff\0", 9)
     assert message.properties == {
-        "TAGS": "T", "KEYS": "a b", "__SHARDINGKEY": "s", "DELAY": "3", "TIMER_DELAY_MS": "5", "TIMER_DELIVER_MS": "7",
+        "TAGS": "T", "KEYS": "a b", "__SHARDINGKEY": "s", "TIMER_DELAY_MS": "5",
         "p": "1", "q": "2",
     }  # fmt: skip
 
