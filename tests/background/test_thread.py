@@ -22,6 +22,23 @@ def test_death_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "the thread flusher died" in caplog.text
 
 
+def test_death_is_told_before_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A log may take its time; meanwhile somebody would count on the thread."""
+    logged: list[str] = []
+
+    def work() -> None:
+        raise OSError(24, "too many open files")
+
+    def died(error: BaseException) -> None:
+        logged.append(caplog.text)
+
+    thread = SupervisedThread("flusher", work, died)
+    thread.start()
+    assert thread.join(5)
+    assert logged == [""]
+    assert "the thread flusher died" in caplog.text
+
+
 def test_an_end_is_no_death() -> None:
     told: list[BaseException] = []
     end = threading.Event()

@@ -16,8 +16,8 @@ BEGIN_S = 1.0
 class SupervisedThread:
     """Runs `target` in a daemon thread from `start` on.
 
-    When `target` raises, that is logged and `died(error)` is called in the same thread: it makes whatever counts on the
-    thread fail, so that nobody waits for it.
+    When `target` raises, `died(error)` is called in the same thread, which makes whatever counts on the thread fail, so
+    that nobody waits for it; then it is logged.
     """
 
     def __init__(self, name: str, target: Callable[[], None], died: Callable[[BaseException], None]) -> None:
@@ -56,7 +56,10 @@ class SupervisedThread:
         try:
             self._target()
         except BaseException as e:
-            log.critical("the thread %s died", self._thread.name, exc_info=True)
-            self._died(e)
+            try:
+                # First of all: until then somebody counts on it.
+                self._died(e)
+            finally:
+                log.critical("the thread %s died", self._thread.name, exc_info=e)
         finally:
             self._ended.set()
