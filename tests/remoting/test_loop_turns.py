@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import pytest
@@ -19,7 +19,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import loop_watch, open_answers
-from gantrymq.remoting.connection import ONEWAY_LIMIT, Connection, Reply
+from gantrymq.remoting.connection import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER, Connection, Reply
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
 
@@ -393,6 +393,47 @@ async def test_a_peer_that_does_not_read_is_not_sent_notifications_without_end()
             notify()
         assert connection._transport is not None
         assert connection._transport.get_write_buffer_size() <= ONEWAY_LIMIT + 200_000
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool) -> None:
+    """Whoever answers: a client is asked by its server, too."""
+
+    async def answer() -> RemotingCommand:
+        await asyncio.sleep(0)
+        return RemotingCommand.response(body=bytes(1 << 20))
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        connection.respond_with(request, answer())
+        return None
+
+    class Untaken(OneRead):
+        """Takes nothing."""
+
+        aborted = False
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            super().write(data)
+            if self.written > WRITE_HIGH_WATER and not connection.is_full:
+                connection.pause_writing()
+
+        def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
+            for piece in pieces:
+                self.write(piece)
+
+        def get_write_buffer_size(self) -> int:
+            return self.written
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    connection = Connection({7: handler}, is_server=is_server)
+    transport = Untaken()
+    connection.connection_made(transport)
+    connection.data_received(frame(7) * 500)
+    await until(lambda: transport.aborted)
+    assert transport.written <= (UNTAKEN_LIMIT if is_server else ONEWAY_LIMIT) + (2 << 20)
+    connection.connection_lost(None)
 
 
 # -- what a peer makes the server log -------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ WRITE_HIGH_WATER = 8 * 1024 * 1024
 BATCH_LIMIT = 1024 * 1024
 #: To a peer that leaves so much in the write buffer nothing more is sent without an answer: nobody would wait for room.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
+#: A server's answers that don't come from reading (tasks, what waited) go on until a peer has left so much there.
+UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 #: How long a closing connection may take to send what it has to, in seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Up to so many bytes of answers are copied into one buffer: cheaper than to hand the kernel many small ones.
@@ -233,15 +235,21 @@ class Connection(asyncio.Protocol):
                 self._transport.write(b"".join(batch))
             else:
                 self._transport.writelines(batch)
-            if self._writable is not None and not self._is_server:
+            if not self._is_server:
                 self._refuse_flood()
 
-    def _refuse_flood(self) -> None:
-        """A client reads on when its server doesn't: but not for ever, each answer takes memory."""
-        assert self._transport is not None
-        if self._transport.get_write_buffer_size() > ONEWAY_LIMIT:
-            log.warning("closing the connection with %s, which asks and takes no answers", self.address)
-            self.abort()
+    def _refuse_flood(self) -> bool:
+        """Closes the connection with a peer that asks and takes no answers, each of which takes memory.
+
+        A client reads on when its server doesn't; and answers come from elsewhere than from reading, too.
+        """
+        if self._writable is None or self._transport is None:
+            return False
+        if self._transport.get_write_buffer_size() <= (UNTAKEN_LIMIT if self._is_server else ONEWAY_LIMIT):
+            return False
+        log.warning("closing the connection with %s, which asks and takes no answers", self.address)
+        self.abort()
+        return True
 
     def _wait_for_turn(self) -> None:
         if not self._is_in_line and (self._writable is None or not self._is_server):
@@ -362,7 +370,7 @@ class Connection(asyncio.Protocol):
             self._batch += reply
             for piece in reply:
                 self._batch_bytes += len(piece)
-        else:
+        elif not self._refuse_flood():
             self._transport.writelines(reply)
 
     def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, Reply]) -> None:
