@@ -200,7 +200,7 @@ def plan_ranges(
     if len(ranges) >= min_partitions:
         return ranges
     total = sum(r.end - r.start for r in ranges)
-    return [part for r in ranges for part in _split(r, -(-min_partitions * (r.end - r.start) // total))]
+    return [part for r in ranges for part in split(r, -(-min_partitions * (r.end - r.start) // total))]
 
 
 def bundle(ranges: Iterable[OffsetRange], max_rows: int) -> list[list[OffsetRange]]:
@@ -220,7 +220,8 @@ def bundle(ranges: Iterable[OffsetRange], max_rows: int) -> list[list[OffsetRang
     return bundles
 
 
-def _split(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+def split(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+    """In so many parts, or as many as it has offsets."""
     size = whole.end - whole.start
     parts = min(parts, size)
     bounds = [whole.start + size * i // parts for i in range(parts + 1)]

@@ -31,6 +31,8 @@ TOOLS_GROUP = "TOOLS_CONSUMER"
 #: Sends go under this group; a broker keeps nothing about it.
 PRODUCER_GROUP = "gantry-spark"
 DEFAULT_RETRY_TIMEOUT_MS = 60_000
+#: As Spark has it for files (spark.sql.files.maxPartitionBytes).
+DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
 _BOTH = ("nameServer", "retryTimeoutMs")
@@ -65,6 +67,8 @@ READ_OPTIONS = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "minPartitions",
+    "maxPartitions",
+    "maxPartitionBytes",
     "failOnDataLoss",
     "expectedBrokers",
     "deduplicate",
@@ -102,8 +106,11 @@ class ReadOptions:
     maxBytesPerTrigger      streaming: at most about so many bytes a batch, of messages as they are stored, also of
                             those that a filter leaves out; estimated from samples (`sizes`). Where both are given both
                             hold
-    minPartitions           at least so many partitions, by splitting large queues, and no fewer than one a queue;
-                            without it queues with few messages share partitions
+    minPartitions           at least so many partitions, by splitting queues by their messages, and no fewer than one a
+                            queue; without it queues with few messages share partitions
+    maxPartitions           at most so many partitions, with about as many bytes each
+    maxPartitionBytes       larger queues are split into partitions of about so many bytes, estimated from samples;
+                            default 134217728. Not with minPartitions, which counts messages
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
     expectedBrokers         names of brokers that every topic is on, separated by commas, or JSON of those of each
                             topic, `{"orders": ["broker-a", "broker-b"]}`: while one of them is away a read waits, and
@@ -136,6 +143,8 @@ class ReadOptions:
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
+    max_partitions: int | None = None
+    max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     fail_on_data_loss: bool = True
     #: By topic; those of "" for all topics.
     expected_brokers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -160,6 +169,8 @@ class ReadOptions:
                     raise ConfigError(f"option {name} has no meaning in a {kind} read: leave it out")
         values.exclude("tags", "sql92")
         values.exclude("minPartitions", "deduplicate")
+        values.exclude("minPartitions", "maxPartitions")
+        values.exclude("minPartitions", "maxPartitionBytes")
         topics, assigned = values.topics()
         group = values.get("consumerGroup")
         if group is not None and (problem := group_problem(group)):
@@ -177,6 +188,8 @@ class ReadOptions:
             values.number("maxOffsetsPerTrigger", None, 1),
             values.number("maxBytesPerTrigger", None, 1),
             values.number("minPartitions", None, 1),
+            values.number("maxPartitions", None, 1),
+            values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
             values.flag("failOnDataLoss", True),
             _brokers(values.get("expectedBrokers")),
             values.flag("deduplicate", False),

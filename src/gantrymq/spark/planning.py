@@ -16,11 +16,10 @@ from gantrymq.spark.offsets import (
     Boundary,
     OffsetRange,
     Offsets,
-    bundle,
-    plan_ranges,
 )
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.pull import BATCH_ROWS, data_lost
+from gantrymq.spark.partitions import message_sizes, plan_partitions
+from gantrymq.spark.pull import data_lost
 from gantrymq.spark.queues import complete_queues, name_of
 
 
@@ -29,18 +28,6 @@ class Bounds(NamedTuple):
 
     first: int
     last: int
-
-
-def plan_partitions(
-    start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], options: ReadOptions
-) -> list[list[OffsetRange]]:
-    """What each task reads."""
-    ranges = plan_ranges(start, end, options.min_partitions or 1)
-    if options.deduplicate:
-        return [ranges] if ranges else []
-    if options.min_partitions is not None:
-        return [[part] for part in ranges]
-    return bundle(ranges, BATCH_ROWS)
 
 
 async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilters) -> list[list[OffsetRange]]:
@@ -60,7 +47,7 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     await _apply_times(cluster, filters, start, end)
     for queue in queues:
         start[queue], end[queue] = filters.clip(start[queue], end[queue])
-    return plan_partitions(start, end, options)
+    return plan_partitions(start, end, options, await message_sizes(cluster, options, start, end))
 
 
 # -- offsets ----------------------------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch, plan_partitions
+from gantrymq.spark.partitions import SAMPLED_ROWS, MessageSizes, message_sizes, plan_partitions
+from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.queues import is_wanted
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.sizes import estimate_size, limit_bytes
+from gantrymq.spark.sizes import estimate_sizes, limit_bytes
 from gantrymq.spark.stream_place import StreamPlace
 from gantrymq.spark.stream_planning import advance, commit_offsets, initial_place, latest_offsets, made_again
 from gantrymq.spark.versions import (
@@ -189,7 +190,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned and any(end > starts[queue] for queue, end in ends.items()):
             others = self._ask(lambda cluster: made_again(cluster, self._options, place))
             ends = {queue: starts[queue] if queue in others else end for queue, end in ends.items()}
-        return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options)]
+        sizes: MessageSizes = {}
+        if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
+            sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))
+        return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options, sizes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._columns)
@@ -206,9 +210,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most, group = self._options.max_bytes_per_trigger, self._options.pull_group
         if most is None:
             return ends
-        return self._ask(
-            lambda cluster: limit_bytes(starts, ends, most, lambda ranges: estimate_size(cluster, group, ranges))
-        )
+
+        async def limited(cluster: Cluster) -> Offsets:
+            async def size(ranges: Sequence[OffsetRange]) -> float:
+                return sum(await estimate_sizes(cluster, group, ranges))
+
+            return await limit_bytes(starts, ends, most, size)
+
+        return self._ask(limited)
 
     def _commit(self, offsets: Offsets) -> None:
         group = self._options.consumer_group

@@ -58,8 +58,8 @@ async def limit_bytes(
     return limit_rows(starts, ends, max(1, fits))
 
 
-async def estimate_size(cluster: Cluster, group: str, ranges: Sequence[OffsetRange]) -> float:
-    """About so many bytes the messages of `ranges` take as brokers store and send them. Raises what a pull raises."""
+async def estimate_sizes(cluster: Cluster, group: str, ranges: Sequence[OffsetRange]) -> list[float]:
+    """About so many bytes the messages of each range take as brokers store and send them. Raises what a pull raises."""
     gaps = max(1, PLACES // max(1, len(ranges)) - 1)
 
     async def size_of(part: OffsetRange) -> float:
@@ -72,7 +72,7 @@ async def estimate_size(cluster: Cluster, group: str, ranges: Sequence[OffsetRan
         # Between two places messages are taken to be as large as half of the one and half of the other.
         return (sum(sizes) - (sizes[0] + sizes[-1]) / 2) / gaps / PLACE_MESSAGES * count
 
-    return sum(await asyncio.gather(*map(size_of, ranges)))
+    return await asyncio.gather(*map(size_of, ranges))
 
 
 async def _pulled_size(cluster: Cluster, group: str, part: OffsetRange) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_name import topic_problem
-from gantrymq.spark.options import Values, comma_list
+from gantrymq.spark.options import DEFAULT_PARTITION_BYTES, Values, comma_list
 from gantrymq.spark.record_batches import CorruptBodies
 
 STORE_OPTIONS = (
@@ -24,7 +24,6 @@ STORE_OPTIONS = (
     "checkCrc",
     "corruptBodies",
 )
-DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(slots=True, frozen=True)

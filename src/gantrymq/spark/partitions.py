@@ -1,0 +1,80 @@
+"""Which part of a read each task has: about as many bytes each, whatever the queues hold.
+
+Brokers tell how many messages a range of a queue has, and a few of them are looked at for their size (`sizes`). So a
+queue that has nine tenths of a topic is read by several tasks, and queues with a few messages share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.offsets import OffsetRange, bundle, plan_ranges, split
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.pull import BATCH_ROWS
+from gantrymq.spark.sizes import estimate_sizes
+
+#: A range with fewer messages isn't looked at: one task reads that many in a few hundredths of a second, unless they
+#: are uncommonly large.
+SAMPLED_ROWS = 20_000
+
+#: Bytes a message, of some queues.
+MessageSizes = Mapping[MessageQueue, float]
+
+
+async def message_sizes(
+    cluster: Cluster, options: ReadOptions, start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
+) -> MessageSizes:
+    """Of the queues with so much to read that it may be too much for one task. Raises what a pull raises."""
+    if options.min_partitions is not None or options.deduplicate:
+        return {}
+    large = [part for part in plan_ranges(start, end) if part.end - part.start >= SAMPLED_ROWS]
+    found = await estimate_sizes(cluster, options.pull_group, large)
+    return {part.queue: max(1.0, size / (part.end - part.start)) for part, size in zip(large, found, strict=True)}
+
+
+def plan_partitions(
+    start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], options: ReadOptions, sizes: MessageSizes
+) -> list[list[OffsetRange]]:
+    """What each task reads."""
+    ranges = plan_ranges(start, end, options.min_partitions or 1)
+    if options.deduplicate:
+        return [ranges] if ranges else []
+    if options.min_partitions is not None:
+        partitions = [[part] for part in ranges]
+    else:
+        small, partitions = [], []
+        for part in ranges:
+            count = ceil(_bytes(part, sizes, 0.0) / options.max_partition_bytes)
+            if count > 1:
+                partitions += [[piece] for piece in split(part, count)]
+            else:
+                small.append(part)
+        partitions += bundle(small, BATCH_ROWS)
+    if options.max_partitions is None or len(partitions) <= options.max_partitions:
+        return partitions
+    return _shared_out(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
+
+
+def _shared_out(pieces: Sequence[OffsetRange], count: int, sizes: MessageSizes) -> list[list[OffsetRange]]:
+    """`pieces` in at most `count` partitions of about as many bytes, neighbours together."""
+    other = sum(sizes.values()) / len(sizes) if sizes else 1.0
+    weights = [_bytes(piece, sizes, other) for piece in pieces]
+    unit = sum(weights) / count
+    partitions: list[list[OffsetRange]] = [[] for _ in range(count)]
+    before = 0.0
+    for piece, weight in zip(pieces, weights, strict=True):
+        partition = partitions[min(count - 1, int((before + weight / 2) / unit))]
+        if partition and partition[-1].queue == piece.queue and partition[-1].end == piece.start:
+            partition[-1] = partition[-1]._replace(end=piece.end)
+        else:
+            partition.append(piece)
+        before += weight
+    return [partition for partition in partitions if partition]
+
+
+def _bytes(part: OffsetRange, sizes: MessageSizes, other: float) -> float:
+    """`other` is the size of messages in queues that weren't looked at."""
+    return (part.end - part.start) * sizes.get(part.queue, other)
