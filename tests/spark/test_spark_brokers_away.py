@@ -187,7 +187,9 @@ def test_a_stream_that_began_at_the_earliest_reads_all_of_a_broker_that_comes_ba
     stream.stop()
 
 
-def test_a_run_of_what_is_available_is_complete(cluster: MortalCluster, topic: str) -> None:
+def test_a_run_of_what_is_available_is_complete(
+    cluster: MortalCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The checkpoint knows of a broker that is away."""
     options = options_for(cluster, topic, startingoffsets="earliest")
     stream = RocketMQStreamReader(options, BODY)
@@ -199,6 +201,9 @@ def test_a_run_of_what_is_available_is_complete(cluster: MortalCluster, topic: s
     assert len(bodies(stream, end, stream.latestOffset(end, ALL))) == 20
     stream.stop()
     run_ = RocketMQStreamReader(options, BODY)
+    with caplog.at_level(logging.WARNING):
+        assert len(bodies(run_, end, run_.latestOffset(end, ALL))) == 20
+    assert "broker broker-b is away: 2 queues of this stream stay where they are" in caplog.text
     run_.prepareForTriggerAvailableNow()
     with pytest.raises(BrokersAway, match=r"broker-b is away.*says the checkpoint"):
         run_.latestOffset(end, ALL)

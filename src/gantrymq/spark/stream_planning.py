@@ -74,6 +74,8 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
     with what comes then, or with the first message of the new topic.
     """
     queues = await find_queues(cluster, options, place.ends)
+    if check_all:
+        await _tell_of_brokers_away(cluster, options, place, queues)
 
     async def look(queue: MessageQueue) -> _Look | None:
         try:
@@ -96,6 +98,17 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
         if found.first is not None:
             firsts[queue] = found.first
     return Progress(starts, ends, firsts)
+
+
+async def _tell_of_brokers_away(
+    cluster: Cluster, options: ReadOptions, place: StreamPlace, queues: list[MessageQueue]
+) -> None:
+    missing = [queue for queue in place.ends.keys() - set(queues) if is_wanted(options, queue)]
+    if missing:
+        registered = await cluster.brokers()
+        for broker in sorted({queue.broker_name for queue in missing} - registered):
+            count = sum(queue.broker_name == broker for queue in missing)
+            log.warning("broker %s is away: %d queues of this stream stay where they are for now", broker, count)
 
 
 class _Look(NamedTuple):
