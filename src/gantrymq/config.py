@@ -34,6 +34,8 @@ DAY_MS = 24 * 3600 * 1000
 #: A whole number as Java reads it.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
+#: A line with its end.
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 # The key ends at the first separator that has no backslash before it; around = or : blanks don't count.
@@ -45,6 +47,11 @@ _ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.D
 
 def load_properties(path: Path) -> dict[str, str]:
     """The keys and values of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
+    return parse_properties(read_properties(path), source=str(path))
+
+
+def read_properties(path: Path) -> str:
+    """The text of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -53,10 +60,9 @@ def load_properties(path: Path) -> dict[str, str]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: not a configuration")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = data.decode("latin-1")
-    return parse_properties(text, source=str(path))
+        return data.decode("latin-1")
 
 
 def parse_properties(text: str, *, source: str) -> dict[str, str]:
@@ -64,7 +70,7 @@ def parse_properties(text: str, *, source: str) -> dict[str, str]:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{source} has more than {MAX_FILE_BYTES} characters: not a configuration")
     properties: dict[str, str] = {}
-    for number, line in _logical_lines(text):
+    for number, _, line in _logical_lines(text):
         match = _ENTRY.fullmatch(line)
         if match is None:
             raise ConfigError(f"{source}, line {number}: {line[:100]!r} is no key=value")
@@ -78,7 +84,28 @@ def parse_properties(text: str, *, source: str) -> dict[str, str]:
 
 def format_properties(properties: Mapping[str, str]) -> str:
     """Text that `parse_properties` and Java read back, one sorted key=value a line."""
-    return "".join(f"{_escape(key, '=: ')}={_escape(properties[key], '')}\n" for key in sorted(properties))
+    return "".join(f"{_entry(key, properties[key])}\n" for key in sorted(properties))
+
+
+def changed_properties(text: str, changes: Mapping[str, str]) -> str:
+    """Properties text with other values; order, comments and all other lines stay. New keys come last."""
+    lines = _LINE.findall(text)
+    missing = dict(changes)
+    # From the end, so that the numbers hold.
+    for first, last, line in reversed(list(_logical_lines(text))):
+        match = _ENTRY.fullmatch(line)
+        key = _unescape(match[1]) if match is not None else ""
+        if key in changes:
+            missing.pop(key, None)
+            end = "\r\n" if lines[last - 1].endswith("\r\n") else "\n"
+            lines[first - 1 : last] = [_entry(key, changes[key]) + end]
+    kept = "".join(lines)
+    if missing and kept and not kept.endswith(("\n", "\r")):
+        kept += "\n"
+    if missing and kept.rstrip("\r\n").endswith("\\"):
+        # The last line would go on with the first new one. (One of the two may join a CR.)
+        kept += "\n\n"
+    return kept + format_properties(missing)
 
 
 def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -121,9 +148,13 @@ def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
     return temporary
 
 
-def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """(line number, line) without comments, blank lines and leading blanks; continued lines are joined."""
-    joined, start = "", 0
+def _entry(key: str, value: str) -> str:
+    return f"{_escape(key, '=: ')}={_escape(value, '')}"
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, int, str]]:
+    """(first and last number, line) without comments, blank lines and leading blanks; continued lines are joined."""
+    joined, start, number = "", 0, 0
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = line.lstrip(" \t\f")
         if not start:
@@ -134,10 +165,10 @@ def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
         if (len(line) - len(line.rstrip("\\"))) % 2:
             joined += line[:-1]
             continue
-        yield start, joined + line
+        yield start, number, joined + line
         joined, start = "", 0
     if joined:
-        yield start, joined
+        yield start, number, joined
 
 
 def _unescape(text: str) -> str:

@@ -266,15 +266,55 @@ def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) ->
                 cls(**{each.name: value}, **kwargs)
 
 
-@pytest.mark.parametrize("address", ["", "1", "broker-a.example.com", "10.0.0", "9" * 5000, "10.0.0.1\0"])
+@pytest.mark.parametrize("address", ["", "1", "10.0.0", "9" * 5000, "10.0.0.1\0", "a b", "-a.b", "a..b", "x" * 64])
 def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(ConfigError, match=f"^brokerIP1={address[:200]}: must be an IP address$"):
+    with pytest.raises(ConfigError, match=f"^brokerIP1={address[:200]}: must be an IP address or a host name$"):
         BrokerConfig(broker_ip1=address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.11", "::1", "fe80::1%eth0"])
 def test_addresses(address: str) -> None:
-    assert BrokerConfig(broker_ip1=address).broker_ip1 == address
+    assert BrokerConfig(broker_ip1=address).broker_ip1 == BrokerConfig(broker_ip1=address).resolved_ip() == address
+
+
+async def test_an_address_may_be_a_name(tmp_path: Path, remoting: RemotingClient) -> None:
+    """Clients are told the name, records have its address."""
+    broker = Broker(config(tmp_path / "store", broker_ip1="localhost"))
+    await broker.start()
+    assert broker.address == f"localhost:{broker.port}"
+    peer = Peer(await remoting.connection(broker.address))
+    sent = await peer.send("orders", b"x")
+    assert decode_offset_message_id(sent.ext_fields["msgId"])[0] == f"127.0.0.1:{broker.port}"
+    await broker.stop()
+    nowhere = BrokerConfig(broker_ip1="nowhere.invalid")
+    with pytest.raises(ConfigError, match=r"^brokerIP1=nowhere.invalid: can't be resolved"):
+        nowhere.resolved_ip()
+
+
+@pytest.mark.parametrize(
+    ("change", "bound"),
+    [
+        ("diskMaxUsedSpaceRatio=97", "at most 95"),
+        ("diskMaxUsedSpaceRatio=1", "at least 10"),
+        ("diskSpaceWarningLevelRatio=1", "at least 35"),
+        ("registerNameServerPeriod=5", "at least 10000"),
+        ("registerNameServerPeriod=60001", "at most 60000"),
+    ],
+)
+async def test_a_value_that_would_become_another_is_refused(
+    peer: Peer, broker: Broker, change: str, bound: str
+) -> None:
+    before = await settings(peer)
+    answer = await update(peer, f"regionId=moon\n{change}")
+    assert (answer.code, answer.remark) == (ResponseCode.INVALID_PARAMETER, f"{change}: must be {bound}")
+    assert await settings(peer) == before
+    assert (await update(peer, "diskMaxUsedSpaceRatio= +80 \nregisterNameServerPeriod=10000")).code == 0
+
+
+async def test_a_key_that_is_none_is_said(peer: Peer) -> None:
+    answer = await update(peer, "noSuchKey=1\nregionId=moon\nanother=x")
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "not used here: another, noSuchKey")
+    assert (await update(peer, "regionId=sun")).remark is None
 
 
 @pytest.mark.parametrize(

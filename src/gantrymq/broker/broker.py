@@ -124,7 +124,7 @@ class Broker:
         )
         self.address = format_address(config.broker_ip1, self.port)
         try:
-            self._build(encode_host(config.broker_ip1, self.port))
+            self._build(encode_host(config.resolved_ip(), self.port))
         except BaseException:
             self._server.release()
             raise

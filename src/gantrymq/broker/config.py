@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,11 @@ from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
 
+#: Labels of up to 63 letters, digits and hyphens (RFC 1123); numbers alone are an address, or none.
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+_NUMBERS = re.compile(r"[0-9.]+")
 #: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
 MAX_QUEUE_NUMS = 65_536
 #: BrokerStartup sets this one; BrokerConfig's own default isn't used.
@@ -103,6 +109,21 @@ class BrokerConfig(TlsConfig):
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
+    def resolved_ip(self) -> str:
+        """The address of `broker_ip1`, which is in each message that is stored; IPv4 if it has one, as in Java.
+
+        Asks the resolver for a name's. Raises ConfigError.
+        """
+        try:
+            return str(ipaddress.ip_address(self.broker_ip1))
+        except ValueError:
+            pass
+        try:
+            found = socket.getaddrinfo(self.broker_ip1, None, type=socket.SOCK_STREAM)
+        except OSError as e:
+            raise ConfigError(f"brokerIP1={self.broker_ip1}: can't be resolved: {e.strerror or e}") from e
+        return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.broker_id != 0:
@@ -110,8 +131,8 @@ class BrokerConfig(TlsConfig):
         try:
             ipaddress.ip_address(self.broker_ip1)
         except ValueError:
-            # It is in each message that is stored.
-            raise ConfigError(f"brokerIP1={self.broker_ip1[:200]}: must be an IP address") from None
+            if not _HOST_NAME.fullmatch(self.broker_ip1) or _NUMBERS.fullmatch(self.broker_ip1):
+                raise ConfigError(f"brokerIP1={self.broker_ip1[:200]}: must be an IP address or a host name") from None
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
         # BrokerController.start: registration at most every 10 s, at least every 60 s.

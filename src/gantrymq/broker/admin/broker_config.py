@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,11 +12,12 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.config import (
+    changed_properties,
     format_properties,
     from_properties,
-    load_properties,
     parse_properties,
     property_key,
+    read_properties,
     replace_file,
     to_properties,
     unknown_keys,
@@ -106,26 +108,30 @@ class BrokerConfigAdmin(Part):
         try:
             changes = parse_properties(body.decode("utf-8", "replace"), source=source)
             # Whoever asks may leave meanwhile: the file and what holds must not differ.
-            await asyncio.shield(self._apply(changes, source))
+            remark = await asyncio.shield(self._apply(changes, source))
         except ConfigError as e:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(e)) from e
-        return RemotingCommand.response()
+        return RemotingCommand.response(remark=remark)
 
-    async def _apply(self, changes: dict[str, str], source: str) -> None:
+    async def _apply(self, changes: dict[str, str], source: str) -> str | None:
+        """What there is to say of it. Raises ConfigError or RequestRefused."""
         # One after the other: each change is to what the one before made.
         async with self._lock:
-            await self._apply_one(changes, source)
+            return await self._apply_one(changes, source)
 
-    async def _apply_one(self, changes: dict[str, str], source: str) -> None:
+    async def _apply_one(self, changes: dict[str, str], source: str) -> str | None:
         self._check(changes)
         unknown = unknown_keys([BrokerConfig, StoreConfig], changes)
+        remark = None
         if unknown:
-            log.warning("%s: not used here: %s", source, ", ".join(unknown))
+            remark = f"not used here: {', '.join(unknown)}"
+            log.warning("%s: %s", source, remark)
         properties = properties_of(self._config) | changes
         store = from_properties(StoreConfig, properties, source=source)
         updated = replace(from_properties(BrokerConfig, properties, source=source), store=store, auth=self._config.auth)
         for key in unknown:
             del changes[key]
+        _check_taken(changes, properties_of(updated))
         await asyncio.get_running_loop().run_in_executor(None, self._write_file, changes)
         _copy(updated.store, self._config.store)
         updated.store = self._config.store
@@ -133,6 +139,7 @@ class BrokerConfigAdmin(Part):
         self._version.advance()
         log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
         self._on_change()
+        return remark
 
     def _check(self, changes: dict[str, str]) -> None:
         forbidden = sorted(changes.keys() & _BLACK_LIST)
@@ -153,7 +160,9 @@ class BrokerConfigAdmin(Part):
         if path is None:
             log.warning("the broker was started without a configuration file: the change lasts until it stops")
             return
-        replace_file(path, format_properties(load_properties(path) | changes).encode())
+        text = read_properties(path)
+        parse_properties(text, source=str(path))
+        replace_file(path, changed_properties(text, changes).encode())
 
 
 def properties_of(config: BrokerConfig) -> dict[str, str]:
@@ -164,6 +173,15 @@ def properties_of(config: BrokerConfig) -> dict[str, str]:
     properties = to_properties(config) | to_properties(config.store)
     del properties["store"], properties["auth"]
     return properties
+
+
+def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
+    """Refuses a number that would silently become another one, as at the start. Raises ConfigError."""
+    for key, value in changes.items():
+        with suppress(ValueError):
+            if (wanted := float(value)) != (bound := float(taken[key])):
+                most_or_least = "at least" if wanted < bound else "at most"
+                raise ConfigError(f"{key}={value.strip()[:200]}: must be {most_or_least} {taken[key]}")
 
 
 def _copy(source: Any, target: Any) -> None:
