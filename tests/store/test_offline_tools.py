@@ -133,6 +133,25 @@ def queue_empty(root: Path) -> None:
         path.unlink()
 
 
+def test_an_index_that_stops_in_the_midst_of_a_records_keys(tmp_path):
+    """That is how a broker leaves it when it stops; it goes on there. A record before the last has all of its keys."""
+    store = open_store(tmp_path)
+    for n in range(3):
+        keys = " ".join(f"{n}-{number}" for number in range(1000))
+        put(store, store.queue("T", 0), b"x", properties=b"KEYS\x01%b\x02" % keys.encode())
+    stopped = []
+    while not store.keys.build_index(0):
+        store.close()
+        report = verify(small_config(tmp_path))
+        assert not report.problems
+        stopped.append(report.index_entries)
+        store = open_store(tmp_path)
+    store.close()
+    assert any(count % 1000 for count in stopped)
+    assert verify(small_config(tmp_path)).index_entries == 3000
+    assert not verify(small_config(tmp_path)).problems
+
+
 def index_entry_damaged(root: Path) -> None:
     change(sorted((root / "index").iterdir())[1], 40 + 64 * 4 + 20 * 30 + 9, b"\x55")
 

@@ -251,8 +251,11 @@ class IndexChecker:
         if self._group is not None and self._group[0] == at:
             found = self._group[1]
             self._group = next(self._groups, None)
-        if found != hashes:
-            self._report.add(f"index: of the record at {at} it has the hashes {sorted(found)}, not {sorted(hashes)}")
+        # The index may stop in the midst of the last record's keys, and goes on there when it is built further.
+        is_last = at == self._end and self._group is None
+        if found != hashes and not (is_last and found < hashes):
+            foreign, lacking = len(found - hashes), len(hashes - found)
+            self._report.add(f"index: of the record at {at} it has {foreign} hashes too many, and lacks {lacking}")
 
     def finish(self) -> None:
         self._skip_to(sys.maxsize)
