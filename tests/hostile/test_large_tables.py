@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from every_request import Known, Request
-from hostile_support import Peer, Target, UnderAttack, frame, not_yet, pull_header, send_header
+from hostile_support import Peer, Target, UnderAttack, frame, pull_header, send_header
 from test_every_request import Attacker, known_to_broker, known_to_name_server
 from test_stalls import fill, heartbeat
 from waiting import until
@@ -96,7 +96,6 @@ async def test_a_topic_of_more_queues_than_there_can_be(
                 await Attacker(broker.process).ask_all(requests)
 
 
-@not_yet(run=False, reason="its files are deleted in one step")
 async def test_a_topic_of_as_many_queues_as_there_can_be(under_attack: UnderAttack, tmp_path: Path) -> None:
     """4,000 of them are used; each request about it ends soon, and so does its deletion."""
     brokers = await known_to_broker(tmp_path / "learning")

@@ -203,7 +203,7 @@ def test_a_reader_who_comes_first_is_told_too(store, disk, monkeypatch):
     assert store.queue("T", 2).min_offset > 0
 
 
-def test_a_round_that_waits_for_the_thread_is_followed_by_another(store, disk, monkeypatch):
+def test_a_round_that_waits_for_the_thread_is_followed_by_another(tmp_path, store, disk, monkeypatch):
     """However soon the thread has deleted what the round found waiting."""
     fill(store)
     emptied = []
@@ -218,7 +218,7 @@ def test_a_round_that_waits_for_the_thread_is_followed_by_another(store, disk, m
                 emptied.append(True)
             return waits
 
-    monkeypatch.setattr(store._cleaner, "_trash", Emptied())
+    monkeypatch.setattr(store._cleaner, "_trash", Emptied(tmp_path / "bin"))
     disk.used = 86.0
     before = store.min_physical_offset
     while store.clean(at_hour(9)):

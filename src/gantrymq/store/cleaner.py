@@ -95,9 +95,9 @@ class Cleaner:
             last = queue.peek(queue.max_offset - 1)
             if last is not None and last[0] < self._log.min_offset and not is_system_topic(queue.topic):
                 expired.append(queue)
-        for queue in expired:
-            log.info("deleting %r: it has expired", queue)
-            self._queues.delete(queue)
+        if expired:
+            log.info("deleting %d queues that have expired, %r among them", len(expired), expired[0])
+            self._queues.delete(expired)
         return len(expired)
 
     def _pause(self, used: float | None) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -298,9 +297,16 @@ class ConsumeQueue:
         self._rooms.forget(self._make_ahead)
         self.unmap()
 
-    def delete(self) -> None:
-        self.close(f"queue {self.queue_id} of the topic {self.topic} was deleted")
-        shutil.rmtree(self._directory, ignore_errors=True)
+    def forget_files(self) -> list[MappedFile]:
+        """The queue is deleted: later use raises a StoreError. Returns its files, for who unmaps and deletes them."""
+        self._gone = f"queue {self.queue_id} of the topic {self.topic} was deleted"
+        self._rooms.forget(self._make_needed)
+        self._rooms.forget(self._make_ahead)
+        self.mapping = None
+        self.position = self.limit = 0
+        for file in self._files.values():
+            self._mappings.forget(file)
+        return list(self._files.values())
 
     def log_moved(self, min_physical_offset: int) -> None:
         """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last.

@@ -193,6 +193,8 @@ class QueueFlusher(Flusher):
                 ended = time.monotonic()
                 self._next_thorough = ended + min(self.thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
             self._trash.empty()
+            if not self._trash.is_empty and not self._stopping:
+                self.wake()
 
     def flush(self, *, thorough: bool) -> None:
         """One round. A thorough one flushes every queue, then writes the checkpoint.

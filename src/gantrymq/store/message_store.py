@@ -71,15 +71,17 @@ class MessageStore:
         self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
         self._jobs = Jobs() if jobs is None else jobs
+        self._trash = Trash(config.consume_queue_directory.with_name("consumequeue.deleted"))
         self._rooms = rooms = RoomMaker(self._jobs.report("make files of the store"), waits=waits)
         self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log, rooms)
-        self._queues = QueueTable(config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms)
+        self._queues = QueueTable(
+            config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
+        )
         self._dirty = self._queues.dirty
         self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
-        self._trash = Trash()
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
         #: What `close` has to undo.
@@ -105,6 +107,7 @@ class MessageStore:
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
                 self._queues.load()
+                self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
                 recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
                 recovery.run(checkpoint, was_aborted=directory.was_aborted)
@@ -190,7 +193,10 @@ class MessageStore:
         return self._queues.topics()
 
     def delete_topic(self, topic: str) -> None:
-        """Deletes the topic's queues; its records stay in the log until that file goes. A later message begins at 0."""
+        """Deletes the topic's queues; its records stay in the log until that file goes. A later message begins at 0.
+
+        The queues are gone at once, their files soon.
+        """
         self._queues.delete_topic(topic)
         if self._flushers is not None:
             # Then a recovery won't meet the topic's records again.
@@ -441,7 +447,10 @@ class MessageStore:
 
         Those of system topics stay, and those that never had a message (`ConsumeQueueStore.cleanExpired`).
         """
-        return self._cleaner.delete_expired_queues()
+        count = self._cleaner.delete_expired_queues()
+        if count and self._flushers is not None:
+            self._flushers[1].wake()
+        return count
 
     def delete_unused_topics(self, used: Set[str]) -> int:
         """Deletes the queues of topics that are neither in use nor the system's own; how many topics."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from gantrymq.errors import StoreError
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.room_maker import RoomMaker
-
-log = logging.getLogger(__name__)
+from gantrymq.store.trash import Trash
 
 #: A topic is a directory's name.
 _MAX_TOPIC_BYTES = 255
@@ -23,7 +21,7 @@ _MAX_TOPIC_BYTES = 255
 class QueueTable:
     """The queues under `directory`. `dirty` are those written to since their last flush."""
 
-    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker) -> None:
+    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker, trash: Trash) -> None:
         self.dirty: deque[ConsumeQueue] = deque()
         #: Queues that lacked files or parts of them when they were loaded, and from which queue offset on.
         self.damaged: dict[ConsumeQueue, int] = {}
@@ -32,6 +30,7 @@ class QueueTable:
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
         self._mappings = QueueMappings()
         self._rooms = rooms
+        self._trash = trash
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         for queues in list(self._table.values()):
@@ -81,29 +80,24 @@ class QueueTable:
             self.dirty.append(queue)
 
     def delete_topic(self, topic: str) -> None:
+        """Deletes all queues of a topic; their files go in the background."""
         queues = self._table.pop(topic, None)
-        if queues is None:
-            return
-        for queue in queues.values():
-            queue.delete()
-        self._remove_if_empty(topic)
+        if queues is not None:
+            files = [file for queue in queues.values() for file in queue.forget_files()]
+            self._trash.add_directory(self._directory / topic, files)
 
-    def delete(self, queue: ConsumeQueue) -> None:
-        queues = self._table[queue.topic]
-        del queues[queue.queue_id]
-        queue.delete()
-        if not queues:
-            del self._table[queue.topic]
-            self._remove_if_empty(queue.topic)
-
-    def _remove_if_empty(self, topic: str) -> None:
-        # It is, unless a stranger put something there.
-        path = self._directory / topic
-        try:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        except OSError as e:
-            log.warning("can't delete %s: %s", path, e)
+    def delete(self, deleted: Collection[ConsumeQueue]) -> None:
+        """Deletes queues, as `delete_topic` does."""
+        by_topic: dict[str, list[ConsumeQueue]] = {}
+        for queue in deleted:
+            by_topic.setdefault(queue.topic, []).append(queue)
+        for topic, queues in by_topic.items():
+            if len(queues) == len(self._table[topic]):
+                self.delete_topic(topic)
+                continue
+            for queue in queues:
+                del self._table[topic][queue.queue_id]
+                self._trash.add_directory(self._directory / topic / str(queue.queue_id), queue.forget_files())
 
     def close(self) -> None:
         with ExitStack() as stack:

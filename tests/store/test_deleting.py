@@ -1,0 +1,75 @@
+"""Topics and queues that are deleted: gone at once for who asks, their files soon, in the flusher's thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from store_support import crash, open_store, put, read_all
+from waiting import wait_until
+
+from gantrymq.store import trash
+from gantrymq.store.message_store import MessageStore
+
+QUEUES = 300
+
+
+def fill(store: MessageStore) -> None:
+    for n in range(QUEUES):
+        put(store, store.queue("Many", n), b"x")
+    put(store, store.queue("Other", 0), b"other")
+
+
+def left(root: Path) -> list[Path]:
+    return list((root / "consumequeue.deleted").iterdir())
+
+
+def test_files_go_in_the_background_and_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    fill(store)
+    deleting: set[str] = set()
+    unlink = os.unlink
+
+    def noted(path: str) -> None:
+        deleting.add(threading.current_thread().name)
+        unlink(path)
+
+    monkeypatch.setattr(trash.os, "unlink", noted)
+    monkeypatch.setattr(trash, "_STEP_S", 0.001)
+    queue = store.queue("Many", 0)
+    store.delete_topic("Many")
+    assert not (tmp_path / "consumequeue" / "Many").exists()
+    assert list(store.topics()) == ["Other"]
+    assert not queue.exists
+    assert put(store, store.queue("Many", 0), b"anew").queue_offset == 0
+    wait_until(lambda: not left(tmp_path))
+    assert deleting == {"gantry-queue-flusher"}
+    assert [record.body for record in read_all(store, store.queue("Many", 0))] == [b"anew"]
+    store.close()
+
+
+def test_what_a_killed_process_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    fill(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(trash.Trash, "empty", lambda self: None)
+        store.delete_topic("Many")
+        assert len(left(tmp_path)) == 1
+        crash(store)
+    store = open_store(tmp_path)
+    wait_until(lambda: not left(tmp_path))
+    assert [record.body for record in read_all(store, store.queue("Other", 0))] == [b"other"]
+    store.close()
+
+
+def test_a_directory_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are deleted where they are, at once."""
+    store = open_store(tmp_path)
+    fill(store)
+    (tmp_path / "consumequeue.deleted").write_text("a stranger's")
+    store.delete_topic("Many")
+    assert list(store.topics()) == ["Other"]
+    assert not (tmp_path / "consumequeue" / "Many").exists()
+    store.close()
