@@ -108,6 +108,15 @@ def test_a_program_that_fails_and_what_is_no_request(cluster: EmbeddedCluster, t
         assert process.wait(20) == 130
 
 
+def test_nobody_there_is_one_line() -> None:
+    done = subprocess.run(
+        [*GANTRY, "request", "t", "?", "-n", "127.0.0.1:1"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("gantry: can't connect to 127.0.0.1:1: ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("options", [["text", "--command", "cat"], ["--command", "'"], ["--command", " "]])
 def test_impossible_options_are_2(options: list[str]) -> None:
     assert run(["reply", "t", *options]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 GROUP = "gantry_request"
+
+# What the client logs on the way to an error is said by the error.
+logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
 
 @app.command()

@@ -16,8 +16,7 @@ import typer
 
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import GantryError, NoRouteInfo
-from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.errors import GantryError
 from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.testing.processes import HOST, ProcessCluster, broker_name, broker_port
 from gantrymq.testing.signals import Interrupted, interruptible
@@ -26,9 +25,6 @@ DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
 #: How often the processes are looked at.
 WATCH_INTERVAL_S = 0.5
-#: A new topic is known to the NameServer within some ms.
-TOPICS_TIMEOUT_S = 20.0
-_ASK_AGAIN_S = 0.01
 
 
 def parse_topics(texts: Sequence[str]) -> dict[str, int]:
@@ -70,25 +66,9 @@ def run_cluster(brokers: int, directory: Path | None, port: int, topics: Mapping
 
 
 async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
-    """Returns when the NameServer knows all of them on every broker; a topic that a broker has is left as it is."""
     async with AdminClient(name_server) as admin:
-        masters = [broker.master_address or "" for broker in (await admin.cluster_info()).broker_addr_table.values()]
-        for address in masters:
-            known = await admin.topic_configs(address)
-            for name, queues in topics.items():
-                if name not in known:
-                    await admin.create_topic(TopicConfig(name, queues, queues), broker=address)
-        async with asyncio.timeout(TOPICS_TIMEOUT_S):
-            for name in topics:
-                while not await _is_everywhere(admin, name, len(masters)):  # noqa: ASYNC110
-                    await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def _is_everywhere(admin: AdminClient, topic: str, brokers: int) -> bool:
-    try:
-        return len((await admin.topic_route(topic)).queue_datas) == brokers
-    except NoRouteInfo:
-        return False
+        for name, queues in topics.items():
+            await admin.ensure_topic(name, queues=queues)
 
 
 def _check_ports(port: int, brokers: int) -> None:
