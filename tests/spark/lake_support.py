@@ -20,6 +20,7 @@ from waiting import wait_until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
+from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.processes import ProcessCluster
 
 COUNT = 20_000
@@ -68,8 +69,10 @@ def kill_and_count(
             # Anywhere in a micro-batch: not a wait for a state, but where in it the kill hits.
             time.sleep(chance.uniform(0, 2))
             os.killpg(process.pid, signal.SIGKILL)
-    with _driver([*program, "--once"], directory) as process:
-        assert process.wait(WAIT_S) == 0, (directory / "driver.log").read_text()[-4000:]
+    # The first run of a Spark before 4.2 ends with the micro-batch that the last kill left unfinished.
+    for _ in range(1 if HAS_ADMISSION_CONTROL else 2):
+        with _driver([*program, "--once"], directory) as process:
+            assert process.wait(WAIT_S) == 0, (directory / "driver.log").read_text()[-4000:]
     printed = subprocess.run(
         [*submit, str(READER), lake, table], env=environment(), capture_output=True, text=True, timeout=WAIT_S
     )

@@ -7,7 +7,7 @@ What these versions ask a reader, as recorded:
 |---|---|
 | new | latestOffset, initialOffset, partitions(initial, latest), latestOffset, ... |
 | restarted | partitions(place, place), latestOffset, partitions(place, latest), ... |
-| either with AvailableNow | the same, with one latestOffset for the whole run |
+| either with AvailableNow | the same for one micro-batch, which may be one that was left unfinished |
 
 So `partitions` tells where the stream is, and where nothing was planned that is where it begins.
 """
