@@ -129,6 +129,7 @@ class Clients:
                 lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS),
                 own_s,
             ),
+            "wait_assigned": (lambda: lite.wait_assigned(TIMEOUT_MS), own_s),
             "poll": (lambda: lite.poll(TIMEOUT_MS), own_s),
             "commit": (lambda: lite.commit(), DEFAULT_S),
             "commit of offsets": (lambda: lite.commit({queue: 1}), DEFAULT_S),

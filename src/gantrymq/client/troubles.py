@@ -6,8 +6,9 @@ lines in 20 s. What matters is that it is away, since when, and that it is back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, time
 
 from gantrymq.errors import BrokerError, RemotingError
 from gantrymq.logs import peer_log
@@ -24,6 +25,7 @@ MAX_REMEMBERED = 1000
 class _Trouble:
     began: float
     logged: float
+    error: Exception
     failures: int = 1
 
 
@@ -32,21 +34,41 @@ class Troubles:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Trouble] = {}
+        #: The newest of all, over or not, and when it was told (s since the epoch).
+        self.last: Exception | None = None
+        self.last_time = 0.0
+        #: Told of what is logged.
+        self.listener: Callable[[Exception], object] | None = None
 
     def tell(self, what: str, error: Exception) -> None:
         """Logs that `what` failed, or counts it when the same server has failed in this way a moment ago."""
         now = monotonic()
+        self.last, self.last_time = error, time()
         key = _server(error), _kind(error)
         trouble = self._open.get(key)
         if trouble is None:
             if len(self._open) < MAX_REMEMBERED:
-                self._open[key] = _Trouble(now, now)
+                self._open[key] = _Trouble(now, now, error)
             log.warning("%s: %s", what, error)
+            self._tell_listener(error)
             return
         trouble.failures += 1
+        trouble.error = error
         if now - trouble.logged >= LOG_INTERVAL_S:
             trouble.logged = now
             log.warning("%s: %s (%d failures like it in %d s)", what, error, trouble.failures, now - trouble.began)
+            self._tell_listener(error)
+
+    def of(self, server: str) -> Exception | None:
+        """What the server failed at, if it hasn't done what it was asked since."""
+        return next((trouble.error for key, trouble in self._open.items() if key[0] == server), None)
+
+    def _tell_listener(self, error: Exception) -> None:
+        if self.listener is not None:
+            try:
+                self.listener(error)
+            except Exception:
+                log.exception("%s failed", getattr(self.listener, "__name__", self.listener))
 
     def over(self, server: str) -> None:
         """The server, an address or a broker's name, has done what it was asked."""

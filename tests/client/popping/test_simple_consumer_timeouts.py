@@ -83,8 +83,9 @@ async def test_a_broker_that_does_not_answer_as_it_should(answer: Answer, code: 
 async def test_a_name_server_that_is_silent() -> None:
     async with server(silent, {RequestCode.GET_ROUTEINFO_BY_TOPIC}) as address:
         consumer = SimpleConsumer(address, "group")
-        consumer.subscribe("topic")
         async with consumer:
+            # The start would wait for the topic's route.
+            consumer.subscribe("topic")
             began = time.monotonic()
             with pytest.raises(RemotingError, match="answered in 200 ms"):
                 await consumer.receive(await_ms=200)

@@ -16,6 +16,7 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.background.shared import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assignment import Assignment
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, decides_itself
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics
 from gantrymq.client.consuming.held_locks import HeldLocks
@@ -76,6 +77,7 @@ class AssignedQueues:
         sink: Sink,
         options: PullOptions,
         offset_store: OffsetStore,
+        assignment: Assignment,
         *,
         commits: bool,
         commits_by_pull: bool,
@@ -90,6 +92,7 @@ class AssignedQueues:
         self._subscriptions = subscriptions
         self._sink = sink
         self._options = options
+        self._assignment = assignment
         self._commits = commits
         self._commits_by_pull = commits_by_pull
         self._lite = lite
@@ -126,6 +129,8 @@ class AssignedQueues:
         await self._as_a_whole(self._assign(topic, queues))
 
     async def _assign(self, topic: str, queues: set[MessageQueue]) -> None:
+        # Outside of the lock: who is told may seek.
+        await self._assignment.revoked({queue for queue in self._queues if queue.topic == topic} - queues)
         async with self._changing:
             held = {queue for queue in self._queues if queue.topic == topic}
             if held != queues:
@@ -135,6 +140,7 @@ class AssignedQueues:
                 *(self._take(queue) for queue in sorted(queues - held)),
                 return_exceptions=True,
             )
+        await self._assignment.assigned((queues - held) & self._queues.keys())
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -202,7 +208,9 @@ class AssignedQueues:
                 await self._locks.close(deadline.left())
             for process_queue in self.process_queues:
                 process_queue.dropped = True
+            revoked = self.queues
             self._queues.clear()
+            await self._assignment.revoked(revoked)
 
     async def _release(self, queue: MessageQueue) -> None:
         """Stops reading a queue: what is not handled yet is left to its next reader."""

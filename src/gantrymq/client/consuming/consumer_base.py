@@ -12,12 +12,23 @@ from pathlib import Path
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.assignment import (
+    WAIT_MS,
+    Assignment,
+    ErrorCallback,
+    Health,
+    QueueHealth,
+    QueuesCallback,
+    not_assigned,
+    of_user,
+)
 from gantrymq.client.consuming.consume_from_where import checked_from_where, told_to_brokers
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.rebalance import AllocateStrategy
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
+from gantrymq.client.troubles import Troubles
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
     BROADCASTING,
@@ -48,8 +59,12 @@ class GroupConsumer(Lifecycle):
         namespace: str,
         ssl_context: ssl.SSLContext | None,
         hooks: Sequence[RpcHook],
+        on_error: ErrorCallback | None = None,
     ) -> None:
         super().__init__()
+        self._on_error = on_error
+        #: Of the life that is, or was last.
+        self._troubles = Troubles()
         self._wire_group = wrap_namespace(namespace, group)
         if problem := group_problem(self._wire_group):
             raise IllegalMessage(problem)
@@ -90,7 +105,7 @@ class GroupConsumer(Lifecycle):
     ) -> ClientInstance:
         if self.group == DEFAULT_CONSUMER_GROUP:
             raise IllegalMessage(f"the group {DEFAULT_CONSUMER_GROUP} is no program's own: name another")
-        return ClientInstance(
+        client = ClientInstance(
             self._name_servers,
             consumer_data=consumer_data,
             handlers=handlers,
@@ -98,6 +113,9 @@ class GroupConsumer(Lifecycle):
             hooks=self._hooks,
             instance_name=instance_name,
         )
+        self._troubles = client.troubles
+        self._troubles.listener = self._on_error
+        return client
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -136,13 +154,19 @@ class PullingConsumer(GroupConsumer):
         namespace: str,
         ssl_context: ssl.SSLContext | None,
         hooks: Sequence[RpcHook],
+        on_error: ErrorCallback | None,
+        on_assigned: QueuesCallback | None,
+        on_revoked: QueuesCallback | None,
     ) -> None:
-        super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        super().__init__(
+            name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks, on_error=on_error
+        )
         checked_from_where(options.consume_from_where)
         if not 1 <= options.batch_size <= 1024:
             raise ClientError(f"pull_batch_size {options.batch_size}: 1 to 1024 are possible")
         self._options = options
         self._allocate = allocate
+        self._assigned = Assignment(self._user_queue, on_assigned, on_revoked)
         self._broadcasting = broadcasting
         self._offset_directory = offset_directory
         self._instance_name = instance_name if broadcasting else None
@@ -161,6 +185,25 @@ class PullingConsumer(GroupConsumer):
         if self._broadcasting:
             return LocalOffsetStore(self._offset_directory, client.client_id, self._wire_group)
         return BrokerOffsetStore(client, self._wire_group)
+
+    @property
+    @abstractmethod
+    def assignment(self) -> set[MessageQueue]:
+        """The queues that this consumer reads now."""
+
+    async def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
+        """Waits until there are queues to read, and returns them. Raises ClientError when none come in that time."""
+        self._check_open()
+        try:
+            return await self._assigned.wait(lambda: self.assignment, timeout_ms)
+        except TimeoutError:
+            raise not_assigned(self.group, timeout_ms, self._troubles.last) from None
+
+    def _health(self, queues: AssignedQueues | None) -> Health:
+        held = [] if queues is None else queues.process_queues
+        found = {pq.queue: QueueHealth(pq.lag, pq.last_pull, pq.last_error) for pq in held}
+        told = {self._user_queue(queue): found[queue] for queue in sorted(of_user(found))}
+        return Health(self._is_open, told, self._troubles.last, self._troubles.last_time)
 
     def _lag(self, queues: AssignedQueues) -> dict[MessageQueue, int]:
         return {self._user_queue(held.queue): held.lag for held in queues.process_queues}

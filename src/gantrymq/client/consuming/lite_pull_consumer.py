@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.assignment import ErrorCallback, Health, QueuesCallback
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
+from gantrymq.client.consuming.introduction import check_expression, introduce
 from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
@@ -76,6 +78,9 @@ class LitePullConsumer(PullingConsumer):
         broadcasting: bool = False,
         offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
         instance_name: str = DEFAULT_INSTANCE,
+        on_error: ErrorCallback | None = None,
+        on_assigned: QueuesCallback | None = None,
+        on_revoked: QueuesCallback | None = None,
         receive_hooks: Sequence[ReceiveHook] = (),
         namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
@@ -94,6 +99,9 @@ class LitePullConsumer(PullingConsumer):
             namespace=namespace,
             ssl_context=ssl_context,
             hooks=hooks,
+            on_error=on_error,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
         )
         self._auto_commit = auto_commit
         self._receive_hooks = list(receive_hooks)
@@ -126,6 +134,7 @@ class LitePullConsumer(PullingConsumer):
             self._pulled,
             self._options,
             self._offset_store(client),
+            self._assigned,
             commits=self._auto_commit,
             commits_by_pull=self._auto_commit and not self._broadcasting,
             lite=True,
@@ -143,6 +152,7 @@ class LitePullConsumer(PullingConsumer):
         self._parts = _Parts(client, queues, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues))
         client.start()
+        await introduce(client, self._wire_group, list(self._subscriptions.values()))
         if rebalancer is not None:
             rebalancer.start()
 
@@ -176,7 +186,8 @@ class LitePullConsumer(PullingConsumer):
     ) -> None:
         """Reads exactly these queues, from the group's offsets on. Not together with `subscribe`.
 
-        Of their messages those that `expression` selects, as in `subscribe`.
+        Of their messages those that `expression` selects, as in `subscribe`. Raises BrokerError for one that a broker
+        refuses.
         """
         parts = self._started()
         if parts.rebalancer is not None:
@@ -186,6 +197,7 @@ class LitePullConsumer(PullingConsumer):
         for topic in topics:
             await parts.client.routes.get(topic)
             subscription = SubscriptionData.parse(topic, expression, expression_type)
+            await check_expression(parts.client, self._wire_group, subscription)
             known = self._subscriptions.get(topic)
             if known is None or (known.sub_string, known.expression_type) != (expression, expression_type):
                 await parts.queues.assign(topic, set())
@@ -250,6 +262,10 @@ class LitePullConsumer(PullingConsumer):
         """The queues that `pause` stopped."""
         held = self._parts.queues.process_queues if self._parts else []
         return {self._user_queue(process_queue.queue) for process_queue in held if process_queue.paused}
+
+    def health(self) -> Health:
+        """How this consumer is: its queues, their lag and last pulls, and the last error."""
+        return self._health(self._parts.queues if self._parts is not None else None)
 
     def lag(self) -> dict[MessageQueue, int]:
         """How many messages of each queue are stored and not yet consumed, as of the last pull."""

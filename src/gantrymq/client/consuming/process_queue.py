@@ -42,6 +42,8 @@ class ProcessQueue:
         self.on_room: Callable[[], None] | None = None
         self.counters = counters or TopicCounters()
         self.last_pull = 0.0
+        #: What the last pull ended with.
+        self.last_error: Exception | None = None
         self.last_consume = 0.0
         self._limits = limits
         self._paused = False

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.assignment import ErrorCallback, Health, QueuesCallback
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ConsumeHook, TraceHook, with_hooks
@@ -24,6 +25,7 @@ from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.handler_pool import MessageHandler
 from gantrymq.client.consuming.handlers import check_handler
 from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
 from gantrymq.client.consuming.orderly import SUSPEND_S, ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
@@ -110,6 +112,9 @@ class PushConsumer(PullingConsumer):
         broadcasting: bool = False,
         offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
         instance_name: str = DEFAULT_INSTANCE,
+        on_error: ErrorCallback | None = None,
+        on_assigned: QueuesCallback | None = None,
+        on_revoked: QueuesCallback | None = None,
         client_rebalance: bool = True,
         pop: PopOptions | None = None,
         consume_hooks: Sequence[ConsumeHook] = (),
@@ -133,6 +138,9 @@ class PushConsumer(PullingConsumer):
             namespace=namespace,
             ssl_context=ssl_context,
             hooks=hooks,
+            on_error=on_error,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
         )
         check_handler(handler)
         if concurrency < 1:
@@ -183,6 +191,7 @@ class PushConsumer(PullingConsumer):
             self._pulled,
             self._options,
             offset_store,
+            self._assigned,
             commits=True,
             commits_by_pull=not self._broadcasting,
             lite=False,
@@ -206,6 +215,7 @@ class PushConsumer(PullingConsumer):
         self._parts = _Parts(consumption, queues, popped, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues, popped, locks, consumption.pool, handler))
         client.start()
+        await introduce(client, self._wire_group, list(self._subscriptions.values()))
         rebalancer.start()
 
     def _consumption(
@@ -238,6 +248,7 @@ class PushConsumer(PullingConsumer):
             self._most_reconsume_times,
             self._strip_namespace,
             queues.statistics,
+            self._assigned,
         )
 
     @property
@@ -269,6 +280,10 @@ class PushConsumer(PullingConsumer):
             return set()
         popped = self._parts.popped.queues if self._parts.popped is not None else set()
         return {self._user_queue(queue) for queue in self._parts.queues.queues | popped}
+
+    def health(self) -> Health:
+        """How this consumer is: its queues, their lag and last pulls, and the last error."""
+        return self._health(self._parts.queues if self._parts is not None else None)
 
     def lag(self) -> dict[MessageQueue, int]:
         """How many messages of each pulled queue are stored and not yet consumed, as of the last pull."""

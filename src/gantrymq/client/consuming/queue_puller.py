@@ -111,6 +111,7 @@ class QueuePuller:
         process_queue.last_pull = started = time.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._client.troubles.over(address)
+        process_queue.last_error = None
         self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
         process_queue.max_offset = result.max_offset
@@ -211,6 +212,7 @@ class QueuePuller:
     async def _recover(self, error: GantryError) -> float:
         """What to do about a failed pull; returns how long to wait then, in seconds."""
         queue = self._process_queue.queue
+        self._process_queue.last_error = error
         self._client.troubles.tell(f"can't pull {queue} for group {self._group}", error)
         if isinstance(error, BrokerError):
             if error.code == ResponseCode.FLOW_CONTROL:

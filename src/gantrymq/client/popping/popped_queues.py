@@ -17,6 +17,7 @@ from typing import Any, cast
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assignment import Assignment
 from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, TopicCounters
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
 from gantrymq.client.consuming.short_polls import ShortPolls
@@ -95,6 +96,7 @@ class PoppedQueues:
         max_reconsume_times: int,
         prepare: Callable[[Sequence[MessageExt]], None],
         statistics: ConsumeStatistics,
+        assignment: Assignment,
     ) -> None:
         """`prepare` is called with what was popped, before the handler."""
         self.pool: HandlerPool = handler_pool(_in_time(handler), concurrency, self._handled)
@@ -106,6 +108,7 @@ class PoppedQueues:
         self._max_reconsume_times = max_reconsume_times
         self._prepare = prepare
         self._statistics = statistics
+        self._assignment = assignment
         self._queues: dict[MessageQueue, tuple[PopProcessQueue, Repeating]] = {}
         self._answers = Tasks(f"an answer of group {group} about a popped message")
 
@@ -123,6 +126,7 @@ class PoppedQueues:
     async def assign(self, topic: str, queues: set[MessageQueue]) -> None:
         """Makes `queues` those of `topic` that are popped."""
         held = {queue for queue in self._queues if queue.topic == topic}
+        await self._assignment.revoked(held - queues)
         await self._stop(held - queues)
         for queue in queues - held:
             process_queue = PopProcessQueue(queue, self._statistics.of(topic))
@@ -130,6 +134,7 @@ class PoppedQueues:
             job = Repeating(f"popping {queue}", partial(self._next, process_queue), after_error_s=RETRY_DELAY_S)
             self._queues[queue] = process_queue, job
             job.start(0.0)
+        await self._assignment.assigned(queues - held)
 
     async def close(self, deadline: Deadline) -> None:
         """Waits for handlers and answers until then; what isn't acknowledged comes again."""
@@ -142,7 +147,9 @@ class PoppedQueues:
             log.warning("%d popped messages come again: nobody took the answers in time", len(self._answers))
         finally:
             await self._answers.stop()
+            revoked = self.queues
             self._queues.clear()
+            await self._assignment.revoked(revoked)
 
     async def _stop(self, queues: set[MessageQueue]) -> None:
         jobs = []

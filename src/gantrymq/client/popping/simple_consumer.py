@@ -14,9 +14,11 @@ from contextlib import AsyncExitStack
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.assignment import ErrorCallback
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, checked_from_where, told_to_brokers
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
+from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.popping.pop_api import PopApi
@@ -83,11 +85,14 @@ class SimpleConsumer(GroupConsumer):
         consume_from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET,
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
         receive_hooks: Sequence[ReceiveHook] = (),
+        on_error: ErrorCallback | None = None,
         namespace: str = "",
         ssl_context: ssl.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
-        super().__init__(name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks)
+        super().__init__(
+            name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks, on_error=on_error
+        )
         checked_from_where(consume_from_where)
         self._consume_from_where = consume_from_where
         self._max_body_size = max_body_size
@@ -111,6 +116,7 @@ class SimpleConsumer(GroupConsumer):
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         stack.push_async_callback(self._answers.stop)
         client.start()
+        await introduce(client, self._wire_group, list(self._subscriptions.values()))
 
     def _forget(self) -> None:
         self._client = None

@@ -1,0 +1,104 @@
+"""Assignment: tells whoever wants to know of a consumer's queues, and of what it fails at."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from gantrymq.errors import ClientError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+
+log = peer_log(__name__)
+
+#: A plain function or a coroutine function. What it raises is logged and changes nothing.
+QueuesCallback = Callable[[set[MessageQueue]], object]
+#: A plain function.
+ErrorCallback = Callable[[Exception], object]
+
+#: How long `wait_assigned` waits.
+WAIT_MS = 30_000
+
+
+@dataclass(slots=True, frozen=True)
+class QueueHealth:
+    """One queue of a consumer. `last_pull` is in seconds since the epoch, 0 before the first one.
+
+    `lag` counts messages that are stored and not consumed, as of the last pull; `error` is that of the last pull.
+    """
+
+    lag: int
+    last_pull: float
+    error: Exception | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Health:
+    """How a consumer is. `last_error` is the newest thing that went wrong, at `last_error_time` (s since the epoch)."""
+
+    is_open: bool
+    queues: dict[MessageQueue, QueueHealth]
+    last_error: Exception | None = None
+    last_error_time: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """It has queues, and the last pull of each went well. Where others have all queues, it isn't."""
+        return self.is_open and bool(self.queues) and not any(queue.error for queue in self.queues.values())
+
+
+class Assignment:
+    """Which queues a consumer has, as far as a user is told: those of its retry topics are its own affair."""
+
+    def __init__(
+        self,
+        user_queue: Callable[[MessageQueue], MessageQueue],
+        on_assigned: QueuesCallback | None,
+        on_revoked: QueuesCallback | None,
+    ) -> None:
+        self._user_queue = user_queue
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._changed = asyncio.Event()
+
+    async def assigned(self, queues: Collection[MessageQueue]) -> None:
+        """Queues that are read from now on."""
+        self._changed.set()
+        await self._tell(self._on_assigned, queues)
+
+    async def revoked(self, queues: Collection[MessageQueue]) -> None:
+        """Queues that are given up, or were."""
+        await self._tell(self._on_revoked, queues)
+
+    async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_ms: int) -> set[MessageQueue]:
+        """The user's queues, as soon as there are some. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_ms / 1000):
+            while not (found := of_user(queues())):
+                self._changed.clear()
+                await self._changed.wait()
+        return found
+
+    async def _tell(self, callback: QueuesCallback | None, queues: Collection[MessageQueue]) -> None:
+        told = of_user(queues)
+        if callback is None or not told:
+            return
+        try:
+            result = callback({self._user_queue(queue) for queue in told})
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            log.exception("%s failed", getattr(callback, "__name__", callback))
+
+
+def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
+    """Those that are not of a retry topic."""
+    return {queue for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
+
+
+def not_assigned(group: str, timeout_ms: int, last_error: Exception | None) -> ClientError:
+    """What `wait_assigned` raises."""
+    reason = f"the last error was: {last_error}" if last_error is not None else "others of the group may have them all"
+    return ClientError(f"group {group} gave this consumer no queue in {timeout_ms} ms; {reason}")

@@ -1,0 +1,94 @@
+"""A consumer's first words with its servers: what no waiting mends is an error of the start, not a line of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, ProtocolError, RemotingError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.connection import CheckClientRequestBody
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SubscriptionData
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+
+log = peer_log(__name__)
+
+#: How long a start waits for servers, s.
+START_S = 3.0
+#: How soon a NameServer is asked again that couldn't be reached, s.
+_RETRY_S = 0.1
+_TIMEOUT_MS = 3000
+#: A broker that answers so to an expression will always do so.
+_WRONG_EXPRESSION = (ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED, ResponseCode.NO_PERMISSION)
+
+
+async def introduce(client: ClientInstance, group: str, subscriptions: Collection[SubscriptionData]) -> None:
+    """Waits for the routes of the subscribed topics and for the first heartbeats, START_S at most.
+
+    Raises a RemotingError or ProtocolError when no NameServer has answered by then, BrokerError for a filter that a
+    broker refuses, or when the consumer may not join the group. Topics that don't exist yet, and brokers that can't be
+    reached, are waited for by the consumer that runs.
+    """
+    wanted = [one for one in subscriptions if not one.topic.startswith(RETRY_TOPIC_PREFIX)]
+    deadline = asyncio.get_running_loop().time() + START_S
+    for subscription in wanted:
+        await _find_route(client, group, subscription.topic, deadline)
+    try:
+        async with asyncio.timeout_at(deadline):
+            await asyncio.gather(*(check_expression(client, group, one) for one in wanted))
+            await client.greet_new_brokers()
+    except TimeoutError:
+        log.warning("not all brokers have answered consumer group %s in %g s", group, START_S)
+    for replicas in client.routes.all_brokers().values():
+        for address in replicas.values():
+            error = client.troubles.of(address)
+            if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
+                raise error
+
+
+async def _find_route(client: ClientInstance, group: str, topic: str, deadline: float) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline + _RETRY_S):
+                await client.routes.get(topic)
+            return
+        except NoRouteInfo as e:
+            client.troubles.tell(f"group {group}", e)
+            return
+        except (RemotingError, ProtocolError):
+            if loop.time() + _RETRY_S >= deadline:
+                raise
+        except TimeoutError:
+            if client.routes.cached(topic) is None:
+                raise RemotingError(
+                    f"no NameServer has answered in {START_S:g} s", ";".join(client.routes.name_servers)
+                ) from None
+            return
+        await asyncio.sleep(_RETRY_S)
+
+
+async def check_expression(client: ClientInstance, group: str, subscription: SubscriptionData) -> None:
+    """Raises BrokerError when a broker of the topic refuses the subscription's expression; tags are always right."""
+    if subscription.expression_type == EXPRESSION_TAG:
+        return
+    route = client.routes.cached(subscription.topic)
+    names = {queues.broker_name for queues in route.queue_datas} if route is not None else set()
+    body = encode_json(CheckClientRequestBody(client.client_id, group, subscription))
+    for name in sorted(names):
+        address = client.routes.master_address(name)
+        if address is None:
+            continue
+        try:
+            await client.remoting.call(
+                address, RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body), _TIMEOUT_MS
+            )
+        except BrokerError as e:
+            if e.code in _WRONG_EXPRESSION:
+                raise
+        except GantryError as e:
+            client.troubles.tell(f"can't have broker {name} check a subscription of group {group}", e)
