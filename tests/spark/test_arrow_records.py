@@ -213,6 +213,18 @@ def test_only_what_is_asked_for() -> None:
     assert rows(record(b"x"), ["body", "queueOffset"]) == [{"body": b"x", "queueOffset": 0}]
 
 
+def test_properties_as_columns() -> None:
+    schema = pa.schema([("retries", pa.string()), ("body", pa.binary()), ("country", pa.string())])
+    properties = [{"country": "at", "retries": "3"}, {"country": "größe"}, {}]
+    buffer = b"".join(record(b"%d" % n, encode_properties(given)) for n, given in enumerate(properties))
+    (batch,) = record_batches(PulledRecords(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True)
+    assert batch.to_pydict() == {
+        "retries": ["3", None, None],
+        "body": [b"0", b"1", b"2"],
+        "country": ["at", "größe", None],
+    }
+
+
 def test_records_that_are_none_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError):
         PulledRecords(b"\x00" * 200)

@@ -7,7 +7,7 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.columns import arrow_schema
+from gantrymq.spark.columns import arrow_schema, default_schema
 from gantrymq.spark.options import ReadOptions, WriteOptions
 
 GIVEN = {"nameserver": "ns1:9876; ns2:9876", "subscribe": "orders, returns"}
@@ -178,6 +178,21 @@ def test_tls_files_are_looked_for_in_the_task() -> None:
 def test_options_travel_to_the_tasks() -> None:
     options = parse(accesskey="me", secretkey="hush", startingoffsets='{"orders": {"a:0": 5}}')
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_properties_as_columns() -> None:
+    options = parse(propertycolumns="country, retries")
+    assert options.property_columns == ("country", "retries")
+    schema = default_schema(
+        include_properties=False, include_body_error=False, property_columns=options.property_columns
+    )
+    assert schema.names[-3:] == ["reconsumeTimes", "country", "retries"]
+    assert arrow_schema(schema, options.property_columns).field("country").type == "string"
+    with pytest.raises(ConfigError, match=r"no column 'country'.*propertyColumns"):
+        arrow_schema(StructType([StructField("country", StringType())]))
+    for wrong in ("Tags", "a, A"):
+        with pytest.raises(ConfigError, match="option propertyColumns"):
+            parse(propertycolumns=wrong)
 
 
 BODY = StructField("body", BinaryType())

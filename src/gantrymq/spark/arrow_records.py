@@ -126,7 +126,7 @@ class PulledRecords:
         return self._store_timestamp.astype(np.int64)
 
     def columns(self, wanted: Sequence[str], topic: str | None, broker_name: str | None) -> list[pa.Array]:
-        """One array for each name of `wanted` (see `ARROW_TYPES`), which isn't the body.
+        """One array for each name of `wanted`: those of `ARROW_TYPES` but the body, and names of properties.
 
         Topic and broker are where the buffer is from; without a topic the records' own.
         """
@@ -136,8 +136,10 @@ class PulledRecords:
                 arrays.append(self.topics() if topic is None else pa.repeat(pa.scalar(topic), len(self)))
             elif name == "brokerName":
                 arrays.append(pa.repeat(pa.scalar(broker_name, pa.string()), len(self)))
-            else:
+            elif name in _COLUMNS:
                 arrays.append(_COLUMNS[name](self))
+            else:
+                arrays.append(self.property(name))
         return arrays
 
     def topics(self) -> pa.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
@@ -36,19 +38,29 @@ COLUMNS: dict[str, DataType] = {
 }
 
 
-def default_schema(*, include_properties: bool, include_body_error: bool) -> StructType:
+def default_schema(
+    *, include_properties: bool, include_body_error: bool, property_columns: Iterable[str] = ()
+) -> StructType:
     """What a read has when no schema is asked for."""
     is_there = {"properties": include_properties, "bodyError": include_body_error}
-    return StructType([StructField(name, kind) for name, kind in COLUMNS.items() if is_there.get(name, True)])
+    kinds = COLUMNS | dict.fromkeys(property_columns, StringType())
+    return StructType([StructField(name, kind) for name, kind in kinds.items() if is_there.get(name, True)])
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Raises ConfigError for a column that no read has, that comes twice, or is of another type."""
+def arrow_schema(schema: StructType, property_columns: Iterable[str] = ()) -> pa.Schema:
+    """`property_columns` are columns besides, of single properties.
+
+    Raises ConfigError for a column that no read has, that comes twice, or is of another type.
+    """
+    kinds = COLUMNS | dict.fromkeys(property_columns, StringType())
     seen: set[str] = set()
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
+        kind = kinds.get(field.name)
         if kind is None:
-            raise ConfigError(f"no column {field.name!r} in a rocketmq read; there are {', '.join(COLUMNS)}")
+            raise ConfigError(
+                f"no column {field.name!r} in a rocketmq read; there are {', '.join(kinds)}, "
+                "and properties that the option propertyColumns names"
+            )
         if field.name in seen:
             raise ConfigError(f"column {field.name} is in the schema twice: name it once, and copy it in the query")
         seen.add(field.name)

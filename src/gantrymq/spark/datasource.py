@@ -24,7 +24,7 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 class RocketMQDataSource(DataSource):
     """`spark.read.format("rocketmq")`, `.readStream`, `.write` and `.writeStream`; `options` has every option.
 
-    A read has the columns of `columns.COLUMNS`, `properties` only with includeProperties.
+    A read has the columns of `columns.COLUMNS`, `properties` only with includeProperties, and those of propertyColumns.
     `.schema("body binary, tags string")` leaves out the others, which then cost nothing. A write takes the columns of
     `row_messages.COLUMNS`.
     """
@@ -38,14 +38,17 @@ class RocketMQDataSource(DataSource):
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
+            property_columns=options.property_columns,
         )
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
-        return RocketMQBatchReader(ReadOptions.parse(self.options, streaming=False), arrow_schema(schema))
+        options = ReadOptions.parse(self.options, streaming=False)
+        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else OlderStreamReader
-        return reader(ReadOptions.parse(self.options, streaming=True), arrow_schema(schema))
+        options = ReadOptions.parse(self.options, streaming=True)
+        return reader(options, arrow_schema(schema, options.property_columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = WriteOptions.parse(self.options)
@@ -62,7 +65,8 @@ class RocketMQPushdownDataSource(RocketMQDataSource):
     """The same, for sessions in which Spark hands the conditions of a query to Python data sources."""
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
-        return RocketMQPushdownReader(ReadOptions.parse(self.options, streaming=False), arrow_schema(schema))
+        options = ReadOptions.parse(self.options, streaming=False)
+        return RocketMQPushdownReader(options, arrow_schema(schema, options.property_columns))
 
 
 def register(spark: SparkSession) -> None:

@@ -58,7 +58,9 @@ class RocketMQStoreDataSource(DataSource):
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
+            property_columns=options.property_columns,
         )
 
     def reader(self, schema: StructType) -> RocketMQStoreReader:
-        return RocketMQStoreReader(StoreOptions.parse(self.options), arrow_schema(schema))
+        options = StoreOptions.parse(self.options)
+        return RocketMQStoreReader(options, arrow_schema(schema, options.property_columns))

@@ -21,6 +21,7 @@ STORE_OPTIONS = (
     "maxPartitionBytes",
     "failOnDataLoss",
     "includeProperties",
+    "propertyColumns",
     "checkCrc",
     "corruptBodies",
 )
@@ -53,6 +54,7 @@ class StoreOptions:
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     fail_on_data_loss: bool = True
     include_properties: bool = False
+    property_columns: tuple[str, ...] = ()
     check_crc: bool = True
     corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
 
@@ -75,6 +77,7 @@ class StoreOptions:
             values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
             values.flag("failOnDataLoss", True),
             values.flag("includeProperties", False),
+            values.property_columns(),
             values.flag("checkCrc", True),
             values.corrupt_bodies(),
         )
