@@ -131,15 +131,18 @@ class ClientError(GantryError):
 
 
 class NoRouteInfo(ClientError):
-    """The NameServers that were asked answer, and know no route for the topic."""
+    """The NameServers that were asked answer, and know no route for the topic; `found` says what else they know."""
 
-    def __init__(self, topic: str, name_servers: list[str]) -> None:
-        super().__init__(_no_route(topic, ", ".join(name_servers) or "no NameServer", ";".join(name_servers)))
+    def __init__(self, topic: str, name_servers: list[str], found: str | None = None) -> None:
+        super().__init__(_no_route(topic, ", ".join(name_servers) or "no NameServer", ";".join(name_servers), found))
         self.topic = topic
         self.name_servers = name_servers
 
 
-def _no_route(topic: str, asked: str, addresses: str) -> str:
+_EITHER = "the topic doesn't exist and no broker makes it (autoCreateTopicEnable), or no broker has registered there"
+
+
+def _no_route(topic: str, asked: str, addresses: str, found: str | None) -> str:
     """What follows from there being no route for this kind of topic."""
     for prefix, what in (
         ("%RETRY%", "knows no consumer group {!r}: none of its consumers has been there yet, or it was deleted"),
@@ -148,9 +151,8 @@ def _no_route(topic: str, asked: str, addresses: str) -> str:
         if topic.startswith(prefix):
             return f"{asked} answers, and {what.format(topic.removeprefix(prefix))} (no route info for topic {topic!r})"
     return (
-        f"no route info for topic {topic!r} from {asked}, which can be reached and answers: the topic doesn't exist "
-        "and no broker makes it (autoCreateTopicEnable), or no broker has registered there; this says which: "
-        f"gantry doctor {shlex.quote(topic)} -n {shlex.quote(addresses)}"
+        f"no route info for topic {topic!r} from {asked}, which can be reached and answers: {found or _EITHER}; this "
+        f"looks at all of it: gantry doctor {shlex.quote(topic)} -n {shlex.quote(addresses)}"
     )
 
 

@@ -9,9 +9,14 @@ from scripted import ScriptedNameServer, route_over, serving
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BodyError, ClientError, NoRouteInfo, RemotingError
-from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
 
 
 @pytest.fixture
@@ -121,3 +126,75 @@ async def test_a_route_with_millions_of_queues_is_not_believed(api: BrokerApi, q
         assert len(await routes.read_queues("t")) == 2
         with pytest.raises(BodyError, match="that can't be"):
             await Routes(api, [bad.address]).get("t")
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "a:65536;" * 1000,
+        ";".join(f"b{number}:60000" for number in range(2000)),
+        "a:" + "9" * 5000,
+        "a:\u00b2",
+        "a:-1",
+        ":3",
+        "a",
+    ],
+    ids=["one broker again and again", "many brokers", "5000 digits", "a power", "negative", "no name", "no number"],
+)
+async def test_an_order_configuration_that_is_not_believed(api: BrokerApi, conf: str) -> None:
+    """A NameServer's words: each broker's number was bounded, not their sum; some were a bare ValueError."""
+    route = route_over({"a": "127.0.0.1:7"})
+    route.order_topic_conf = conf
+    name_server = ScriptedNameServer({"t": route})
+    async with serving([name_server]):
+        with pytest.raises(ClientError, match="order configuration") as raised:
+            await Routes(api, [name_server.address]).write_queues("t")
+    assert len(str(raised.value)) < 400
+
+
+async def test_an_order_configuration(api: BrokerApi) -> None:
+    route = route_over({"a": "127.0.0.1:7"})
+    route.order_topic_conf = "a:2;b:1"
+    assert write_queues("t", route) == [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
+
+
+class TellingNameServer(ScriptedNameServer):
+    """Knows brokers, too; `cluster_asked` counts."""
+
+    def __init__(self, routes: dict[str, TopicRouteData], brokers: list[str]) -> None:
+        self.routes = routes
+        self.asked = []
+        self.cluster_asked = 0
+        table = {name: BrokerData("cluster", name, {0: "127.0.0.1:7"}) for name in brokers}
+
+        def answer(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+            self.cluster_asked += 1
+            return RemotingCommand.response(body=encode_json(ClusterInfo(table, {"cluster": brokers})))
+
+        handlers = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: answer,
+        }
+        self.server = RemotingServer(handlers, host="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("routes", "brokers", "why"),
+    [
+        ({}, [], "no broker has registered there"),
+        ({}, list("abcde"), r"registered there \(a, b, c and 2 others\), but .* none of them makes topics by itself"),
+        ({"TBW102": route_over({"a": "127.0.0.1:7"})}, ["a"], "doesn't exist yet: it is made when its first message"),
+    ],
+    ids=["no broker", "no maker", "not yet"],
+)
+async def test_an_unknown_topic_says_what_is_ruled_out(
+    api: BrokerApi, routes: dict[str, TopicRouteData], brokers: list[str], why: str
+) -> None:
+    name_server = TellingNameServer(routes, brokers)
+    async with serving([name_server]):
+        of_client = Routes(api, [name_server.address])
+        for _ in range(3):
+            with pytest.raises(NoRouteInfo, match=f"which can be reached and answers: .*{why}.*gantry doctor t"):
+                await of_client.get("t")
+        # The reason isn't asked for each time.
+        assert name_server.cluster_asked == 1

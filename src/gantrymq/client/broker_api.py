@@ -21,7 +21,7 @@ from gantrymq.errors import (
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
-from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.route import ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -115,6 +115,11 @@ class BrokerApi:
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRouteInfo(topic, [name_server])
         return decode_json(_checked(response, name_server).body, TopicRouteData)
+
+    async def cluster_info(self, name_server: str, timeout_ms: int = TIMEOUT_MS) -> ClusterInfo:
+        """All brokers that have registered, and the clusters that they make."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return decode_json((await self.remoting.call(name_server, request, timeout_ms)).body, ClusterInfo)
 
     # -- messages -----------------------------------------------------------------------------------------------
 

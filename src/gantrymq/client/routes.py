@@ -16,7 +16,7 @@ from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.client.troubles import Troubles
-from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo, ProtocolError, RemotingError
+from gantrymq.errors import BodyError, BrokerError, ClientError, GantryError, NoRouteInfo, ProtocolError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
@@ -56,13 +56,17 @@ def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
 
 
 def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
-    queues = []
+    shown = order_topic_conf if len(order_topic_conf) <= 100 else f"{order_topic_conf[:100]}..."
+    counts: list[tuple[str, int]] = []
     for item in filter(None, order_topic_conf.split(";")):
         broker, _, count = item.partition(":")
-        if not broker or not count.isdigit() or int(count) > MAX_QUEUES_OF_BROKER:
-            raise ClientError(f"topic {topic}: its order configuration {order_topic_conf!r} is not BROKER:QUEUES;...")
-        queues += [MessageQueue(topic, broker, queue_id) for queue_id in range(int(count))]
-    return queues
+        if not broker or not (count.isascii() and count.isdigit()) or len(count) > len(str(MAX_QUEUES)):
+            raise ClientError(f"topic {topic}: its order configuration {shown!r} is not BROKER:QUEUES;...")
+        counts.append((broker, int(count)))
+    of_all = sum(count for _, count in counts)
+    if of_all > MAX_QUEUES:
+        raise ClientError(f"topic {topic}: its order configuration {shown!r} has {of_all} queues: that can't be")
+    return [MessageQueue(topic, broker, queue_id) for broker, count in counts for queue_id in range(count)]
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
@@ -116,6 +120,8 @@ class Routes:
         self._looked: dict[str, float] = {}
         #: The names of these brokers, and when they were asked for.
         self._makers: tuple[float, set[str]] = (-inf, set())
+        #: What else is known to NameServers that don't know a topic, and when they were asked.
+        self._found_instead: tuple[float, str | None] = (-inf, None)
         self._watchers: list[Callable[[str], None]] = []
         #: Called when a route was found that may want to be looked at again soon: see `look_again`.
         self.on_new: Callable[[], None] | None = None
@@ -154,7 +160,10 @@ class Routes:
 
     async def refresh(self, topic: str) -> TopicRouteData:
         """Asks for the topic's route, kept or not. Raises as `get`; what was kept stays then."""
-        return self._keep(topic, await self._ask(topic))
+        try:
+            return self._keep(topic, await self._ask(topic))
+        except NoRouteInfo:
+            raise await self._no_route(topic) from None
 
     async def refresh_all(self) -> None:
         """Asks for every kept route. Failures are logged: what was known stays."""
@@ -239,18 +248,41 @@ class Routes:
     async def _find(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
         try:
             return self._keep(topic, await self._ask(topic))
-        except NoRouteInfo as unknown:
+        except NoRouteInfo:
             if default_queue_nums is None:
-                raise
+                raise await self._no_route(topic) from None
             try:
                 route = await self._ask(AUTO_CREATE_TOPIC)
             except NoRouteInfo:
-                raise unknown from None
+                raise await self._no_route(topic) from None
         for queues in route.queue_datas:
             queues.read_queue_nums = queues.write_queue_nums = min(default_queue_nums, queues.read_queue_nums)
         kept = self._keep(topic, route)
         self._expected.add(topic)
         return kept
+
+    async def _no_route(self, topic: str) -> NoRouteInfo:
+        """The error, which says what the NameServers know instead; they aren't asked for that each time."""
+        asked, found = self._found_instead
+        if monotonic() - asked >= NARROW_INTERVAL_S:
+            try:
+                found = await self._ask_what_is_there()
+            except (RemotingError, BrokerError, ProtocolError):
+                found = None
+            self._found_instead = monotonic(), found
+        return NoRouteInfo(topic, self.name_servers, found)
+
+    async def _ask_what_is_there(self) -> str:
+        name_server = self.name_servers[self._current % len(self.name_servers)]
+        brokers = sorted((await self._api.cluster_info(name_server)).broker_addr_table)
+        if not brokers:
+            return "no broker has registered there; none runs, or it has another namesrvAddr"
+        shown = ", ".join(brokers[:3]) + (f" and {len(brokers) - 3} others" if len(brokers) > 3 else "")
+        there = f"brokers are registered there ({shown}), but the topic doesn't exist"
+        makers = await self._topic_makers()
+        if makers:
+            return f"{there} yet: it is made when its first message comes, or by AdminClient.ensure_topic"
+        return f"{there}, and none of them makes topics by itself (autoCreateTopicEnable=false): create it"
 
     async def _ask(self, topic: str) -> TopicRouteData:
         error: RemotingError | ProtocolError | None = None

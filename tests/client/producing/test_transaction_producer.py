@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -165,6 +166,32 @@ async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, capl
         await until(lambda: "dropped" in caplog.text)
         await until(lambda: broker.ends)
     assert len(broker.ends) < 10
+
+
+async def test_large_checks_that_wait_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two thousand of 16 MB could wait."""
+    go_on = asyncio.Event()
+
+    class Slow(AsyncListener):
+        async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+            await go_on.wait()
+            return COMMIT
+
+    monkeypatch.setattr(transaction_producer, "MAX_CHECK_BYTES", 3 * len(check(0).body))
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address, TransactionProducer(address, "group", Slow(COMMIT)) as producer:
+        await producer.greet_brokers_of("topic")
+        assert broker.connection
+        for number in range(10):
+            broker.connection.send_oneway(check(number))
+        await until(lambda: caplog.text.count("dropped: 3 others wait") == 7)
+        go_on.set()
+        await until(lambda: len(broker.ends) == 3)
+        # There is room again.
+        broker.connection.send_oneway(check(10))
+        await until(lambda: len(broker.ends) == 4)
 
 
 async def test_ends_are_traced() -> None:

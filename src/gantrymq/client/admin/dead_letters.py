@@ -1,7 +1,7 @@
 """Dead letters: the messages that a group's consumers failed on too often, sent once more.
 
-They lie in %DLQ%group, a queue on each broker. How far they were sent again is kept by the brokers, as the offset of the
-group TOOLS_CONSUMER there.
+They lie in %DLQ%group, a queue on each broker. How far they were sent again is kept by the brokers: it is the offset of
+the group TOOLS_CONSUMER there.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ log = peer_log(__name__)
 
 #: Checks that wait or are under way; the broker asks again for those that are dropped (checkRequestHoldMax).
 MAX_CHECKS = 2000
+#: So many bytes of them, whose messages wait with them.
+MAX_CHECK_BYTES = 64 * 1024 * 1024
 #: Checks that run at a time.
 CHECK_CONCURRENCY = 8
 
@@ -91,6 +93,7 @@ class TransactionProducer(Producer):
                 raise ClientError(f"listener={listener!r} has no method {name}: see TransactionListener")
         self._listener = listener
         self._checks = Tasks("checks of transactions")
+        self._check_bytes = 0
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
 
     async def send_in_transaction(
@@ -125,6 +128,7 @@ class TransactionProducer(Producer):
     async def _open(self, stack: AsyncExitStack) -> None:
         await super()._open(stack)
         self._checks = Tasks(f"a check of a transaction of group {self.group}")
+        self._check_bytes = 0
         stack.push_async_callback(self._checks.stop)
 
     def _half_message(self, message: Message) -> Message:
@@ -160,10 +164,20 @@ class TransactionProducer(Producer):
         """One-way: the answer is an END_TRANSACTION."""
         header = command.read_header(CheckTransactionStateRequestHeader)
         (half,) = decode_messages(command.body, header.bname or "")
-        if len(self._checks) >= MAX_CHECKS:
-            log.warning("a check of transaction %s was dropped: %d others wait", half.msg_id, MAX_CHECKS)
+        size = len(command.body)
+        if len(self._checks) >= MAX_CHECKS or (self._checks and self._check_bytes + size > MAX_CHECK_BYTES):
+            log.warning("a check of transaction %s was dropped: %d others wait", half.msg_id, len(self._checks))
             return
-        self._checks.start(self._check(connection.address, header, half))
+        self._check_bytes += size
+        self._checks.start(self._checked(connection.address, header, half, size))
+
+    async def _checked(
+        self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt, size: int
+    ) -> None:
+        try:
+            await self._check(address, header, half)
+        finally:
+            self._check_bytes -= size
 
     async def _check(self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt) -> None:
         half.topic = without_namespace(half.topic, self.namespace)
