@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from cli_support import CLUSTER, create
@@ -21,6 +22,7 @@ from gantrymq.client.doctor.groups_seen import GroupSeen, Lag
 from gantrymq.client.doctor.observation import Observation
 from gantrymq.client.producing.producer import Producer
 from gantrymq.clock import now_ms
+from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -149,3 +151,31 @@ def test_a_group_that_does_not_keep_up() -> None:
     told = [finding.what for finding in judge(seen)]
     assert "group quick is 5,000 messages behind in topic orders" in told
     assert "consumer groups looked at: 2 of 60, those furthest behind" in told
+
+
+async def test_a_consumer_that_hangs_holds_nobody_up(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.client.doctor.groups_seen.MEMBERS_TIMEOUT_S", 0.2)
+
+    async def handle(message: MessageExt) -> None:
+        pass
+
+    async with AdminClient(cluster.name_server) as admin:
+        await create(admin, TopicConfig("hung", 1, 1))
+    consumers = [PushConsumer(cluster.name_server, "hung-group", handle, instance_name=name) for name in ("1", "2")]
+    for consumer in consumers:
+        consumer.subscribe("hung")
+    hangs = asyncio.Event()
+
+    async def running_info(admin: AdminClient, group: str, client_id: str) -> None:
+        await hangs.wait()
+
+    monkeypatch.setattr(AdminClient, "consumer_running_info", running_info)
+    async with consumers[0], consumers[1], AdminClient(cluster.name_server) as admin:
+
+        async def are_both_there() -> bool:
+            with suppress(GantryError):
+                return len((await admin.consumer_connection("hung-group")).connection_set) == 2
+            return False
+
+        await until(are_both_there)
+        assert complaints(await diagnose(cluster.name_server, "hung")) == []

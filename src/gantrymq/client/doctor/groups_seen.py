@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
@@ -16,6 +17,8 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
 #: So many groups are looked at, and so many members of each: a look at a cluster is to end soon.
 MAX_GROUPS = 50
 MAX_MEMBERS = 20
+#: For the members of all groups; some may hang.
+MEMBERS_TIMEOUT_S = 10.0
 _MAX_CONCURRENT = 16
 #: Groups that tools use and nobody waits for.
 _TOOLS = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI", "CID_SYS_RMQ_TRANS")
@@ -60,7 +63,9 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
                 found[name].add(await admin.consume_stats(name, topic))
     else:
         for address in masters:
-            for name, of_topics in (await admin.broker_consume_stats(address)).by_group.items():
+            for name, of_topics in (
+                await admin.broker_consume_stats(address, timeout_ms=admin.timeout_ms)
+            ).by_group.items():
                 if not name.startswith(_TOOLS):
                     group = found.setdefault(name, GroupSeen(name))
                     for stats in of_topics:
@@ -76,7 +81,10 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
         async with limit:
             await _ask_members(admin, group)
 
-    await asyncio.gather(*(ask(group) for group in chosen))
+    # Whose members weren't asked in that time has None.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MEMBERS_TIMEOUT_S):
+            await asyncio.gather(*(ask(group) for group in chosen))
     return chosen, len(groups)
 
 
@@ -91,12 +99,13 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
     group.members = sorted(connection.client_id for connection in connections)
     if len(group.members) < 2:
         return
-    for client_id in group.members[:MAX_MEMBERS]:
+
+    async def ask(client_id: str) -> None:
         try:
             info = await admin.consumer_running_info(group.name, client_id)
         except GantryError:
             # Gone in the meantime, or one that tells nothing.
-            continue
+            return
         group.subscriptions[client_id] = tuple(
             sorted(
                 (one.topic, one.expression_type, one.sub_string)
@@ -104,3 +113,5 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
                 if not one.topic.startswith(RETRY_TOPIC_PREFIX)
             )
         )
+
+    await asyncio.gather(*(ask(client_id) for client_id in group.members[:MAX_MEMBERS]))
