@@ -1,0 +1,80 @@
+"""tools/spark_matrix.py: what it makes of results; the runs themselves are ./dev spark-matrix."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def matrix() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("spark_matrix", ROOT / "tools" / "spark_matrix.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Where dataclasses look for it.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+REPORT = """<testsuites><testsuite name="pytest">
+<testcase name="a"/><testcase name="b"/>
+<testcase name="c"><failure message="no"/></testcase>
+<testcase name="d"><error message="no"/></testcase>
+<testcase name="e"><skipped message="since 4.1"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    found = matrix.read_report(tmp_path / "report.xml")
+    assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1"])
+    # A run that didn't come to its report has failed.
+    assert matrix.read_report(tmp_path / "none.xml").failed == 1
+
+
+def test_the_table_takes_the_place_of_the_one_before(
+    matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "spark.md"
+    document.write_text(f"before\n\n{matrix.BEGIN}\nold\n{matrix.END}\n\nafter\n")
+    monkeypatch.setattr(matrix, "DOCUMENT", document)
+    result = matrix.VersionResult("4.0.5")
+    result.files["test_spark_write.py"] = matrix.FileResult(passed=7)
+    result.files["test_spark_filters.py"] = matrix.FileResult(skipped=["since 4.1"])
+    result.files["test_of_tomorrow.py"] = matrix.FileResult(passed=1, failed=2)
+    for _ in range(2):
+        matrix.write_table({"4.0": result})
+        text = document.read_text()
+        assert text.startswith(f"before\n\n{matrix.BEGIN}\n| tests of | 4.0.5 |\n")
+        assert text.endswith(f"{matrix.END}\n\nafter\n")
+        assert "old" not in text
+        assert "| write | 7 passed |\n" in text
+        assert "| batch read | 1 skipped |\n" in text
+        assert "| stream | not run |\n" in text
+        assert "| everything else | 1 passed, 2 failed |\n" in text
+        assert "- 4.0.5: since 4.1\n" in text
+
+
+def test_results_are_kept(matrix: ModuleType, tmp_path: Path) -> None:
+    result = matrix.VersionResult("4.0.5", {"test_a.py": matrix.FileResult("hash", 1, 2, ["why"])})
+    result.save(tmp_path / "4.0.json")
+    assert matrix.VersionResult.load(tmp_path / "4.0.json") == result
+
+
+def test_environments_get_the_locked_packages_but_for_spark(matrix: ModuleType) -> None:
+    names = {entry.split("==")[0] for entry in matrix.locked_packages()}
+    assert {"pyarrow", "numpy", "pytest", "uv", "hatchling"} <= names
+    assert not names & {"pyspark", "py4j"}
+
+
+def test_rows_name_files_that_there_are(matrix: ModuleType) -> None:
+    named = {name for names in matrix.ROWS.values() for name in names}
+    assert named <= {file.name for file in matrix.test_files()}
