@@ -65,7 +65,7 @@ class Scene:
         return (
             encode_json(broker.topics.table),
             encode_json(broker.groups.table),
-            broker.offsets.encode(),
+            b"".join(broker.offsets.in_pieces()),
             broker.store.max_physical_offset,
             broker.store.topics(),
             {group: sorted(members.client_ids()) for group, members in broker.members.consumers.items()},

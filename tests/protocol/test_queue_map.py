@@ -16,6 +16,7 @@ from gantrymq.protocol.bodies.queue_map import by_queue, decode_with_queue_maps,
 from gantrymq.protocol.bodies.stats import (
     ConsumeStats,
     ConsumeStatsList,
+    ConsumeStatsListEncoder,
     OffsetWrapper,
     TopicOffset,
     TopicStatsTable,
@@ -68,7 +69,9 @@ def test_bodies_of_statistics_come_back(table: dict[MessageQueue, OffsetWrapper]
     stats = ConsumeStats(1.5, table)
     assert ConsumeStats.decode(stats.encode()) == stats
     every = ConsumeStatsList({group: [stats, ConsumeStats()]}, "a:1")
-    assert ConsumeStatsList.decode(every.encode()) == every
+    encoder = ConsumeStatsListEncoder("a:1")
+    encoder.add(group, [stats, ConsumeStats()])
+    assert ConsumeStatsList.decode(encoder.end()) == every
     topic = TopicStatsTable({queue: TopicOffset(o.broker_offset) for queue, o in table.items()}, 2.5)
     assert TopicStatsTable.decode(topic.encode()) == topic
 

@@ -264,8 +264,20 @@ class Broker:
             TopicAdmin(store, topics, offsets, long_requests=long_requests),
             TopicStats(config, store, topics, members, offsets, self.runtime),
             GroupAdmin(self.address, groups, members, offsets, long_requests=long_requests),
-            ConsumeProgress(config, self.address, store, topics, groups, members, offsets, self.runtime),
-            OffsetAdmin(config, store, topics, groups, members, offsets, self._schedule, relay),
+            ConsumeProgress(
+                config,
+                self.address,
+                store,
+                topics,
+                groups,
+                members,
+                offsets,
+                self.runtime,
+                long_requests=long_requests,
+            ),
+            OffsetAdmin(
+                config, store, topics, groups, members, offsets, self._schedule, relay, long_requests=long_requests
+            ),
             Connections(members),
             MessageAdmin(store),
             BrokerConfigAdmin(config, self._config_changed),

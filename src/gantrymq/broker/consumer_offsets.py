@@ -10,7 +10,6 @@ import msgspec
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.protocol.bodies.topic_config import DataVersion
-from gantrymq.protocol.fastjson import encode_json
 
 _SEPARATOR = "@"
 
@@ -27,9 +26,15 @@ class ConsumerOffsets(Part):
     def __init__(self, path: Path, *, saving: Saving) -> None:
         self._file = saving.file(path, self._encode_file)
         self._table = _OffsetFile()
+        #: The same names by topic and by group: nobody is looked for among all.
+        self._groups: dict[str, set[str]] = {}
+        self._topics: dict[str, set[str]] = {}
 
     def load(self) -> None:
         self._table = self._file.load(_OffsetFile) or self._table
+        for key in self._table.offset_table:
+            topic, _, group = key.partition(_SEPARATOR)
+            self._added(topic, group)
 
     def written(self) -> Awaitable[None]:
         """Done when all changes are on the disk. Raises StoreError."""
@@ -41,7 +46,12 @@ class ConsumerOffsets(Part):
         return None if queues is None else queues.get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        self._table.offset_table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = offset
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._table.offset_table.get(key)
+        if queues is None:
+            queues = self._table.offset_table[key] = {}
+            self._added(topic, group)
+        queues[queue_id] = offset
         self._file.changed()
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
@@ -50,48 +60,46 @@ class ConsumerOffsets(Part):
 
     def topics_of(self, group: str) -> set[str]:
         """The topics in which a group has offsets."""
-        return {topic for topic, name in self._keys() if name == group}
-
-    def topics_by_group(self) -> dict[str, list[str]]:
-        """Of every group the topics in which it has offsets."""
-        topics: dict[str, list[str]] = {}
-        for topic, group in self._keys():
-            topics.setdefault(group, []).append(topic)
-        return topics
+        return set(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
         """The groups that have offsets in a topic."""
-        return {group for name, group in self._keys() if name == topic}
-
-    def _keys(self) -> Iterator[tuple[str, str]]:
-        """(topic, group) of all that is known; no name has the separator in it."""
-        for key in self._table.offset_table:
-            topic, _, group = key.partition(_SEPARATOR)
-            yield topic, group
+        return set(self._groups.get(topic, ()))
 
     def clone(self, source: str, destination: str, topic: str) -> None:
         """Makes a group's offsets in a topic those of another group, if that one has some."""
         queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
             self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
+            self._added(topic, destination)
             self._file.changed()
 
     def remove_group(self, group: str) -> None:
         """Forgets how far a group has got in all topics."""
         for topic in self.topics_of(group):
-            del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
-            self._file.changed()
+            self._remove(topic, group)
 
     def remove_topics(self, topics: Set[str]) -> None:
         """Forgets every group's offsets of these topics."""
-        table = self._table.offset_table
-        for key in [key for key in table if key.partition(_SEPARATOR)[0] in topics]:
-            del table[key]
-            self._file.changed()
+        for topic in topics:
+            for group in self.groups_of(topic):
+                self._remove(topic, group)
 
-    def encode(self) -> bytes:
+    def _added(self, topic: str, group: str) -> None:
+        self._groups.setdefault(topic, set()).add(group)
+        self._topics.setdefault(group, set()).add(topic)
+
+    def _remove(self, topic: str, group: str) -> None:
+        del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
+        for names, key, name in ((self._groups, topic, group), (self._topics, group, topic)):
+            names[key].discard(name)
+            if not names[key]:
+                del names[key]
+        self._file.changed()
+
+    def in_pieces(self) -> Iterator[bytes]:
         """The whole table, as in consumerOffset.json."""
-        return encode_json(self._table)
+        return in_pieces(self._table)
 
     def _encode_file(self) -> Iterator[bytes]:
         self._table.data_version.advance()

@@ -25,6 +25,7 @@ from gantrymq.broker.part import Part
 from gantrymq.errors import StoreError
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.json_config import JsonConfigFile
 
 T = TypeVar("T")
@@ -272,6 +273,16 @@ def _raise_all(problems: list[Exception]) -> None:
         raise StoreError("; ".join(str(problem) or type(problem).__name__ for problem in problems)) from problems[0]
     if problems:
         raise problems[0]
+
+
+def answer_in_pieces(pieces: Iterator[bytes], fields: dict[str, str] | None = None) -> Steps:
+    """An answer whose body is a table, encoded step by step."""
+    done = []
+    for piece in pieces:
+        done.append(piece)
+        if len(piece) >= _PIECE_BYTES:
+            yield
+    return RemotingCommand.response(body=b"".join(done), fields=fields)
 
 
 async def answer_after(written: Awaitable[None], answer: RemotingCommand | None = None) -> RemotingCommand:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
@@ -11,14 +11,19 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList, OffsetWrapper
+from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsListEncoder, OffsetWrapper
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.stats import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
+
+#: Queues, and groups, that are looked at in one step of a request: 1 ms.
+_LOOKED_AT = 50
+_GROUPS_AT_ONCE = 100
 
 
 class ConsumeProgress(Part):
@@ -34,7 +39,10 @@ class ConsumeProgress(Part):
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         runtime: RuntimeInfo,
+        *,
+        long_requests: LongRequests,
     ) -> None:
+        self._long_requests = long_requests
         self._broker_name = config.broker_name
         self._address = address
         self._store = store
@@ -43,6 +51,7 @@ class ConsumeProgress(Part):
         self._members = members
         self._offsets = offsets
         self._runtime = runtime
+        self._looked_at = 0
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -52,6 +61,9 @@ class ConsumeProgress(Part):
 
     def consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A group's offsets beside the queues' ends; a group or topic that isn't known has none."""
+        return self._long_requests.run(connection, request, self._stats_in_steps(request))
+
+    def _stats_in_steps(self, request: RemotingCommand) -> Steps:
         header = request.read_header(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         listed = [name for name in (header.topic_list or "").split(";") if name.strip()]
@@ -64,26 +76,31 @@ class ConsumeProgress(Part):
         for name in names:
             topic = self._topics.get(name)
             if topic is not None:
-                stats.offset_table.update(self._progress(group, topic))
+                stats.offset_table.update((yield from self._progress(group, topic)))
                 stats.consume_tps += self._runtime.get_tps(group, name)
         return RemotingCommand.response(body=stats.encode())
 
     def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The same of every group, a table for each topic."""
+        return self._long_requests.run(connection, request, self._all_stats_in_steps(request))
+
+    def _all_stats_in_steps(self, request: RemotingCommand) -> Steps:
         order_only = request.read_header(GetConsumeStatsInBrokerHeader).is_order
-        answer = ConsumeStatsList(broker_addr=self._address)
-        topics = self._offsets.topics_by_group()
-        for group in self._groups.table.subscription_group_table:
+        answer = ConsumeStatsListEncoder(self._address)
+        for number, group in enumerate(list(self._groups.table.subscription_group_table), 1):
+            if not number % _GROUPS_AT_ONCE:
+                yield
             stats = []
-            for name in sorted(topics.get(group, ())):
+            for name in sorted(self._offsets.topics_of(group)):
                 topic = self._topics.get(name)
                 if topic is None or self._members.has_left(group, name) or (order_only and not topic.order):
                     continue
-                stats.append(ConsumeStats(self._runtime.get_tps(group, name), self._progress(group, topic)))
-            answer.by_group[group] = stats
-        return RemotingCommand.response(body=answer.encode())
+                progress = yield from self._progress(group, topic)
+                stats.append(ConsumeStats(self._runtime.get_tps(group, name), progress))
+            answer.add(group, stats)
+        return RemotingCommand.response(body=answer.end())
 
-    def _progress(self, group: str, topic: TopicConfig) -> dict[MessageQueue, OffsetWrapper]:
+    def _progress(self, group: str, topic: TopicConfig) -> Generator[None, None, dict[MessageQueue, OffsetWrapper]]:
         name = topic.topic_name
         table = {}
         for queue_id in range(topic.read_queue_nums):
@@ -93,4 +110,7 @@ class ConsumeProgress(Part):
             if queue is not None:
                 offsets.last_timestamp = max(0, self._store.store_time(queue, consumed - 1))
             table[MessageQueue(name, self._broker_name, queue_id)] = offsets
+            self._looked_at += 1
+            if not self._looked_at % _LOOKED_AT:
+                yield
         return table

@@ -7,7 +7,7 @@ from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
+from gantrymq.broker.saving import answer_after, answer_in_pieces, in_pieces
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -103,9 +103,8 @@ class GroupAdmin(Part):
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         table = self._groups.table
-        return RemotingCommand.response(
-            body=encode_json(table), fields={"totalGroupNum": str(len(table.subscription_group_table))}
-        )
+        fields = {"totalGroupNum": str(len(table.subscription_group_table))}
+        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(table), fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One group; asking makes none, unlike in Java."""

@@ -7,7 +7,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
+from gantrymq.broker.saving import answer_after, answer_in_pieces
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -25,9 +25,13 @@ from gantrymq.protocol.headers.offset import (
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
+
+#: Queues that are looked at in one step of a request: 0.5 ms.
+_LOOKED_AT = 500
 
 _MAX_LONG = 2**63 - 1
 #: What ResetOffsetRequestHeader.offset is when the time decides.
@@ -47,7 +51,10 @@ class OffsetAdmin(Part):
         offsets: ConsumerOffsets,
         schedule: Schedule,
         relay: ClientRelay,
+        *,
+        long_requests: LongRequests,
     ) -> None:
+        self._long_requests = long_requests
         self._broker_name = config.broker_name
         self._store = store
         self._topics = topics
@@ -67,7 +74,7 @@ class OffsetAdmin(Part):
         }
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return RemotingCommand.response(body=self._offsets.encode())
+        return self._long_requests.run(connection, request, answer_in_pieces(self._offsets.in_pieces()))
 
     def all_delay(self, connection: Connection, request: RemotingCommand) -> Reply:
         return RemotingCommand.response(body=self._schedule.encoded_offsets())
@@ -136,14 +143,21 @@ class OffsetAdmin(Part):
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The lowest offset of all groups by queue; where it is beyond that of `compareGroup`, Long.MAX_VALUE."""
+        return self._long_requests.run(connection, request, self._correction_in_steps(request))
+
+    def _correction_in_steps(self, request: RemotingCommand) -> Steps:
         header = request.read_header(QueryCorrectionOffsetHeader)
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
+        done = 0
         for group in self._offsets.groups_of(header.topic) - left_out:
             for queue_id, offset in self._offsets.queues(group, header.topic).items():
                 queue = self._store.find_queue(header.topic, queue_id)
                 if offset >= (queue.min_offset if queue else 0):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _MAX_LONG))
+                done += 1
+                if not done % _LOOKED_AT:
+                    yield
         for queue_id, offset in self._offsets.queues(header.compare_group, header.topic).items():
             if lowest.get(queue_id, _MAX_LONG) > offset:
                 lowest[queue_id] = _MAX_LONG

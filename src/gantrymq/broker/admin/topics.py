@@ -8,7 +8,7 @@ from gantrymq.broker.attributes import altered, parse_changes
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
+from gantrymq.broker.saving import answer_after, answer_in_pieces, in_pieces
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -113,7 +113,7 @@ class TopicAdmin(Part):
         return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return RemotingCommand.response(body=encode_json(self._topics.table))
+        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(self._topics.table)))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One topic's configuration."""

@@ -107,13 +107,6 @@ class _ConsumeStatsList(msgspec.Struct, rename="camel"):
     total_inflight_diff: int = 0
 
 
-class _ConsumeStatsListOut(msgspec.Struct, rename="camel"):
-    consume_stats_list: list[dict[str, list[msgspec.Raw]]]
-    broker_addr: str
-    total_diff: int
-    total_inflight_diff: int
-
-
 @dataclass(slots=True)
 class ConsumeStatsList:
     """The answer to GET_BROKER_CONSUME_STATS (317): for each group one ConsumeStats a topic."""
@@ -121,23 +114,35 @@ class ConsumeStatsList:
     by_group: dict[str, list[ConsumeStats]] = field(default_factory=dict)
     broker_addr: str = ""
 
-    def encode(self) -> bytes:
-        every = [stats for topics in self.by_group.values() for stats in topics]
-        return encode_json(
-            _ConsumeStatsListOut(
-                [{group: [msgspec.Raw(s.encode()) for s in topics]} for group, topics in self.by_group.items()],
-                self.broker_addr,
-                sum(stats.total_diff for stats in every),
-                sum(stats.inflight_total_diff for stats in every),
-            )
-        )
-
     @classmethod
     def decode(cls, data: bytes) -> ConsumeStatsList:
         """Raises BodyError."""
         body = decode_with_queue_maps(data, _ConsumeStatsList)
         groups = {group: topics for table in body.consume_stats_list for group, topics in table.items()}
         return cls({group: [ConsumeStats._of(s) for s in topics] for group, topics in groups.items()}, body.broker_addr)
+
+
+class ConsumeStatsListEncoder:
+    """Makes a ConsumeStatsList group by group: there may be thousands."""
+
+    def __init__(self, broker_addr: str) -> None:
+        self._broker_addr = broker_addr
+        self._groups: list[bytes] = []
+        self._diff = self._inflight_diff = 0
+
+    def add(self, group: str, topics: list[ConsumeStats]) -> None:
+        self._groups.append(b"{%b:[%b]}" % (encode_json(group), b",".join(stats.encode() for stats in topics)))
+        self._diff += sum(stats.total_diff for stats in topics)
+        self._inflight_diff += sum(stats.inflight_total_diff for stats in topics)
+
+    def end(self) -> bytes:
+        """The body."""
+        return b'{"consumeStatsList":[%b],"brokerAddr":%b,"totalDiff":%d,"totalInflightDiff":%d}' % (
+            b",".join(self._groups),
+            encode_json(self._broker_addr),
+            self._diff,
+            self._inflight_diff,
+        )
 
 
 class QueueTimeSpan(msgspec.Struct, rename="camel"):
