@@ -7,8 +7,9 @@
     spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "orders").load()
 
 Open `datasource.py` first; every option is in `options.py`. `reader.py` and `writer.py` are Spark's interfaces over
-`gantrymq.client`. The driver's part of a read is `planning.py`, with `offsets.py`; a task's is `rows.py`, which has
-`pull.py` fetch bytes and `arrow_records.py` turn them into Arrow columns without a Python object per record. What older
+`gantrymq.client`. The driver's part of a read is `planning.py` or, for streams, `stream_planning.py`, with `queues.py`
+(which there are, and who is away), `partitions.py` and `offsets.py`; a task's is `rows.py`, which has `pull.py` fetch bytes
+over `connections.py` and `arrow_records.py` turn them into Arrow columns without a Python object per record. What older
 versions of Spark lack is in `versions.py` and `older_stream.py`.
 """
 

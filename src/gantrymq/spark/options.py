@@ -7,24 +7,16 @@ as strings. Offsets are written as in the connector, with broker and queue id wh
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from pathlib import Path
 
-from gantrymq.errors import ClientError, ConfigError
-from gantrymq.filter.sql import compile_sql
+from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
-from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.tls import TlsConfig
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary
+from gantrymq.spark.option_values import Values, checked_sql92, checked_tags, expected_brokers, kept_properties
 from gantrymq.spark.record_batches import CorruptBodies
-from gantrymq.spark.reserved_properties import KEEPABLE
 from gantrymq.spark.security import Security
 
 #: Pulls go under this group when no consumerGroup is given; RocketMQ's own tools use it, so brokers know it.
@@ -37,8 +29,6 @@ DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
 _BOTH = ("nameServer", "retryTimeoutMs")
-#: Spark itself puts these in with the others.
-_SPARKS_OWN = ("checkpointLocation", "queryName")
 #: The names of TLS are those of Apache's clients.
 _SECURITY = (
     "accessKey",
@@ -80,7 +70,6 @@ READ_OPTIONS = (
     *_SECURITY,
 )
 WRITE_OPTIONS = (*_BOTH, "topic", "keepProperties", "transactional", "transactionTimeoutMs", *_SECURITY)
-_SELECTIONS = ("subscribe", "subscribePattern", "assign")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 
@@ -166,7 +155,7 @@ class ReadOptions:
 
         Raises ConfigError.
         """
-        values = Values(options, READ_OPTIONS, "read")
+        values = Values(options, READ_OPTIONS, "read", WRITE_OPTIONS)
         if streaming is not None:
             wrong_kind, kind = (_BATCH_ONLY, "streaming") if streaming else (_STREAM_ONLY, "batch")
             for name in wrong_kind:
@@ -187,8 +176,8 @@ class ReadOptions:
             assigned,
             values.boundary("starting"),
             values.boundary("ending"),
-            _tags(values.get("tags")),
-            _sql92(values.get("sql92")),
+            checked_tags(values.get("tags")),
+            checked_sql92(values.get("sql92")),
             group,
             values.number("maxOffsetsPerTrigger", None, 1),
             values.number("maxBytesPerTrigger", None, 1),
@@ -196,7 +185,7 @@ class ReadOptions:
             values.number("maxPartitions", None, 1),
             values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
             values.flag("failOnDataLoss", True),
-            _brokers(values.get("expectedBrokers")),
+            expected_brokers(values.get("expectedBrokers")),
             values.flag("deduplicate", False),
             values.flag("includeProperties", False),
             values.property_columns(),
@@ -257,7 +246,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """Raises ConfigError."""
-        values = Values(options, WRITE_OPTIONS, "write")
+        values = Values(options, WRITE_OPTIONS, "write", READ_OPTIONS)
         topic = values.get("topic")
         if topic is not None and (problem := topic_problem(topic)):
             raise ConfigError(f"option topic: {problem}")
@@ -267,194 +256,6 @@ class WriteOptions:
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
             values.flag("transactional", False),
             (values.number("transactionTimeoutMs", DEFAULT_TRANSACTION_TIMEOUT_MS, 1000) or 0) // 1000,
-            _kept(values.get("keepProperties") or ""),
+            kept_properties(values.get("keepProperties") or ""),
             values.security(),
         )
-
-
-class Values:
-    """Options by their proper names; raises ConfigError for those that aren't in `known`."""
-
-    def __init__(self, options: Mapping[str, str], known: Iterable[str], action: str) -> None:
-        proper = {name.lower(): name for name in (*known, *_SPARKS_OWN)}
-        self._values: dict[str, str] = {}
-        for given, value in options.items():
-            name = proper.get(given.lower())
-            if name is None:
-                raise ConfigError(_unknown(given, proper, action))
-            self._values[name] = str(value).strip()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def get(self, name: str) -> str | None:
-        return self._values.get(name) or None
-
-    def required(self, name: str) -> str:
-        value = self.get(name)
-        if value is None:
-            raise ConfigError(f"option {name} is required")
-        return value
-
-    def name_servers(self) -> list[str]:
-        addresses = comma_list(self.required("nameServer").replace(";", ","))
-        for address in addresses:
-            try:
-                parse_address(address)
-            except ValueError as e:
-                raise ConfigError(f"option nameServer: {e}") from None
-        return addresses
-
-    def exclude(self, *names: str) -> None:
-        """Raises ConfigError when more than one of them is given."""
-        given = [name for name in names if name in self]
-        if len(given) > 1:
-            raise ConfigError(f"options {' and '.join(given)} exclude each other")
-
-    def topics(self) -> tuple[list[str], list[MessageQueue] | None]:
-        """The topics of subscribe or assign, and the queues of assign."""
-        self.exclude(*_SELECTIONS)
-        if not any(self.get(name) for name in _SELECTIONS):
-            raise ConfigError(f"one of the options {', '.join(_SELECTIONS)} is required")
-        assigned = None
-        name, topics = "subscribe", comma_list(self.get("subscribe") or "")
-        if (text := self.get("assign")) is not None:
-            assigned = parse_queues("assign", text)
-            name, topics = "assign", list(dict.fromkeys(queue.topic for queue in assigned))
-        for topic in topics:
-            if problem := topic_problem(topic):
-                raise ConfigError(f"option {name}: {problem}")
-        if not topics and "subscribePattern" not in self:
-            raise ConfigError(f"option {name} names no topic")
-        return topics, assigned
-
-    def pattern(self, name: str) -> str | None:
-        text = self.get(name)
-        try:
-            re.compile(text or "")
-        except re.error as e:
-            raise ConfigError(f"option {name}: {text!r} is no regular expression: {e}") from None
-        return text
-
-    def boundary(self, kind: str) -> Boundary | None:
-        """What the three options that begin with `kind` say."""
-        by_offset, by_time, by_times = names = (f"{kind}Offsets", f"{kind}Timestamp", f"{kind}OffsetsByTimestamp")
-        self.exclude(*names)
-        timestamp = self.number(by_time, None, 0)
-        if timestamp is not None:
-            return Boundary(timestamp_ms=timestamp)
-        if (text := self.get(by_times)) is not None:
-            return parse_times(by_times, text)
-        text = self.get(by_offset)
-        return None if text is None else parse_boundary(by_offset, text)
-
-    def security(self) -> Security:
-        access_key, secret_key, token = (self.get(name) for name in ("accessKey", "secretKey", "securityToken"))
-        if (access_key is None) != (secret_key is None) or (token is not None and access_key is None):
-            raise ConfigError("options accessKey and secretKey go together, and securityToken only with them")
-
-        def path(name: str) -> Path | None:
-            text = self.get(name)
-            return None if text is None else Path(text)
-
-        tls = TlsConfig(
-            tls_enable=self.flag("tls.enable", False),
-            tls_client_auth_server=self.flag("tls.client.authServer", False),
-            tls_client_check_server_name=self.flag("tls.client.checkServerName", True),
-            tls_client_trust_cert_path=path("tls.client.trustCertPath"),
-            tls_client_cert_path=path("tls.client.certPath"),
-            tls_client_key_path=path("tls.client.keyPath"),
-        )
-        return Security(access_key, secret_key, token, tls)
-
-    def number(self, name: str, default: int | None, least: int) -> int | None:
-        text = self.get(name)
-        if text is None:
-            return default
-        try:
-            number = int(text)
-        except ValueError:
-            raise ConfigError(f"option {name}: {text!r} is no whole number") from None
-        if number < least:
-            raise ConfigError(f"option {name}: {number} is less than {least}")
-        return number
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = (self.get(name) or str(default)).lower()
-        if text not in ("true", "false"):
-            raise ConfigError(f"option {name}: {text!r} is neither true nor false")
-        return text == "true"
-
-    def property_columns(self) -> tuple[str, ...]:
-        names = comma_list(self.get("propertyColumns") or "")
-        # Spark doesn't tell names apart by their case.
-        taken = {name.lower(): "a read has that column itself" for name in ARROW_TYPES}
-        for name in names:
-            if (problem := taken.get(name.lower())) is not None:
-                raise ConfigError(f"option propertyColumns: {name!r}: {problem}")
-            taken[name.lower()] = "it is there twice"
-        return tuple(names)
-
-    def corrupt_bodies(self) -> CorruptBodies:
-        text = (self.get("corruptBodies") or CorruptBodies.FAIL).lower()
-        try:
-            return CorruptBodies(text)
-        except ValueError:
-            raise ConfigError(f"option corruptBodies: {text!r} is neither {' nor '.join(CorruptBodies)}") from None
-
-
-def _unknown(given: str, proper: Mapping[str, str], action: str) -> str:
-    near = get_close_matches(given.lower(), proper, 1)
-    if near:
-        return f"no option {given!r}: did you mean {proper[near[0]]!r}?"
-    of_the_other = {name.lower() for name in (*READ_OPTIONS, *WRITE_OPTIONS)}
-    if given.lower() in of_the_other:
-        return f"option {given!r} has no meaning in a {action}"
-    known = ", ".join(sorted(name for name in proper.values() if name not in _SPARKS_OWN))
-    return f"no option {given!r} in a {action}; there are {known}"
-
-
-def comma_list(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _brokers(text: str | None) -> dict[str, frozenset[str]]:
-    if text is None:
-        return {}
-    if not text.startswith("{"):
-        return {"": frozenset(comma_list(text))}
-    try:
-        by_topic = json.loads(text)
-    except ValueError as e:
-        raise ConfigError(f"option expectedBrokers is neither a list nor JSON: {e}") from e
-    for brokers in by_topic.values():
-        if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):
-            raise ConfigError(f'option expectedBrokers: {{"topic": ["broker", ...]}} was expected, not {text}')
-    return {topic: frozenset(brokers) for topic, brokers in by_topic.items()}
-
-
-def _kept(text: str) -> frozenset[str]:
-    kept = comma_list(text)
-    if wrong := [name for name in kept if name not in KEEPABLE]:
-        raise ConfigError(f"option keepProperties: {wrong[0]!r} can't be kept, but {', '.join(KEEPABLE)}")
-    return frozenset(kept)
-
-
-def _tags(text: str | None) -> str | None:
-    """What a broker would take and never find is refused, as it would leave out every message without a word."""
-    if text is None or text == SUBSCRIBE_ALL:
-        return None
-    tags = [tag.strip() for tag in text.split("||")]
-    for tag in tags:
-        if tag in ("", SUBSCRIBE_ALL) or "|" in tag or "," in tag:
-            raise ConfigError(f"option tags: {tag!r} in {text!r} is no tag; TagA || TagB is an example")
-    return text
-
-
-def _sql92(text: str | None) -> str | None:
-    if text is not None:
-        try:
-            compile_sql(text)
-        except ClientError as e:
-            raise ConfigError(f"option sql92: {e}") from e
-    return text

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_name import topic_problem
-from gantrymq.spark.options import DEFAULT_PARTITION_BYTES, Values, comma_list
+from gantrymq.spark.option_values import Values, comma_list
+from gantrymq.spark.options import DEFAULT_PARTITION_BYTES, READ_OPTIONS, WRITE_OPTIONS
 from gantrymq.spark.record_batches import CorruptBodies
 
 STORE_OPTIONS = (
@@ -61,7 +62,7 @@ class StoreOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
         """Raises ConfigError."""
-        values = Values(options, STORE_OPTIONS, "read of a store")
+        values = Values(options, STORE_OPTIONS, "read of a store", (*READ_OPTIONS, *WRITE_OPTIONS))
         values.exclude("subscribe", "subscribePattern")
         topics = comma_list(values.get("subscribe") or "")
         for topic in topics:
