@@ -13,7 +13,7 @@ from waiting import wait_until
 from gantrymq.store import trash
 from gantrymq.store.message_store import MessageStore
 
-QUEUES = 300
+QUEUES = 100
 
 
 def fill(store: MessageStore) -> None:
@@ -37,7 +37,7 @@ def test_files_go_in_the_background_and_in_steps(tmp_path: Path, monkeypatch: py
         unlink(path)
 
     monkeypatch.setattr(trash.os, "unlink", noted)
-    monkeypatch.setattr(trash, "_STEP_S", 0.001)
+    monkeypatch.setattr(trash, "_STEP_S", 0.005)
     queue = store.queue("Many", 0)
     store.delete_topic("Many")
     assert not (tmp_path / "consumequeue" / "Many").exists()

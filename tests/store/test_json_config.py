@@ -75,6 +75,15 @@ def test_no_good_version(file):
     assert file.path.exists()
 
 
+def test_both_versions_are_damaged(file):
+    file.save(b'{"n":1}')
+    file.save(b'{"n":2}')
+    file.path.write_bytes(b"no")
+    file.backup.write_bytes(b"nor this")
+    with pytest.raises(StoreError, match=r"topics\.json can't .*; .*topics\.json\.bak can't .* repair one of them"):
+        file.load()
+
+
 def test_callers_check(file):
     file.save(b'{"n":1}')
     file.save(b"{not json}")

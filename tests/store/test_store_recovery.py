@@ -231,6 +231,23 @@ def test_holes_at_a_queues_end(tmp_path):
 # -- checkpoint ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["garbage", "short", "a directory"])
+def test_a_damaged_checkpoint_is_said(tmp_path, how, caplog):
+    expected = fill(tmp_path)
+    path = tmp_path / "checkpoint"
+    path.unlink()
+    if how == "a directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"\xa5" * (4096 if how == "garbage" else 20))
+    (tmp_path / "abort").write_text("1")
+    assert reopened(tmp_path) == expected
+    assert f"{path} is damaged" in caplog.text
+    caplog.clear()
+    assert reopened(tmp_path) == expected
+    assert "damaged" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "checkpoint",
     [

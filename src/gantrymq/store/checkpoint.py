@@ -9,13 +9,20 @@ found.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
+from gantrymq.store.mapped_file import put_aside, store_error
+
+log = logging.getLogger(__name__)
+
 _FIELDS = Struct(">5q")
 _FILE_SIZE = 4096
+#: No clock is right that is later than this.
+_LATEST_MS = 1 << 48
 #: `StoreCheckpoint.getMinTimestamp` allows for so much disorder of timestamps.
 _SLACK_MS = 3000
 
@@ -35,12 +42,25 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The file's content; zeros, which claim nothing, where there is none."""
+    """The file's content; zeros, which claim nothing, where there is none, or one that can't be right.
+
+    Raises StoreError when it can't be read.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return Checkpoint()
-    return Checkpoint(*_FIELDS.unpack_from(data)) if len(data) >= _FIELDS.size else Checkpoint()
+    except IsADirectoryError:
+        put_aside(path)
+        data = b""
+    except OSError as e:
+        raise store_error(e, f"can't read {path}") from e
+    if len(data) >= _FIELDS.size:
+        values = _FIELDS.unpack_from(data)
+        if min(values) >= 0 and max(values[:3]) <= _LATEST_MS:
+            return Checkpoint(*values)
+    log.error("%s is damaged: a recovery reads the log from further back", path)
+    return Checkpoint()
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -10,7 +10,7 @@ from stat import S_IMODE
 
 from gantrymq.config import write_beside
 from gantrymq.errors import GantryError, StoreError
-from gantrymq.store.mapped_file import sync_directory
+from gantrymq.store.mapped_file import put_aside, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +20,6 @@ _SECRET = 0o600
 def _looks_whole(data: bytes) -> None:
     if not (data.lstrip().startswith(b"{") and data.rstrip().endswith(b"}")):
         raise ValueError("it doesn't begin with { and end with }")
-
-
-def _put_aside(path: Path) -> None:
-    """Raises StoreError."""
-    try:
-        if path.exists():
-            path.replace(path.with_name(path.name + ".damaged"))
-    except OSError as e:
-        raise StoreError(f"can't rename the damaged {path}: {e}") from e
 
 
 class JsonConfigFile:
@@ -51,7 +42,7 @@ class JsonConfigFile:
         the ending `.damaged`. Raises StoreError when there is no good one among those that exist, unless that is no
         reason not to start: it `can_be_rebuilt`.
         """
-        problem = ""
+        problems: list[str] = []
         self._hide(self.path)
         self._hide(self.backup)
         for path in (self.path, self.backup):
@@ -61,20 +52,22 @@ class JsonConfigFile:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, GantryError) as e:
-                problem = f"{path} can't be used: {e}"
-                log.warning("%s", problem)
+                problems.append(f"{path} can't be used: {e}")
+                log.warning("%s", problems[-1])
                 continue
             if path == self.backup:
                 log.warning("using %s, the version before, in place of %s", path, self.path)
                 # Otherwise the next save would make it the backup.
-                _put_aside(self.path)
+                put_aside(self.path)
             return data
-        if problem and can_be_rebuilt:
-            log.error("%s, nor is there a good backup: it is made anew", problem)
-            _put_aside(self.path)
-            _put_aside(self.backup)
-        elif problem:
-            raise StoreError(f"{problem}, and there is no good backup; repair it or move it away to start without")
+        text = "; ".join(problems)
+        if problems and can_be_rebuilt:
+            log.error("%s; there is no good version: it is made anew", text)
+            put_aside(self.path)
+            put_aside(self.backup)
+        elif problems:
+            which = "one of them or move both" if len(problems) > 1 else "it or move it"
+            raise StoreError(f"{text}. There is no good version; repair {which} away to start without")
         return None
 
     def put(self, data: bytes) -> None:

@@ -206,6 +206,15 @@ def _sync_content(fd: int, path: Path) -> None:
         raise SyncFailed(f"{path} can't be brought to the disk: {e.strerror or e}") from e
 
 
+def put_aside(path: Path) -> None:
+    """Renames what can't be used, if there is something, so that it can be looked at. Raises StoreError."""
+    try:
+        if path.exists():
+            path.replace(path.with_name(path.name + ".damaged"))
+    except OSError as e:
+        raise StoreError(f"can't rename the damaged {path}: {e}") from e
+
+
 def list_files(directory: Path) -> dict[int, int]:
     """{offset in the name: length} of the directory's mapped files, in order; other entries don't count."""
     try:

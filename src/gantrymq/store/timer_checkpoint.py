@@ -14,6 +14,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+from gantrymq.store.mapped_file import put_aside, store_error
+
 log = logging.getLogger(__name__)
 
 _FIELDS = Struct(">7q")
@@ -46,12 +48,17 @@ class TimerCheckpoint(NamedTuple):
 def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
     """The file's content; zeros, which claim nothing, where there is none, or one that can't be right.
 
-    That is one that had delivered what is due after `latest_ms`.
+    That is one that had delivered what is due after `latest_ms`. Raises StoreError when it can't be read.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return TimerCheckpoint()
+    except IsADirectoryError:
+        put_aside(path)
+        data = b""
+    except OSError as e:
+        raise store_error(e, f"can't read {path}") from e
     if len(data) >= _FIELDS.size:
         read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
         if 0 <= read_time_ms <= latest_ms and min(log_flush_position, queue_offset, master) >= 0:

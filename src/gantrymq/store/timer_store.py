@@ -71,6 +71,13 @@ class TimerStore:
             raise
 
     def _recover(self, flushed: int, log_end: int) -> None:
+        if flushed > 0 and not self._log.position:
+            log.error(
+                "%s is gone: the timer messages that waited, which are before the queue offset %d of their topic, are "
+                "not delivered any more",
+                self._log.directory,
+                self.queue_offset,
+            )
         start = end = self._log.nearest(flushed)
         for place, entry in self._log.entries(start):
             if entry.physical_offset + entry.size > log_end:
@@ -79,6 +86,9 @@ class TimerStore:
             end = place + ENTRY_SIZE
             self._already.add(entry.physical_offset)
         self._log.start_at(end)
+        if end > self._log.first and next(self._wheel.slots_from(0), None) is None:
+            log.error("the timer wheel is empty, the timer log isn't: what waits is sorted in anew")
+            start = self._log.first
         for slot in self._wheel.slots_from(self.read_time_ms):
             if slot.last < end:
                 self._count(slot.time_ms, slot.num)

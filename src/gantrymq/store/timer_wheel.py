@@ -10,14 +10,16 @@ calls: a full disk is then an error of one write.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from gantrymq.errors import StoreError
-from gantrymq.store.mapped_file import store_error, sync_file
+from gantrymq.store.mapped_file import put_aside, store_error, sync_file
+
+log = logging.getLogger(__name__)
 
 #: `TimerMessageStore.slotsTotal`; a wheel has twice as many, so that what is overdue isn't run over.
 WINDOW_SLOTS = 7 * 24 * 3600
@@ -45,11 +47,11 @@ class TimerWheel:
         self._fd: int | None = None
 
     def open(self) -> None:
-        """Raises StoreError when the file can't be a wheel."""
+        """What can't be a wheel is put aside: the timer log can make another. Raises StoreError."""
         try:
-            length = self._path.stat().st_size
-            if length not in (0, _FILE_SIZE):
-                raise StoreError(f"{self._path} has {length} bytes, a timer wheel {_FILE_SIZE}")
+            if self._path.is_dir() or (self._path.exists() and self._path.stat().st_size not in (0, _FILE_SIZE)):
+                log.error("%s can't be a timer wheel of %d bytes: it is made anew", self._path, _FILE_SIZE)
+                put_aside(self._path)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._fd, _FILE_SIZE)
         except FileNotFoundError:
