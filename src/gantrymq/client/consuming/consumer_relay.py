@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies import consumer as bodies
-from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ConsumeStatus
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -46,6 +46,10 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 log = peer_log(__name__)
 
 
+#: Told of each topic's rates and failures of the last minute.
+StatisticsCallback = Callable[[dict[str, ConsumeStatus]], object]
+
+
 class Consumer(NamedTuple):
     """What the relay tells of. A consumer without handler, of which messages are asked for, has no pool either."""
 
@@ -61,11 +65,19 @@ class Consumer(NamedTuple):
 class ConsumerRelay:
     """For one consumer of `group`; between `attach` and `close`."""
 
-    def __init__(self, group: str, namespace: str, consume_type: str, orderly: bool = False) -> None:
+    def __init__(
+        self,
+        group: str,
+        namespace: str,
+        consume_type: str,
+        orderly: bool = False,
+        on_statistics: StatisticsCallback | None = None,
+    ) -> None:
         self._group = group
         self._namespace = namespace
         self._consume_type = consume_type
         self._orderly = orderly
+        self._on_statistics = on_statistics
         self._started_ms = now_ms()
         self._consumer: Consumer | None = None
         self._sampler = Repeating(f"the statistics of group {group}", self._sample, SAMPLE_INTERVAL_S)
@@ -189,8 +201,19 @@ class ConsumerRelay:
         del self._to_reset[queue]
 
     def _sample(self) -> None:
-        if self._consumer is not None:
-            self._consumer.queues.statistics.sample()
+        if self._consumer is None:
+            return
+        statistics = self._consumer.queues.statistics
+        statistics.sample()
+        if self._on_statistics is not None:
+            # What it raises is logged as the job's failure, and changes nothing.
+            self._on_statistics(
+                {
+                    without_namespace(topic, self._namespace): statistics.status(topic)
+                    for topic in self._consumer.subscriptions
+                    if not topic.startswith(RETRY_TOPIC_PREFIX)
+                }
+            )
 
     def _attached(self, group: str) -> Consumer:
         if self._consumer is None or group != self._group:

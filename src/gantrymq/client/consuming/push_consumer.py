@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
 from gantrymq.client.consuming.assignment import ErrorCallback, Health, QueuesCallback
+from gantrymq.client.consuming.batches import BATCH_WAIT_MS, Batches, BatchHandler
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ConsumeHook, TraceHook, with_hooks
 from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
-from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
+from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay, StatisticsCallback
 from gantrymq.client.consuming.handler_pool import MessageHandler
 from gantrymq.client.consuming.handlers import check_handler
 from gantrymq.client.consuming.held_locks import HeldLocks
@@ -80,6 +81,10 @@ class PushConsumer(PullingConsumer):
     `orderly`: the messages of a queue one after the other. When the handler raises, the queue waits `suspend_s` and the
     same message comes again, without end unless `max_reconsume_times` is given.
 
+    `consume_batch_size`: the handler gets a list of so many messages, or of fewer `consume_batch_wait_ms` after the first,
+    `concurrency` lists at a time. It returns None when all are consumed, or a sequence with each message's outcome: None or
+    True, False or an exception. When it raises, all have failed.
+
     `broadcasting`: every consumer gets every message. Offsets are kept on this machine, in `offset_directory`, by
     `instance_name`; a message that the handler fails on does not come again.
 
@@ -87,6 +92,9 @@ class PushConsumer(PullingConsumer):
 
     No body is decompressed to more than `max_body_size` bytes. Reading the `body` of one that decompresses to more, or
     not at all, raises a ProtocolError, which is a failure like any other; in order such a message is tried once.
+
+    `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and `on_revoked`
+    with the queues that come and go, `on_statistics` every 10 s with each topic's `ConsumeStatus`.
 
     `enable_trace` has each message's consumption told to `trace_topic`; `consume_hooks` are called around the handler,
     `hooks` around requests.
@@ -96,9 +104,11 @@ class PushConsumer(PullingConsumer):
         self,
         name_servers: Sequence[str] | str,
         group: str,
-        handler: MessageHandler,
+        handler: MessageHandler | BatchHandler,
         *,
         concurrency: int = CONCURRENCY,
+        consume_batch_size: int | None = None,
+        consume_batch_wait_ms: int = BATCH_WAIT_MS,
         orderly: bool = False,
         suspend_s: float = SUSPEND_S,
         max_reconsume_times: int | None = None,
@@ -115,6 +125,7 @@ class PushConsumer(PullingConsumer):
         on_error: ErrorCallback | None = None,
         on_assigned: QueuesCallback | None = None,
         on_revoked: QueuesCallback | None = None,
+        on_statistics: StatisticsCallback | None = None,
         client_rebalance: bool = True,
         pop: PopOptions | None = None,
         consume_hooks: Sequence[ConsumeHook] = (),
@@ -151,8 +162,15 @@ class PushConsumer(PullingConsumer):
             raise ClientError("the broker shares out queues for neither orderly nor broadcasting consumers")
         if not client_rebalance and allocate not in STRATEGY_NAMES:
             raise ClientError("brokers share out queues by allocate_averagely or allocate_by_circle only")
+        if consume_batch_size is not None and (consume_batch_size < 1 or consume_batch_wait_ms < 0):
+            raise ClientError(f"consume_batch_size {consume_batch_size}, consume_batch_wait_ms {consume_batch_wait_ms}")
+        if consume_batch_size is not None and orderly:
+            raise ClientError("messages in order are handled one after the other: no consume_batch_size")
         self._handler = handler
         self._concurrency = concurrency
+        self._consume_batch_size = consume_batch_size
+        self._consume_batch_wait_ms = consume_batch_wait_ms
+        self._on_statistics = on_statistics
         self._orderly = orderly
         self._suspend_s = suspend_s
         self._max_reconsume_times = max_reconsume_times
@@ -173,7 +191,7 @@ class PushConsumer(PullingConsumer):
         if not self._broadcasting:
             self._subscriptions[self._retry_topic] = SubscriptionData.parse(self._retry_topic)
         self._data = self._consumer_data(CONSUME_PASSIVELY)
-        relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_PASSIVELY, self._orderly)
+        relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_PASSIVELY, self._orderly, self._on_statistics)
         handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
         deadline = self._deadline
         stack.callback(self._forget)
@@ -181,7 +199,7 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: client.close(deadline.left()))
         offset_store = self._offset_store(client)
         hooks = [*self._consume_hooks, *await self._trace_hooks(stack)]
-        handler = with_hooks(self._handler, hooks, self.group, client.client_id, self._consume_timeout_s)
+        handler = with_hooks(self._single_handler(stack), hooks, self.group, client.client_id, self._consume_timeout_s)
         locks = HeldLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
         queues = AssignedQueues(
@@ -218,6 +236,20 @@ class PushConsumer(PullingConsumer):
         await introduce(client, self._wire_group, list(self._subscriptions.values()))
         rebalancer.start()
 
+    def _single_handler(self, stack: AsyncExitStack) -> MessageHandler:
+        """What is called with one message at a time."""
+        if self._consume_batch_size is None:
+            return cast(MessageHandler, self._handler)
+        batches = Batches(
+            cast(BatchHandler, self._handler), self._consume_batch_size, self._consume_batch_wait_ms, self._concurrency
+        )
+        stack.push_async_callback(batches.close)
+        return batches
+
+    @property
+    def _messages_at_a_time(self) -> int:
+        return self._concurrency * (self._consume_batch_size or 1)
+
     def _consumption(
         self, client: ClientInstance, handler: MessageHandler, locks: HeldLocks | None
     ) -> ConsumeConcurrently | ConsumeOrderly:
@@ -233,7 +265,9 @@ class PushConsumer(PullingConsumer):
                 self._suspend_s,
                 self._wire_topic_of,
             )
-        return ConsumeConcurrently(handler, self._concurrency, send_back, self._consume_timeout_s, self._wire_topic_of)
+        return ConsumeConcurrently(
+            handler, self._messages_at_a_time, send_back, self._consume_timeout_s, self._wire_topic_of
+        )
 
     def _pop_queues(self, client: ClientInstance, handler: MessageHandler, queues: AssignedQueues) -> PoppedQueues:
         return PoppedQueues(
@@ -241,7 +275,7 @@ class PushConsumer(PullingConsumer):
             self._wire_group,
             self._subscriptions,
             handler,
-            self._concurrency,
+            self._messages_at_a_time,
             self._pop,
             self._options.max_body_size,
             self._options.consume_from_where,
