@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
 
@@ -12,7 +13,7 @@ from gantrymq.errors import BrokerError
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.topic_config import MAX_REGISTER_BODY, DataVersion, TopicConfig, encode_register_body
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
@@ -137,3 +138,28 @@ async def _is_refused(client: RemotingClient, server: NameServer, request: Remot
 async def _state(client: RemotingClient, server: NameServer) -> list[bytes]:
     codes = (RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     return [(await client.call(server.address, RemotingCommand.request(code))).body for code in codes]
+
+
+async def test_a_registration_of_more_than_a_frame_is_named_in_the_log(
+    server: NameServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be answered to what isn't read; who has to find the cause looks here."""
+    reader, writer = await asyncio.open_connection(*server.address.rsplit(":", 1))
+    host, port = writer.get_extra_info("sockname")
+    writer.write((MAX_FRAME_LENGTH + 1).to_bytes(4, "big") + bytes(1000))
+    assert await reader.read() == b""
+    writer.close()
+    (line,) = [text for text in caplog.messages if f"{host}:{port}" in text]
+    assert f"frame of {MAX_FRAME_LENGTH + 1} bytes: a frame has 4 to {MAX_FRAME_LENGTH}" in line
+
+
+async def test_parts_of_a_registration_are_merged(client: RemotingClient, server: NameServer) -> None:
+    """A broker with more topics than a frame holds; a part changes topics that are known, too."""
+    for version, parts in ((1, [{"a": 1, "b": 1}, {"c": 1}]), (3, [{"a": 2}, {"b": 2, "c": 2}])):
+        for number, part in enumerate(parts):
+            body = topics_body(*(TopicConfig(name, n, n) for name, n in part.items()), version=version + number)
+            await client.call(server.address, registration(broker_header(), body))
+    for name in ("a", "b", "c"):
+        route = server.table.route(name)
+        assert route is not None
+        assert [queues.write_queue_nums for queues in route.queue_datas] == [2]
