@@ -54,7 +54,7 @@ async def test_full_batches_and_the_rest(
     async with nothing_left(), consumer:
         await until(lambda: sum(map(len, batches)) == len(BODIES))
         await until(lambda: not any(consumer.lag().values()))
-    assert sorted(sum(batches, [])) == sorted(BODIES)
+    assert sorted(body for batch in batches for body in batch) == sorted(BODIES)
     assert max(map(len, batches)) == 8
     assert len(batches) <= 5
 

@@ -81,9 +81,9 @@ class PushConsumer(PullingConsumer):
     `orderly`: the messages of a queue one after the other. When the handler raises, the queue waits `suspend_s` and the
     same message comes again, without end unless `max_reconsume_times` is given.
 
-    `consume_batch_size`: the handler gets a list of so many messages, or of fewer `consume_batch_wait_ms` after the first,
-    `concurrency` lists at a time. It returns None when all are consumed, or a sequence with each message's outcome: None or
-    True, False or an exception. When it raises, all have failed.
+    `consume_batch_size`: the handler gets a list of so many messages, or of fewer `consume_batch_wait_ms` after the
+    first, `concurrency` lists at a time. It returns None when all are consumed, or a sequence with each message's
+    outcome: None or True, False or an exception. When it raises, all have failed.
 
     `broadcasting`: every consumer gets every message. Offsets are kept on this machine, in `offset_directory`, by
     `instance_name`; a message that the handler fails on does not come again.
@@ -93,8 +93,8 @@ class PushConsumer(PullingConsumer):
     No body is decompressed to more than `max_body_size` bytes. Reading the `body` of one that decompresses to more, or
     not at all, raises a ProtocolError, which is a failure like any other; in order such a message is tried once.
 
-    `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and `on_revoked`
-    with the queues that come and go, `on_statistics` every 10 s with each topic's `ConsumeStatus`.
+    `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and
+    `on_revoked` with the queues that come and go, `on_statistics` every 10 s with each topic's `ConsumeStatus`.
 
     `enable_trace` has each message's consumption told to `trace_topic`; `consume_hooks` are called around the handler,
     `hooks` around requests.
