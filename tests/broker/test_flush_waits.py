@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import decode_messages
@@ -82,6 +84,17 @@ async def test_answers_before_the_time_is_up_come_at_once(peer: Peer, disk: Slow
     disk.works.clear()
     asyncio.get_running_loop().call_later(TIMEOUT_MS / 3000, disk.works.set)
     assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+
+
+async def test_what_waits_keeps_no_messages(broker: Broker, peer: Peer, disk: SlowDisk) -> None:
+    await peer.send("orders", b"first")
+    disk.works.clear()
+    sends = [asyncio.ensure_future(peer.send("orders", bytes(100_000))) for _ in range(3)]
+    await until(lambda: broker.store.queue("orders", 0).max_offset == 4)
+    waits = [part for part in broker._parts if isinstance(part, FlushWaits)]
+    assert [waiting.request.body + waiting.request.raw_ext for waiting in waits[0]._waiting] == [b""] * 3
+    disk.works.set()
+    assert {(await send).code for send in sends} <= {ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT}
 
 
 async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Peer, disk: SlowDisk) -> None:

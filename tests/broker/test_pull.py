@@ -89,6 +89,18 @@ async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -
     assert len(broker.polling) == 0
 
 
+async def test_a_pull_that_waits_keeps_nothing_of_its_request(peer: Peer, broker: Broker) -> None:
+    """But its header."""
+    await peer.send("orders", b"x")
+    waiting = asyncio.ensure_future(peer.pull("orders", 1, suspend_ms=10_000))
+    await until(lambda: len(broker.polling) == 1)
+    [[held]] = broker.polling._waiting.values()
+    assert held.request.raw_ext == b""
+    await peer.send("orders", b"y")
+    [message] = decode_messages((await waiting).body)
+    assert message.body == b"y"
+
+
 async def test_long_poll_passes_over_other_tags(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"first", properties={"TAGS": "a"})
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000, subscription="b"))

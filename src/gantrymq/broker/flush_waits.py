@@ -66,7 +66,8 @@ class FlushWaits(Part):
         """Gives the answer (a command or an encoded frame) when the log is on the disk up to `end`."""
         timeout_s = self._store.config.sync_flush_timeout_ms / 1000
         deadline = self._loop.time() + timeout_s
-        waiting = _Waiting(connection, request, reply, deadline)
+        # Its message is stored: thousands that wait mustn't keep theirs in memory.
+        waiting = _Waiting(connection, request.without_content(), reply, deadline)
         # It raises when the store is closed; the answer comes in a later turn.
         self._store.when_flushed(end, partial(self._flushed, waiting))
         if not self._waiting:
