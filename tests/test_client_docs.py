@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import os
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ async def test_the_examples_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ssl.create_default_context", lambda cafile: _Context(cafile))
+    monkeypatch.setattr("ssl.create_default_context", _context)
     session: dict[str, Any] = {"__name__": "session"}
     with EmbeddedCluster(recall_message_enable=True) as cluster:
         for line, code in examples():
@@ -68,11 +69,10 @@ async def test_the_examples_run(
     assert "\n0 messages" not in out
 
 
-class _Context:
-    """Stands for the context of a certificate that isn't there; the example makes no connection."""
-
-    def __init__(self, cafile: str) -> None:
-        assert cafile == "ca.pem"
+def _context(cafile: str) -> ssl.SSLContext:
+    """Without the certificate, which isn't there; the example makes no connection."""
+    assert cafile == "ca.pem"
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
