@@ -268,8 +268,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Requests that have arrived wait for their turn, or for room."""
-        return self._rest is not None
+        """Requests that have arrived wait for their turn; those that wait for room may do so for ever."""
+        return self._is_in_line
 
     def _read_or_stop(self) -> None:
         """Has the transport read, or not, as the state says (see above)."""
