@@ -50,7 +50,7 @@ def test_every_message_of_both_brokers_once(
     topic = new_topic(4)
     send_numbers(cluster, topic, range(50_000))
     df = read(topic)
-    assert df.columns == [name for name in COLUMNS if name != "properties"]
+    assert df.columns == [name for name in COLUMNS if name not in ("properties", "bodyError")]
     rows = df.select("body", "brokerName", "queueId", "queueOffset").collect()
     assert sorted(int(row.body) for row in rows) == list(range(50_000))
     places = {(row.brokerName, row.queueId, row.queueOffset) for row in rows}
@@ -153,12 +153,15 @@ def test_offsets_that_are_not_there(
     assert "failOnDataLoss" in error_of(lambda: read(topic, endingOffsets=beyond).collect())
     assert read(topic, endingOffsets=beyond, failOnDataLoss=False).count() == 10
     unknown = f'{{"{topic}": {{"broker-q:0": 1}}}}'
-    assert "broker-q:0; there are" in error_of(lambda: read(topic, startingOffsets=unknown).collect())
+    away = error_of(lambda: read(topic, startingOffsets=unknown, retryTimeoutMs=500).collect())
+    assert "broker broker-q is away" in away
+    unknown = f'{{"{topic}": {{"broker-a:7": 1}}}}'
+    assert "broker-a:7; there are" in error_of(lambda: read(topic, startingOffsets=unknown).collect())
 
 
 def test_mistakes_are_explained(read: Callable[..., DataFrame], spark: SparkSession) -> None:
     assert "did you mean 'startingOffsets'" in error_of(lambda: read("t", startingOffset="earliest"))
-    assert "no-such-topic" in error_of(lambda: read("no-such-topic").collect())
+    assert "no-such-topic" in error_of(lambda: read("no-such-topic", retryTimeoutMs=500).collect())
     assert "127.0.0.1:9" in error_of(lambda: read("t", nameServer="127.0.0.1:9", retryTimeoutMs=100).collect())
     assert "option nameServer is required" in error_of(
         lambda: spark.read.format("rocketmq").option("subscribe", "t").load()
