@@ -12,9 +12,12 @@ from waiting import until
 from gantrymq.client import troubles as troubles_module
 from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.client.troubles import LOG_INTERVAL_S, Troubles
-from gantrymq.errors import BrokerError, ConnectFailed, RequestTimeout
+from gantrymq.errors import BrokerError, ConnectFailed, GantryError, RequestTimeout
+from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.server import RemotingServer
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -82,3 +85,20 @@ async def test_a_broker_that_is_away_and_comes_back(
     told = lines(caplog)
     assert len([line for line in told if "works again" not in line]) <= 2
     assert len(told) <= 4
+
+
+async def test_a_close_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    """A route that was asked for meanwhile made "the connection was closed before the answer" a warning."""
+    server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, host="127.0.0.1")
+    await server.start()
+    try:
+        producer = Producer(f"127.0.0.1:{server.port}", "producers")
+        await producer.start()
+        asking = asyncio.ensure_future(producer.queues("topic"))
+        await until(lambda: producer.client.remoting._connections)
+        await producer.close()
+        with pytest.raises(GantryError):
+            await asking
+    finally:
+        await server.stop()
+    assert lines(caplog) == []

@@ -127,7 +127,7 @@ class ClientInstance:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Takes the group off the brokers that were told of it, for so long at most, and closes the connections."""
-        self._is_closing = True
+        self._is_closing = self.troubles.is_closing = True
         await asyncio.gather(*(job.stop() for job in self._jobs))
         for greeting in self._greeting.values():
             greeting.cancel()

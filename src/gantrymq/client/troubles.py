@@ -39,9 +39,14 @@ class Troubles:
         self.last_time = 0.0
         #: Told of what is logged.
         self.listener: Callable[[Exception], object] | None = None
+        #: The client closes: that it loses its connections then is no trouble.
+        self.is_closing = False
 
     def tell(self, what: str, error: Exception) -> None:
         """Logs that `what` failed, or counts it when the same server has failed in this way a moment ago."""
+        if self.is_closing:
+            log.debug("%s, while the client closes: %s", what, error)
+            return
         now = monotonic()
         self.last, self.last_time = error, time()
         key = _server(error), _kind(error)
