@@ -14,6 +14,9 @@ import pytest
 from waiting import wait_until
 
 from gantrymq.cli.main import run
+from gantrymq.cli.reply import _ask
+from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.record import Record, encode_host
 from gantrymq.testing.embedded import EmbeddedCluster
 
 GANTRY = [sys.executable, "-m", "gantrymq.cli"]
@@ -108,6 +111,22 @@ def test_a_program_that_fails_and_what_is_no_request(cluster: EmbeddedCluster, t
         assert process.wait(20) == 130
 
 
+async def test_a_program_that_does_not_read() -> None:
+    host = encode_host("127.0.0.1", 1)
+    record = Record(
+        size=0, queue_id=0, flag=0, queue_offset=0, physical_offset=0, sys_flag=0, born_timestamp=0, born_host=host,
+        store_timestamp=0, store_host=host, reconsume_times=0, prepared_transaction_offset=0, body_crc=0,
+        body=b"x" * 1_000_000, topic=b"t", properties=b"",
+    )  # fmt: skip
+    message = MessageExt(record, "broker-a")
+    for _ in range(10):
+        with pytest.raises(OSError, match="false ended with exit code 1"):
+            await _ask(["false"], message)
+    assert await _ask(["wc", "-c"], message) == b"1000000\n"
+    with pytest.raises(OSError, match="no-such-program"):
+        await _ask(["no-such-program"], message)
+
+
 def test_nobody_there_is_one_line() -> None:
     done = subprocess.run(
         [*GANTRY, "request", "t", "?", "-n", "127.0.0.1:1"], capture_output=True, text=True, timeout=60
@@ -117,6 +136,9 @@ def test_nobody_there_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("options", [["text", "--command", "cat"], ["--command", "'"], ["--command", " "]])
+@pytest.mark.parametrize(
+    "options",
+    [["text", "--command", "cat"], ["--command", "'"], ["--command", " "], ["--command", "no-such-program x"]],
+)
 def test_impossible_options_are_2(options: list[str]) -> None:
     assert run(["reply", "t", *options]) == 2

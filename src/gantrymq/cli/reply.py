@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import shutil
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +55,8 @@ def reply(
         raise typer.BadParameter(str(e), param_hint="'--command'") from None
     if program == []:
         raise typer.BadParameter("must not be empty", param_hint="'--command'")
+    if program is not None and shutil.which(program[0]) is None:
+        raise typer.BadParameter(f"there is no program {program[0]}", param_hint="'--command'")
     from gantrymq.service import run
 
     target = find_target(name_servers, context, tls_config, acl_config)
@@ -110,11 +114,16 @@ async def _serve(
 
 async def _ask(program: list[str], message: MessageExt) -> bytes:
     """What the program writes. Raises OSError where it can't be run, or fails."""
-    process = await asyncio.create_subprocess_exec(
-        *program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    # A file, and no pipe: a program needn't read what it is asked, and uvloop's pipes raise when it has ended.
+    with tempfile.TemporaryFile() as question:
+        question.write(message.body)
+        question.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(*program, stdin=question, stdout=asyncio.subprocess.PIPE)
+        except OSError as e:
+            raise OSError(f"{program[0]} can't be run: {e.strerror or e}") from e
     try:
-        output, _ = await process.communicate(message.body)
+        output, _ = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
         await process.wait()
