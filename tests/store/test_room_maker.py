@@ -102,6 +102,21 @@ def test_what_has_room_waits_for_nobody_who_makes_it(store: MessageStore, monkey
     assert put_patiently(store, store.queue("Other", 0), b"x").queue_offset == 0
 
 
+def test_who_waits_for_a_queue_does_not_wait_for_the_log(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored in the background makes a queue's file itself, while the thread is busy with a file of the log."""
+    put_patiently(store, store.queue("T", 0), bytes(20_000))
+    wait_until(lambda: not store._rooms._asked)
+    disk = SlowDisk(monkeypatch)
+    store._rooms.ask(store._log._make_ahead)
+    put(store, store.queue("T", 0), bytes(20_000))
+    wait_until(lambda: "gantry-room-maker" in disk.threads)
+    with store.waiting():
+        assert put(store, store.queue("Other", 0), b"x").queue_offset == 0
+    # The thread still waits, it hasn't given up.
+    assert not store._rooms._problems
+    disk.go_on.set()
+
+
 def test_who_may_wait_does(store: MessageStore) -> None:
     with pytest.raises(StoreBusy):
         put(store, store.queue("T", 0), b"x")

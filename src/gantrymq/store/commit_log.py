@@ -68,6 +68,8 @@ class CommitLog:
         self._closed = False
         self._lock = threading.Lock()
         self._rooms = rooms
+        #: Held while files and blocks are made, never by who has `_lock`.
+        self._making = threading.Lock()
         #: The longest record that room is needed for.
         self._needed = 0
 
@@ -256,20 +258,22 @@ class CommitLog:
 
     def _make_needed(self) -> None:
         """Makes what the next record needs; called by the room maker. Raises StoreFull, StoreError."""
-        base, used, needed = self._place()
-        if used + needed <= self.file_size:
-            self._reserve(base, used, needed)
-        else:
-            self._reserve(base, used, BLANK_SIZE)
-            self._reserve(base + self.file_size, 0, needed)
-        self._needed = 0
+        with self._making:
+            base, used, needed = self._place()
+            if used + needed <= self.file_size:
+                self._reserve(base, used, needed)
+            else:
+                self._reserve(base, used, BLANK_SIZE)
+                self._reserve(base + self.file_size, 0, needed)
+            self._needed = 0
 
     def _make_ahead(self) -> None:
         """Makes what will be needed; as `_make_needed`."""
-        base, used, _ = self._place()
-        self._reserve(base, used, _RESERVE // 2)
-        if used >= self.file_size // 2:
-            self._reserve(base + self.file_size, 0, BLANK_SIZE)
+        with self._making:
+            base, used, _ = self._place()
+            self._reserve(base, used, _RESERVE // 2)
+            if used >= self.file_size // 2:
+                self._reserve(base + self.file_size, 0, BLANK_SIZE)
 
     def _place(self) -> tuple[int, int, int]:
         """(base of the file written to, bytes of it that are used, bytes that are needed)."""

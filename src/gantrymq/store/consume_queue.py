@@ -216,14 +216,16 @@ class ConsumeQueue:
             self._make(following, 0, _RESERVE)
 
     def _make(self, file: MappedFile, start: int, size: int) -> None:
-        if not self._gone:
+        with self._rooms.making_for_queues:
+            if self._gone or file.reserved >= start + size:
+                return
             file.make(start, start + size)
-        if self._gone:
-            # Deleted meanwhile: what was made in its place goes, too.
-            file.path.unlink(missing_ok=True)
-            with suppress(OSError):
-                self._directory.rmdir()
-                self._directory.parent.rmdir()
+            if self._gone:
+                # Deleted meanwhile: what was made in its place goes, too.
+                file.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._directory.rmdir()
+                    self._directory.parent.rmdir()
 
     def write_behind(self, units: bytes) -> None:
         """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.

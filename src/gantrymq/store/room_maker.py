@@ -44,8 +44,9 @@ class RoomMaker:
         #: What has failed and is tried again, and why.
         self._problems: dict[Work, Refusal] = {}
         self._callbacks: deque[Work] = deque()
-        #: Held while work is done, by the thread or by who does it himself.
-        self._working = threading.Lock()
+        #: Held while a queue's file is made, by the thread or by who does it himself: where a deleted queue was another
+        #: may stand. The log has a lock of its own, as its blocks take longer.
+        self.making_for_queues = threading.Lock()
         self._awake = threading.Event()
         self._stopping = False
         self._death: Refusal | None = None
@@ -72,8 +73,7 @@ class RoomMaker:
         if self._death is not None:
             raise self._death.exception()
         if self.waits or not self._thread.is_alive:
-            with self._working:
-                work()
+            work()
             return
         problem = self._problems.get(work)
         if problem is not None:
@@ -129,8 +129,7 @@ class RoomMaker:
         except (StopIteration, KeyError, RuntimeError):
             return None  # `ask` and `forget` are called meanwhile: the next look finds what is there.
         try:
-            with self._working:
-                work()
+            work()
         except Exception as e:
             kind = type(e) if isinstance(e, StoreError) else StoreError
             self._problems[work] = Refusal(str(e), kind)
