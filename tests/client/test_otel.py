@@ -199,7 +199,8 @@ async def test_a_handler_is_below_the_send(telemetry: Telemetry) -> None:
         async with consumer:
             await until(lambda: handled == 3)
             await until(lambda: topic.broker.sent_back)
-            assert consumer.lag()
+            # The answer to what was sent back takes the message out.
+            await until(lambda: consumer.lag() and not any(consumer.lag().values()))
             (lag,) = [value for point, value in telemetry.metric("gantrymq.consumer.lag").items()]
             assert lag == 0
     processed = sorted(
