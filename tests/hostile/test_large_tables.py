@@ -62,7 +62,8 @@ async def make_large(peer: Peer) -> None:
 
 async def test_every_request_again_and_again(under_attack: UnderAttack, tmp_path: Path) -> None:
     brokers, name_servers = await known_to_broker(tmp_path / "learning"), await known_to_name_server(tmp_path)
-    async with under_attack() as broker:
+    # The NameServer is told that the broker has gone.
+    async with under_attack(log_may_have=["register with .* fail"]) as broker:
         await make_large(await broker.peer())
         for process, known in ((broker.process, brokers), (broker.name_server, name_servers)):
             for one in known:

@@ -80,7 +80,7 @@ async def test_together(under_attack: UnderAttack, request_: Callable[[int], tup
     async with under_attack() as broker:
         peers = [await broker.peer() for _ in range(_ATTACKERS)]
         await fill(peers[0], "orders", 5_000, b"KEYS\x01k\x02a\x011")
-        await fill(peers[0], "few", 100)
+        await fill(peers[0], "few", 40)
 
         async def ask(peer: Peer, number: int) -> list[RemotingCommand]:
             return [await peer.ask(*request_(number)) for _ in range(3)]
