@@ -15,7 +15,7 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.producing.transaction_producer import TransactionProducer
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -41,6 +41,14 @@ class Server:
         return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, "as scripted")
 
 
+class Listener:
+    def execute_local_transaction(self, message: object, arg: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOW
+
+    def check_local_transaction(self, message: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOW
+
+
 async def ignore(message: object) -> None:
     """A handler."""
 
@@ -55,7 +63,7 @@ def consumer(kind: Callable[..., Any], address: str, *args: object) -> Any:
 Kind = tuple[Callable[[str], Any], Callable[[Any], Awaitable[object]] | None]
 KINDS: dict[str, Kind] = {
     "Producer": (lambda to: Producer(to, "group"), lambda it: it.queues("topic")),
-    "TransactionProducer": (lambda to: TransactionProducer(to, "group", None), lambda it: it.queues("topic")),  # type: ignore[arg-type]
+    "TransactionProducer": (lambda to: TransactionProducer(to, "group", Listener()), lambda it: it.queues("topic")),
     "PushConsumer": (lambda to: consumer(PushConsumer, to, ignore), None),
     "LitePullConsumer": (lambda to: consumer(LitePullConsumer, to), None),
     "SimpleConsumer": (lambda to: consumer(SimpleConsumer, to), lambda it: it.receive()),
