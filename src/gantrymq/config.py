@@ -9,19 +9,17 @@ Sources: java.util.Properties, common/MixAll (properties2Object).
 
 from __future__ import annotations
 
-import os
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields
 from enum import Enum
 from pathlib import Path
-from stat import S_IMODE
 from typing import Any, TypeVar
 
 from gantrymq.errors import ConfigError
+from gantrymq.system import files
 
 T = TypeVar("T")
 
@@ -53,8 +51,7 @@ def load_properties(path: Path) -> dict[str, str]:
 def read_properties(path: Path) -> str:
     """The text of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = files.read_bytes(path, MAX_FILE_BYTES + 1)
     except OSError as e:
         raise ConfigError(f"can't read the configuration file {path}: {e.strerror or e}") from e
     if len(data) > MAX_FILE_BYTES:
@@ -114,38 +111,9 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
     Raises ConfigError.
     """
     try:
-        write_beside(path, data, mode).replace(path)
+        files.rename(files.write_beside(path, data, mode), path)
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror or e}") from e
-
-
-def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
-    """Writes what is to take the place of a file, in the same directory, and brings it to the disk; its path.
-
-    It gets `mode`, or else the permissions of the old file; and its owner and group, where this process may give them.
-    Raises OSError.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        old = path.stat()
-    except FileNotFoundError:
-        old = None
-    if mode is None and old is not None:
-        mode = S_IMODE(old.st_mode)
-    # One that a crash has left may have any permissions; nobody else gets to see the new one before it has its own.
-    temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o666 if mode is None else 0o600), "wb") as file:
-        if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-            with suppress(PermissionError):
-                os.fchown(file.fileno(), old.st_uid, old.st_gid)
-        if mode is not None:
-            os.fchmod(file.fileno(), mode)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return temporary
 
 
 def _entry(key: str, value: str) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import codecs
 import logging
 import sys
-from time import monotonic
 from typing import Any
+
+from gantrymq.system.clock import monotonic
 
 #: A place in the code writes at most so many lines in so many seconds; the next one says how many were left out.
 LINES = 20

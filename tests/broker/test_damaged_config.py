@@ -11,13 +11,13 @@ from pop_support import PopPeer
 from waiting import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.clock import now_ms
 from gantrymq.errors import ConfigError, StoreError
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.bodies.pop import MODE_POP, RequestMode
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import now_ms
 
 DOCS = Path(__file__).parents[2] / "docs" / "store.md"
 CAN_BE_REBUILT = ("consumerFilter.json", "consumerOrderInfo.json", "timermetrics", "timercheck")

@@ -17,7 +17,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import decode_messages
-from gantrymq.store import mapped_file
+from gantrymq.system import files
 
 TIMEOUT_MS = 150
 
@@ -38,7 +38,7 @@ class SlowDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     disk = SlowDisk(os.fsync)
-    monkeypatch.setattr(mapped_file, "_sync", disk)
+    monkeypatch.setattr(files, "fdatasync", disk)
     return disk
 
 

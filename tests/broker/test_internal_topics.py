@@ -9,7 +9,6 @@ from broker_support import Peer, config
 from transaction_support import end_header
 
 from gantrymq.broker.broker import Broker
-from gantrymq.clock import now_ms
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
@@ -19,6 +18,7 @@ from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, TRANSACTION_HALF_TOPIC
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import now_ms
 
 INTERNAL = [
     *sorted(SEND_FORBIDDEN_TOPICS),

@@ -11,7 +11,6 @@ from broker_support import config
 from pop_support import Popped, PopPeer, now_ms, popped
 from waiting import until
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
@@ -20,6 +19,7 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.pop import NotificationRequestHeader
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system import clock
 
 TOPIC, GROUP = "orders", "poppers"
 

@@ -26,12 +26,12 @@ from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
+from gantrymq.system.clock import now_ms
 
 RETRY = "%RETRY%g_t"
 

@@ -10,7 +10,6 @@ from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store
 from broker_support import config, longest_step
 from waiting import until
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
 from gantrymq.broker.appender import Appender
@@ -18,6 +17,7 @@ from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.system import clock
 
 DELAY_MS = 20
 

@@ -19,13 +19,13 @@ from waiting import until
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
-from gantrymq.clock import now_ms
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.transaction import ResumeCheckHalfMessageRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from gantrymq.system.clock import now_ms
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"

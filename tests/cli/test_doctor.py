@@ -25,7 +25,6 @@ from gantrymq.client.doctor.checks import CLOCK_TOLERANCE_S
 from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.observation import BrokerSeen, NameServerSeen, Observation, clock_ahead_s, named
-from gantrymq.clock import now_ms
 from gantrymq.errors import ClientError, ConnectFailed, NoRouteInfo
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
@@ -36,6 +35,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import TlsMode
+from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
 

@@ -21,12 +21,12 @@ from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.groups_seen import GroupSeen, Lag
 from gantrymq.client.doctor.observation import Observation
 from gantrymq.client.producing.producer import Producer
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = AclHook("root", "rootpass")

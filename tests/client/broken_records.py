@@ -9,7 +9,6 @@ from struct import pack_into
 
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -20,6 +19,7 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessage
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from gantrymq.protocol.record import encode_host, encode_record, offset_of
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.system.clock import now_ms
 
 HOST = encode_host("127.0.0.1", 10911)
 ZLIB = compression_flag(CompressionType.ZLIB)

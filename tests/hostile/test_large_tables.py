@@ -12,7 +12,6 @@ from test_every_request import Attacker, known_to_broker, known_to_name_server
 from test_stalls import fill, heartbeat
 from waiting import until
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,6 +21,7 @@ from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader, Register
 from gantrymq.protocol.headers.offset import QueueRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
+from gantrymq.system.clock import now_ms
 
 #: How often each request is made, by how many.
 _TIMES = 200

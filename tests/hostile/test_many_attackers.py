@@ -9,7 +9,6 @@ import pytest
 from hostile_support import Peer, UnderAttack, pull_header, send_header
 from test_stalls import fill, heartbeat
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -17,6 +16,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader
+from gantrymq.system.clock import now_ms
 
 _ATTACKERS = 40
 _FILTER = " OR ".join(["a = 1 AND b = 2"] * 790)

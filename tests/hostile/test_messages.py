@@ -12,7 +12,6 @@ from every_request import TEXTS
 from hostile_support import Peer, Target, UnderAttack, frame, send_header
 from waiting import until
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import topic_name
 from gantrymq.protocol.batch import encode_batch
@@ -23,6 +22,7 @@ from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+from gantrymq.system.clock import now_ms
 
 #: All properties that RocketMQ itself gives a meaning.
 PROPERTIES = sorted(

@@ -11,12 +11,12 @@ import pytest
 from hostile_support import Peer, Target, UnderAttack, flood, frame, send_header
 from waiting import until
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.system.clock import now_ms
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -8,7 +8,6 @@ import pytest
 from hostile_support import Peer, Target, UnderAttack, flood, frame, pull_header, send_header
 from waiting import until
 
-from gantrymq.clock import now_ms
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -20,6 +19,7 @@ from gantrymq.protocol.headers.offset import QueueRequestHeader
 from gantrymq.protocol.headers.pop import NotificationRequestHeader, PopMessageRequestHeader
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.system.clock import now_ms
 
 
 def pop_header(topic: str, *, poll_time: int = 0) -> Header:

@@ -46,7 +46,7 @@ async def running() -> AsyncIterator[LongRequests]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes 1 ms: so the clock, asked once after each, says."""
     times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
-    monkeypatch.setattr(long_requests, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(long_requests, "monotonic", lambda: next(times))
 
 
 def steps(count: int, done: list[str] | None = None, name: str = "") -> Steps:

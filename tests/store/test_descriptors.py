@@ -83,7 +83,7 @@ store.close()
 
 def test_a_quarter_of_the_descriptors(monkeypatch):
     for soft, limit in ((1024, 256), (10, 16), (1 << 20, 32_768), (-1, 32_768)):
-        monkeypatch.setattr("resource.getrlimit", lambda which, soft=soft: (soft, -1))
+        monkeypatch.setattr("gantrymq.system.files.resource.getrlimit", lambda which, soft=soft: (soft, -1))
         monkeypatch.setattr(sys, "version_info", (3, 11))
         assert default_limit() == limit
     # Mappings don't cost one there.

@@ -15,12 +15,12 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
 from gantrymq.errors import StoreError, SyncFailed
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import mapped_file
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
 
 TIMEOUT_S = 10
 
@@ -49,7 +49,7 @@ def fails(error: BaseException) -> Callable[..., None]:
 
 
 def test_many_waiters_share_one_flush(tmp_path, monkeypatch):
-    sync = mapped_file._sync
+    sync = files.fdatasync
     started, go_on = threading.Event(), threading.Event()
     calls = []
 
@@ -68,7 +68,7 @@ def test_many_waiters_share_one_flush(tmp_path, monkeypatch):
     queue = store.queue("T", 0)
     answers = Answers()
     first = put(store, queue, b"first")
-    monkeypatch.setattr(mapped_file, "_sync", slow)
+    monkeypatch.setattr(files, "fdatasync", slow)
     store.when_flushed(first.physical_offset, answers)
     assert started.wait(TIMEOUT_S)
     # The disk is busy; all of these wait for the next flush.
@@ -106,7 +106,7 @@ def test_a_callback_that_fails_hurts_nobody(tmp_path, caplog):
 # -- a disk that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["_sync", "_sync_entries"])
+@pytest.mark.parametrize("which", ["fdatasync", "sync_entries"])
 def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
     """After a failed fsync nothing is acknowledged any more: the kernel forgets what it couldn't write."""
     store = open_store(tmp_path, flush_interval_commit_log_ms=60_000, mapped_file_size_commit_log=8192)
@@ -116,7 +116,7 @@ def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
     result = put(store, queue, bytes(6000))
     answers = Answers()
     with monkeypatch.context() as patch:
-        patch.setattr(mapped_file, which, fails(OSError(errno.EIO, "Input/output error")))
+        patch.setattr(files, which, fails(OSError(errno.EIO, "Input/output error")))
         store.when_flushed(result.physical_offset, answers)
         (error,) = answers.wait()
     assert isinstance(error, SyncFailed)
@@ -229,7 +229,7 @@ def test_a_file_that_can_neither_be_mapped_nor_deleted(store, monkeypatch):
     put(store, queue, bytes(30_000))
     put(store, queue, bytes(20_000))
     with monkeypatch.context() as patch:
-        patch.setattr(mapped_file, "_map", fails(OSError(errno.ENOMEM, "Cannot allocate memory")))
+        patch.setattr(files, "map_file", fails(OSError(errno.ENOMEM, "Cannot allocate memory")))
         patch.setattr("pathlib.Path.unlink", fails(PermissionError(errno.EPERM, "Operation not permitted")))
         with pytest.raises(StoreError, match="Cannot allocate memory"):
             put(store, queue, bytes(30_000))
@@ -299,7 +299,7 @@ def test_death_of_the_log_flusher(tmp_path, monkeypatch, caplog):
     store.when_flushed(0, answers)
     assert isinstance(answers.errors[2], StoreError)
     assert [report.name for report in jobs.failing()] == ["flush the commit log"]
-    assert "log-flusher died" in caplog.text
+    assert "log flusher died" in caplog.text
     store.close()
     assert not (tmp_path / "abort").exists()
     store = open_store(tmp_path)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gantrymq.errors import StoreError
-from gantrymq.store import json_config
 from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.system import files
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_what_was_put_last_is_written(file):
 def test_writers_do_not_mix(file, monkeypatch):
     """A writer that was held up doesn't bring back what was put before; whoever returns has it on the disk."""
     held, go_on = threading.Event(), threading.Event()
-    write_beside = json_config.write_beside
+    write_beside = files.write_beside
 
     def slow(path: Path, data: bytes, mode: int | None) -> Path:
         if data == b'{"n":0}':
@@ -123,7 +123,7 @@ def test_writers_do_not_mix(file, monkeypatch):
             assert go_on.wait(10)
         return write_beside(path, data, mode)
 
-    monkeypatch.setattr(json_config, "write_beside", slow)
+    monkeypatch.setattr(files, "write_beside", slow)
     file.put(b'{"n":0}')
     threads = [threading.Thread(target=file.write) for _ in range(5)]
     threads[0].start()
@@ -145,7 +145,7 @@ def test_what_cannot_be_written_is_written_later(file, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json_config, "write_beside", full)
+        patch.setattr(files, "write_beside", full)
         with pytest.raises(StoreError, match="No space left"):
             file.save(b'{"n":1}')
     file.write()
@@ -183,8 +183,8 @@ def test_a_secret_is_read_by_nobody_else(tmp_path, umask, monkeypatch):
     leftover.write_bytes(b"")
     leftover.chmod(0o666)
     modes = []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (modes.append(stat.S_IMODE(os.fstat(fd).st_mode)), fsync(fd)))
+    fsync = files.fsync
+    monkeypatch.setattr(files, "fsync", lambda fd: (modes.append(stat.S_IMODE(os.fstat(fd).st_mode)), fsync(fd)))
     file.save(b'{"n":1}')
     file.save(b'{"n":2}')
     assert mode(file.path) == mode(file.backup) == 0o600

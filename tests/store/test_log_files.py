@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -10,8 +9,9 @@ from store_support import LOG_FILE, crash, finish, flushed, log_files, open_stor
 from waiting import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, mapped_file
+from gantrymq.store import cleaner
 from gantrymq.store.checkpoint import load_checkpoint, save_checkpoint
+from gantrymq.system import files
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def syncs(monkeypatch):
 
         return record
 
-    for module, name in ((mapped_file, "_sync"), (mapped_file, "_sync_entries"), (os, "fsync"), (os, "fdatasync")):
+    for module, name in ((files, "fdatasync"), (files, "sync_entries"), (files, "fsync")):
         monkeypatch.setattr(module, name, recorded(getattr(module, name)))
     return threads
 
@@ -66,8 +66,8 @@ def test_who_writes_waits_for_nobody_who_waits_for_fsync(tmp_path, monkeypatch):
     put(store, queue, b"first")
     waiting, go_on = threading.Event(), threading.Event()
     with monkeypatch.context() as patch:
-        for name in ("_sync", "_sync_entries"):
-            patch.setattr(mapped_file, name, lambda fd: (waiting.set(), go_on.wait(10)))
+        for name in ("fdatasync", "sync_entries"):
+            patch.setattr(files, name, lambda fd: (waiting.set(), go_on.wait(10)))
         put(store, queue, bytes(40_000))
         assert waiting.wait(10)
         for n in range(100):

@@ -18,11 +18,12 @@ from store_support import LOG_FILE, STORE_HOST, crash, finish, log_files, open_s
 from gantrymq.errors import StoreError
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import mapped_file, message_index, message_store
+from gantrymq.store import message_index, message_store
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
 
 #: Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and Nut, with and
 #: without keys, in two scripts.
@@ -338,7 +339,7 @@ def test_goes_on_within_a_records_keys(tmp_path, monkeypatch):
     def roll_once(self):
         rolls.append(1)
         if len(rolls) > 1:
-            monkeypatch.setattr(mapped_file, "_allocate", full)
+            monkeypatch.setattr(files, "allocate", full)
         roll(self)
 
     with monkeypatch.context() as patch:
@@ -368,7 +369,7 @@ def test_waits_while_the_disk_is_full(store, monkeypatch, caplog):
         def full(fd, start, length):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patch.setattr(mapped_file, "_allocate", full)
+        patch.setattr(files, "allocate", full)
         for _ in range(3):
             assert not store.keys.build_index(60)
         assert find(store, "T", "U299") == []
@@ -380,7 +381,7 @@ def test_waits_while_the_disk_is_full(store, monkeypatch, caplog):
 def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
     store.queue("T", 0)
     for second in (100, 50, 50):
-        monkeypatch.setattr(message_index.time, "time", lambda second=second: second)
+        monkeypatch.setattr(message_index.clock, "time", lambda second=second: second)
         for n in range(256):
             put(store, store.queue("T", 0), b"", properties=properties(f"U{n}"))
         assert store.keys.build_index(60)

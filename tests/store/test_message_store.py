@@ -27,11 +27,12 @@ from store_support import (
 
 from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
 from gantrymq.protocol.record import decode_record, decode_records, encode_host
-from gantrymq.store import collect, mapped_file, message_store
+from gantrymq.store import collect, message_store
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.offline import is_in_use
+from gantrymq.system import files
 
 
 @pytest.fixture
@@ -386,7 +387,7 @@ def test_a_filter_that_takes_long_ends_a_result(tmp_path, monkeypatch):
     for n in range(40):
         put(store, queue, b"%d" % n)
     now = [0.0]
-    monkeypatch.setattr(collect, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(collect, "monotonic", lambda: now[0])
 
     def matches(record, wanted=()):
         now[0] += 0.001
@@ -555,7 +556,7 @@ def test_full_disk(tmp_path, monkeypatch):
         def full(fd, start, length):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patch.setattr(mapped_file, "_allocate", full)
+        patch.setattr(files, "allocate", full)
         with pytest.raises(StoreFull, match="disk is full"):
             put(store, queue, bytes(40_000))
         with pytest.raises(StoreFull):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from store_support import finish, open_store, put, read_all, stop_flushers
 
-from gantrymq.store import mapped_file
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
+from gantrymq.system import files
 
 PAGE, SECTOR = 4096, 512
 CUTS = 3
@@ -30,8 +30,8 @@ class Disk:
         self._names: dict[Path, set[str]] = {}
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(mapped_file, "_sync", self.sync_content)
-        patch.setattr(mapped_file, "_sync_entries", self.sync_entries)
+        patch.setattr(files, "fdatasync", self.sync_content)
+        patch.setattr(files, "sync_entries", self.sync_entries)
 
     def sync_content(self, fd: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))

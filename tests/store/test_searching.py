@@ -15,10 +15,11 @@ from store_support import finish, flushed, open_store, put
 from waiting import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, index_file, key_lookup, mapped_file, message_index
+from gantrymq.store import cleaner, index_file, key_lookup, message_index
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
 
 FOREVER = 1 << 62
 #: "Aa" and "BB" have the same hash, and so have all keys made of them.
@@ -195,7 +196,7 @@ def fails_at(turn: int, original: Callable[..., Any], error: Exception) -> Calla
         (index_file.IndexFile, "put"),
         (index_file.IndexFile, "write_header"),
         (MessageIndex, "_roll"),
-        (mapped_file, "_map"),
+        (files, "map_file"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -11,11 +11,12 @@ from struct import pack, unpack
 import pytest
 
 from gantrymq.errors import StoreError, SyncFailed
-from gantrymq.store import mapped_file, timer_log
+from gantrymq.store import timer_log
 from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
 from gantrymq.store.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
 from gantrymq.store.timer_store import TimerStore
 from gantrymq.store.timer_wheel import Slot, TimerWheel
+from gantrymq.system import files
 
 NOW = 1_800_000_000_000
 LOG_FILE = 52 * 10 + 30
@@ -336,7 +337,7 @@ def test_checkpoint_of_a_slave_is_not_trusted_beyond_its_master(tmp_path: Path) 
     assert load_timer_checkpoint(path, 10).queue_offset == 3
 
 
-@pytest.mark.parametrize("which", ["_sync", "_sync_entries"])
+@pytest.mark.parametrize("which", ["fdatasync", "sync_entries"])
 def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """The kernel forgets what it couldn't write: a later success mustn't count, and the next start begins before it."""
 
@@ -346,7 +347,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whic
     timer = open_timer(tmp_path)
     add(timer, NOW + 5000, 7000)
     with monkeypatch.context() as patch:
-        patch.setattr(mapped_file, which, fails)
+        patch.setattr(files, which, fails)
         with pytest.raises(SyncFailed, match="Input/output error; the timer's state isn't saved"):
             timer.flush(timer.checkpoint(NOW + 1))
     add(timer, NOW + 6000, 7100)

@@ -8,6 +8,7 @@ from pathlib import Path
 from gantrymq.auth.plain_acl import PlainAcl, parse_plain_acl
 from gantrymq.config import MAX_FILE_BYTES
 from gantrymq.errors import ConfigError
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,10 @@ class PlainAclFiles:
         """What tells one state of each file from another."""
         found = {}
         directory = self._path.parent / "acl"
-        more = sorted(path for ending in ("*.yml", "*.yaml") for path in directory.rglob(ending))
+        more = sorted(path for path in files.below(directory) if path.suffix in (".yml", ".yaml"))
         for path in (*more, self._path):
             try:
-                stat = path.stat()
+                stat = files.stat(path)
             except OSError:
                 continue
             found[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -54,8 +55,7 @@ class PlainAclFiles:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = files.read_bytes(path, MAX_FILE_BYTES + 1)
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
     if len(data) > MAX_FILE_BYTES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -14,6 +13,7 @@ from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.errors import ThreadDied
 from gantrymq.logs import peer_log
+from gantrymq.system import threads
 
 log = peer_log(__name__)
 
@@ -40,7 +40,7 @@ class LoopThread:
         self._futures: set[Future[Any]] = set()
         self._stopping: asyncio.Task[None] | None = None
         #: Held while work is given to the loop, so that none comes after its death, and while it is closed.
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def start(self) -> None:
         self._thread.start()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
-from time import monotonic
 
 from gantrymq.background.report import JobReport
 from gantrymq.logs import peer_log
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

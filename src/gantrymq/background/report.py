@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
+from gantrymq.system.clock import now_ms
 
 #: A job that goes on failing is logged once in so many seconds, in one line.
 LOG_INTERVAL_S = 60.0

@@ -21,7 +21,7 @@ class Tasks:
     def __init__(self, name: str) -> None:
         """`name` says in the log what the tasks are for."""
         self._name = name
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._stopped = False
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Tasks:
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
 
     async def wait(self) -> None:
@@ -49,6 +49,6 @@ class Tasks:
         await self.wait()
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed: %s: %s", self._name, type(error).__name__, error, exc_info=error)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from gantrymq.logs import peer_log
+from gantrymq.system import threads
 
 log = peer_log(__name__)
 
@@ -23,11 +23,11 @@ class SupervisedThread:
     def __init__(self, name: str, target: Callable[[], None], died: Callable[[BaseException], None]) -> None:
         self._target = target
         self._died = died
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threads.Thread(target=self._run, name=name, daemon=True)
         self._is_started = False
         # Not the thread's own word: one whose start or join was interrupted by Ctrl-C says that it doesn't live.
-        self._begun = threading.Event()
-        self._ended = threading.Event()
+        self._begun = threads.Event()
+        self._ended = threads.Event()
 
     def start(self) -> None:
         self._is_started = True
@@ -49,7 +49,7 @@ class SupervisedThread:
     @property
     def is_current(self) -> bool:
         """The caller runs in it."""
-        return threading.current_thread() is self._thread
+        return threads.current_thread() is self._thread
 
     def _run(self) -> None:
         self._begun.set()

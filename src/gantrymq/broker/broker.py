@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import AsyncExitStack
+from functools import partial
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.access_control import AccessControl
@@ -30,6 +31,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
+from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.new_topics import NewTopics
@@ -136,7 +138,7 @@ class Broker:
 
         # What all have in common: the store and the tables.
         self.store = store = MessageStore(config.store, store_host, jobs=jobs, waits=False)
-        self.saving = saving = Saving(config, jobs)
+        self.saving = saving = Saving(config, jobs, log_flushed=partial(log_flushed, store))
         self.topics = topics = BrokerTopics(config, directory / "topics.json", self._topics_changed, saving=saving)
         self.groups = groups = SubscriptionGroupTable(
             directory / "subscriptionGroup.json", auto_create=config.auto_create_subscription_group, saving=saving

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from time import perf_counter
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_filter import ConsumerFilters
@@ -33,6 +31,8 @@ from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import clock
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -179,11 +179,11 @@ class Clients(Part):
 
         What changes meanwhile gathers: when thousands join or leave, nobody is told thousands of times.
         """
-        deadline = perf_counter() + _TELL_TURN_S
+        deadline = monotonic() + _TELL_TURN_S
         while True:
             for n, (group_name, member) in enumerate(self._untold, 1):
                 self._tell_member(group_name, member)
-                if not n % _TELL_STEP and perf_counter() >= deadline:
+                if not n % _TELL_STEP and monotonic() >= deadline:
                     return 0.0
             if not self._changed:
                 return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.store.config import StoreConfig
+from gantrymq.system import network
 
 #: Labels of up to 63 letters, digits and hyphens (RFC 1123); numbers alone are an address, or none.
 _HOST_NAME = re.compile(
@@ -38,7 +38,7 @@ class BrokerConfig(TlsConfig):
     that the configuration came from: what is changed from outside is written to it.
     """
 
-    broker_name: str = field(default_factory=socket.gethostname)
+    broker_name: str = field(default_factory=network.host_name)
     broker_cluster_name: str = "DefaultCluster"
     broker_id: int = bounded(0, 0, MAX_INT)
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
@@ -119,10 +119,9 @@ class BrokerConfig(TlsConfig):
         except ValueError:
             pass
         try:
-            found = socket.getaddrinfo(self.broker_ip1, None, type=socket.SOCK_STREAM)
+            return network.address_of(self.broker_ip1)
         except OSError as e:
             raise ConfigError(f"brokerIP1={self.broker_ip1}: can't be resolved: {e.strerror or e}") from e
-        return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from gantrymq import clock
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_sql
@@ -21,6 +20,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, SubscriptionData
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 

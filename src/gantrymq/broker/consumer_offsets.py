@@ -24,7 +24,7 @@ class ConsumerOffsets(Part):
     """Offsets in memory, written every flushConsumerOffsetInterval; who sets them from outside waits for `written`."""
 
     def __init__(self, path: Path, *, saving: Saving) -> None:
-        self._file = saving.file(path, self._encode_file)
+        self._file = saving.file(path, self._encode_file, follows_log=True)
         self._table = _OffsetFile()
         #: The same names by topic and by group: nobody is looked for among all.
         self._groups: dict[str, set[str]] = {}

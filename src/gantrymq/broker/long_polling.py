@@ -53,13 +53,14 @@ class LongPolling(Part):
     def __init__(self, retry: Callable[[WaitingPull, bool], None], jobs: Jobs) -> None:
         self._retry = retry
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[ConsumeQueue, set[WaitingPull]] = {}
-        self._watchers: dict[ConsumeQueue, set[Watcher]] = {}
+        #: Who came first is answered first.
+        self._waiting: dict[ConsumeQueue, dict[WaitingPull, None]] = {}
+        self._watchers: dict[ConsumeQueue, dict[Watcher, None]] = {}
         #: The queues of both.
         self._wanted: set[ConsumeQueue] = set()
-        self._by_second: dict[int, set[WaitingPull]] = {}
-        self._by_connection: dict[Connection, set[WaitingPull]] = {}
-        self._arrived: set[ConsumeQueue] = set()
+        self._by_second: dict[int, dict[WaitingPull, None]] = {}
+        self._by_connection: dict[Connection, dict[WaitingPull, None]] = {}
+        self._arrived: dict[ConsumeQueue, None] = {}
         self._count = 0
         self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
@@ -72,15 +73,15 @@ class LongPolling(Part):
         if self._stopped:
             self._try(pull, expired=True)
             return
-        self._waiting.setdefault(pull.queue, set()).add(pull)
+        self._waiting.setdefault(pull.queue, {})[pull] = None
         self._wanted.add(pull.queue)
-        self._by_second.setdefault(int(pull.deadline), set()).add(pull)
-        self._by_connection.setdefault(pull.connection, set()).add(pull)
+        self._by_second.setdefault(int(pull.deadline), {})[pull] = None
+        self._by_connection.setdefault(pull.connection, {})[pull] = None
         self._count += 1
 
     def watch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
         """Calls `watcher` whenever the queue gets messages, until `unwatch`."""
-        self._watchers.setdefault(queue, set()).add(watcher)
+        self._watchers.setdefault(queue, {})[watcher] = None
         self._wanted.add(queue)
 
     def unwatch(self, queue: ConsumeQueue, watcher: Watcher) -> None:
@@ -92,7 +93,7 @@ class LongPolling(Part):
         if queue in self._wanted:
             if not self._arrived:
                 self._loop.call_soon(self._answer)
-            self._arrived.add(queue)
+            self._arrived[queue] = None
 
     def connection_closed(self, connection: Connection) -> None:
         """A client is gone, and its pulls with it."""
@@ -115,7 +116,7 @@ class LongPolling(Part):
         return len(self._by_connection.get(connection, ()))
 
     def _answer(self) -> None:
-        arrived, self._arrived = self._arrived, set()
+        arrived, self._arrived = self._arrived, {}
         for queue in arrived:
             for pull in list(self._waiting.get(queue, ())):
                 self._remove(pull)
@@ -152,9 +153,9 @@ class LongPolling(Part):
             self._wanted.discard(queue)
 
 
-def _discard(table: dict[K, set[V]], key: K, value: V) -> None:
+def _discard(table: dict[K, dict[V, None]], key: K, value: V) -> None:
     values = table.get(key)
     if values is not None:
-        values.discard(value)
+        values.pop(value, None)
         if not values:
             del table[key]

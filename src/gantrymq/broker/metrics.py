@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
@@ -32,6 +31,7 @@ from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import clock
 
 #: `MixAll.CID_RMQ_SYS_PREFIX`, in lower case as `BrokerMetricsManager.isSystemGroup` compares it.
 _SYSTEM_GROUP_PREFIX = "cid_rmq_sys_"

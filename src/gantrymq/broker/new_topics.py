@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from time import monotonic
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
@@ -18,6 +17,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.system.clock import monotonic
 
 #: What may wait in all, bytes; about what a request takes besides its body and header.
 MAX_HELD_BYTES = 64 * 1024 * 1024

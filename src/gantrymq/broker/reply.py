@@ -6,9 +6,6 @@ the topic CLUSTER_REPLY_TOPIC unless storeReplyMessageEnable is off. The replier
 
 from __future__ import annotations
 
-import random
-
-from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.budget import Budget
 from gantrymq.broker.config import BrokerConfig
@@ -31,6 +28,7 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
 from gantrymq.protocol.topic_name import may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.system import clock, randomness
 
 log = peer_log(__name__)
 
@@ -180,7 +178,7 @@ class Replies(Part):
     ) -> None:
         # The push took its time: the topic may be another one by now.
         topic = self._check(header)
-        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
+        queue_id = header.queue_id if header.queue_id >= 0 else randomness.randrange(topic.write_queue_nums)
         queue = self._appender.store.queue(header.topic, queue_id)
         result = self._appender.append(
             queue,

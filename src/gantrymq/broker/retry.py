@@ -6,15 +6,12 @@ CONSUMER_SEND_MSG_BACK (`AbstractSendMessageProcessor.consumerSendMsgBack`) and 
 
 from __future__ import annotations
 
-import random
-
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -27,6 +24,8 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, r
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
+from gantrymq.system import randomness
+from gantrymq.system.clock import now_ms
 
 DLQ_QUEUE_NUMS = 1
 #: The first retry waits for this delay level, each further one a level more.
@@ -85,7 +84,7 @@ class RetryTopics(Part):
                 raise RequestRefused(
                     ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
                 )
-            queue = self._appender.store.queue(topic.topic_name, random.randrange(group.retry_queue_nums))
+            queue = self._appender.store.queue(topic.topic_name, randomness.randrange(group.retry_queue_nums))
         if not self._topics.is_written(queue.topic):
             self._new_topics.hold(connection, request, self.send_back)
             return None
@@ -107,7 +106,7 @@ class RetryTopics(Part):
 
     def _dead_letter_queue(self, group: SubscriptionGroupConfig) -> ConsumeQueue:
         topic = self._topics.create_if_absent(DLQ_TOPIC_PREFIX + group.group_name, DLQ_QUEUE_NUMS)
-        return self._appender.store.queue(topic.topic_name, random.randrange(DLQ_QUEUE_NUMS))
+        return self._appender.store.queue(topic.topic_name, randomness.randrange(DLQ_QUEUE_NUMS))
 
     def _group(self, name: str) -> SubscriptionGroupConfig:
         group = self._groups.get(name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from time import monotonic
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
@@ -18,6 +17,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import monotonic
 
 #: So long a send waits: a client's own patience ends then, too.
 WAIT_S = 3.0

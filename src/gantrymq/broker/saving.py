@@ -10,8 +10,6 @@ A table is encoded on the loop, or in the thread with one call, which keeps the 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,6 +25,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.system import clock, files, threads
 
 T = TypeVar("T")
 
@@ -55,6 +54,7 @@ class TableFile:
         "_being_written",
         "_encode",
         "_file",
+        "_follows_log",
         "_is_secret",
         "_newest",
         "_saved",
@@ -66,8 +66,9 @@ class TableFile:
         "written_changes",
     )
 
-    def __init__(self, path: Path, encode: Encode, saving: Saving, *, is_secret: bool) -> None:
+    def __init__(self, path: Path, encode: Encode, saving: Saving, *, is_secret: bool, follows_log: bool) -> None:
         self._file = JsonConfigFile(path, is_secret=is_secret)
+        self._follows_log = follows_log
         self._is_secret = is_secret
         self._encode = encode
         self._saving = saving
@@ -82,7 +83,7 @@ class TableFile:
         #: Contents are numbered as they are asked for; what is on the disk is never replaced by an older one.
         self._newest = 0
         self._saved = 0
-        self._writing = threading.Lock()
+        self._writing = threads.Lock()
 
     def load(
         self, table: type[T], *, check: Callable[[T], object] = lambda _: None, can_be_rebuilt: bool = False
@@ -131,7 +132,10 @@ class TableFile:
         changes = self._being_written = self.changes
         problem: StoreError | None = None
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._save, *self._content())
+            content = self._content()
+            if self._follows_log and self._saving.log_flushed is not None:
+                await self._saving.log_flushed()
+            await asyncio.get_running_loop().run_in_executor(None, self._save, *content)
         except BaseException as e:
             self.is_urgent = True
             problem = StoreError(str(e) or "the broker stops")
@@ -169,7 +173,7 @@ class TableFile:
         with self._writing:
             if number > self._saved:
                 if self._is_secret:
-                    self._file.path.parent.mkdir(mode=_SECRET_DIRECTORY, parents=True, exist_ok=True)
+                    files.make_lasting_directory(self._file.path.parent, _SECRET_DIRECTORY)
                 self._file.save(data)
                 self._saved = number
 
@@ -179,7 +183,7 @@ def gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         yield piece
         if len(piece) >= _PIECE_BYTES:
-            time.sleep(_REST_S)
+            clock.sleep(_REST_S)
 
 
 def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
@@ -214,15 +218,23 @@ def _encoded(fields: Iterable[tuple[str, dict[Any, Any] | bytes]]) -> Iterator[b
 class Saving(Part):
     """All the files of one broker."""
 
-    def __init__(self, config: BrokerConfig, jobs: Jobs) -> None:
+    def __init__(
+        self, config: BrokerConfig, jobs: Jobs, *, log_flushed: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._config = config
+        #: Brings the log to the disk, for files that follow it.
+        self.log_flushed = log_flushed
         self._files: list[TableFile] = []
         self._job = jobs.repeating("save tables", self._write, after_error_s=_AFTER_ERROR_S)
         self._next_round = 0.0
 
-    def file(self, path: Path, encode: Encode, *, is_secret: bool = False) -> TableFile:
-        """The file of a table, which `encode` gives the content of; nobody else may read a secret one."""
-        file = TableFile(path, encode, self, is_secret=is_secret)
+    def file(self, path: Path, encode: Encode, *, is_secret: bool = False, follows_log: bool = False) -> TableFile:
+        """The file of a table, which `encode` gives the content of; nobody else may read a secret one.
+
+        One that `follows_log` says of messages that they were consumed or delivered. After a power failure it mustn't
+        say so of what the log has lost, so the log comes to the disk first.
+        """
+        file = TableFile(path, encode, self, is_secret=is_secret, follows_log=follows_log)
         self._files.append(file)
         return file
 

@@ -11,11 +11,9 @@ import asyncio
 from functools import partial
 from math import inf
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.part import Part
@@ -30,6 +28,8 @@ from gantrymq.protocol.properties import decode_properties, encode_properties, f
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
+from gantrymq.system.clock import monotonic
 
 #: Messages of one level that are delivered before the loop gets its turn, and for how long all levels may hold it, s.
 _BATCH = 256
@@ -47,7 +47,7 @@ class Schedule(Part):
     """Delays messages and delivers them when they are due."""
 
     def __init__(self, path: Path, levels_ms: list[int], appender: Appender, jobs: Jobs, *, saving: Saving) -> None:
-        self._file = saving.file(path, self._encode_file)
+        self._file = saving.file(path, self._encode_file, follows_log=True)
         self._levels_ms = levels_ms
         self._appender = appender
         self._reader = QueueReader(appender.store, "delayed messages")

@@ -6,7 +6,6 @@ without an object per message. What depends on the topic alone is looked up once
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection
 from functools import partial
 
@@ -22,7 +21,6 @@ from gantrymq.broker.timer.message import recall_handle
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
-from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -49,6 +47,8 @@ from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
 from gantrymq.store.record_batch import RecordBatch
+from gantrymq.system import randomness
+from gantrymq.system.clock import now_ms
 
 _TIMER_PROPERTIES = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 #: Messages of a batch that are made into records in one step: 0.4 ms.
@@ -264,7 +264,7 @@ class Sending(Part):
         config = self._topics.get(topic)
         if config is None or config.write_queue_nums < 1:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic[{topic}] has no queues to write to")
-        return random.randrange(config.write_queue_nums)
+        return randomness.randrange(config.write_queue_nums)
 
     def _resolve(
         self, target: SendTarget, options: SendOptions, connection: Connection

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gantrymq import clock
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
 from gantrymq.client.broker_api import SendResult
@@ -20,6 +19,7 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.system import clock
 
 #: After a failed send a worker waits so long (Java's: 3 s), so that it doesn't flood a broker in trouble.
 FAILURE_PAUSE_S = 3.0

@@ -73,9 +73,9 @@ async def _serve(
     from gantrymq.client.consuming.push_consumer import PushConsumer
     from gantrymq.client.producing.producer import Producer
     from gantrymq.client.producing.request_reply import reply_message
-    from gantrymq.clock import now_ms
     from gantrymq.errors import GantryError
     from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_TIMESTAMP
+    from gantrymq.system.clock import now_ms
 
     answered, enough = 0, asyncio.Event()
     producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks)

@@ -9,6 +9,7 @@ import yaml
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.acl_signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.system import files
 
 
 class AclHook:
@@ -29,7 +30,7 @@ class AclHook:
         """With the `accessKey` and `secretKey` of mqadmin's tools.yml at `path`. Raises ConfigError."""
         try:
             # All values as they are written: a key of digits is no number.
-            document = yaml.load(path.read_bytes(), Loader=yaml.BaseLoader)
+            document = yaml.load(files.read_bytes(path), Loader=yaml.BaseLoader)
         except OSError as e:
             raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
         except (yaml.YAMLError, ValueError):

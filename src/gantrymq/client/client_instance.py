@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import socket
-import ssl
-import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -34,6 +30,7 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S as REMOTING_CLOSE_TIMEOUT_S
 from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.system import clock, network, tls
 
 log = peer_log(__name__)
 
@@ -45,18 +42,8 @@ RECONNECT_S = 0.5
 _instance_number = itertools.count(1)
 
 
-def local_ip() -> str:
-    """The IPv4 address of the interface that leads out, 127.0.0.1 where none does. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
-
-
 def _new_instance_name() -> str:
-    return f"{os.getpid()}#{next(_instance_number)}#{time.time_ns():x}"
+    return f"{network.process_id()}#{next(_instance_number)}#{clock.time_ns():x}"
 
 
 class ClientInstance:
@@ -74,7 +61,7 @@ class ClientInstance:
         producer_data: ProducerData | None = None,
         consumer_data: ConsumerData | None = None,
         handlers: Mapping[int, RequestHandler] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         instance_name: str | None = None,
     ) -> None:
@@ -84,7 +71,7 @@ class ClientInstance:
                 discovery, name_servers = name_servers, []
             else:
                 name_servers = split_addresses(name_servers)
-        self.ip = local_ip()
+        self.ip = network.local_ip()
         self.client_id = f"{self.ip}@{instance_name or _new_instance_name()}"
         self.remoting = RemotingClient(
             handlers,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from time import perf_counter
 from typing import Protocol
 
 from gantrymq.extras import missing
@@ -41,6 +40,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.remoting.address import parse_address
+from gantrymq.system.clock import monotonic
 
 _SPAN = "opentelemetry.span"
 _TOKEN = "opentelemetry.token"
@@ -99,7 +99,7 @@ class OpenTelemetryHook:
         if not links:
             propagate.inject(context.properties[0], context=trace.set_span_in_context(span))
         context.attributes[_SPAN] = span
-        context.attributes[_BEGAN] = perf_counter()
+        context.attributes[_BEGAN] = monotonic()
         self._in_flight.add(count, _of_metric("send", first.topic))
 
     def after_send(self, context: SendContext) -> None:
@@ -114,7 +114,7 @@ class OpenTelemetryHook:
             span.set_attribute("messaging.message.id", context.msg_id)
         self._in_flight.add(-count, _of_metric("send", topic))
         attributes = _of_metric("send", topic) | server | _end(span, context.error)
-        self._operation_duration.record(perf_counter() - context.attributes[_BEGAN], attributes)
+        self._operation_duration.record(monotonic() - context.attributes[_BEGAN], attributes)
         self._sent.add(count, attributes)
 
     def _created(self, context: SendContext, i: int) -> Link:
@@ -145,7 +145,7 @@ class OpenTelemetryHook:
             },
         )
         context.attributes[_SPAN] = span
-        context.attributes[_BEGAN] = perf_counter()
+        context.attributes[_BEGAN] = monotonic()
         # Spans that the handler makes are below this one.
         context.attributes[_TOKEN] = otel_context.attach(trace.set_span_in_context(span, parent))
         self._in_flight.add(1, _of_metric("process", message.topic, context.group))
@@ -155,7 +155,7 @@ class OpenTelemetryHook:
         message, common = context.message, _of_metric("process", context.message.topic, context.group)
         self._in_flight.add(-1, common)
         attributes = common | _server(message.store_host) | _end(context.attributes[_SPAN], context.error)
-        self._process_duration.record(perf_counter() - context.attributes[_BEGAN], attributes)
+        self._process_duration.record(monotonic() - context.attributes[_BEGAN], attributes)
         self._consumed.add(1, attributes)
 
     # -- polls --------------------------------------------------------------------------------------------------

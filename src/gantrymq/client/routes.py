@@ -7,10 +7,8 @@ remoting/netty/NettyRemotingClient (getAndCreateNameserverChannel).
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from time import monotonic
 
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
@@ -22,6 +20,8 @@ from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.system import randomness
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -132,7 +132,7 @@ class Routes:
 
     def _use(self, name_servers: Sequence[str]) -> None:
         self.name_servers = list(name_servers)
-        self._current = random.randrange(len(self.name_servers)) if name_servers else 0
+        self._current = randomness.randrange(len(self.name_servers)) if name_servers else 0
 
     async def rediscover(self) -> None:
         """Asks where the NameServers are. Raises what `discover` does; the known ones stay then."""

@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import cache
 
 from gantrymq.background.repeating import Repeating
-from gantrymq.clock import now_ms
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.properties import KEY_SEPARATOR
 from gantrymq.protocol.topic_name import TRACE_TOPIC
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -43,7 +44,10 @@ TRACE_GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 _FIELD_END = "\x01"
 _LINE_END = "\x02"
 
-_request_ids = UniqueKeys()
+
+@cache
+def _request_ids() -> UniqueKeys:
+    return UniqueKeys()
 
 
 class TraceType(Enum):
@@ -99,7 +103,7 @@ class TraceContext:
     region_id: str = DEFAULT_REGION
     cost_time_ms: int = 0
     success: bool = True
-    request_id: str = field(default_factory=_request_ids.next)
+    request_id: str = field(default_factory=lambda: _request_ids().next())
     context_code: int = 0
 
 

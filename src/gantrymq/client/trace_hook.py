@@ -6,8 +6,8 @@ from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.send_hook import SendContext
 from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
-from gantrymq.clock import now_ms
 from gantrymq.protocol import properties as names
+from gantrymq.system.clock import now_ms
 
 
 class SendTraceHook:

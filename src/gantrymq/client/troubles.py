@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, time
 
 from gantrymq.errors import BrokerError, RemotingError
 from gantrymq.logs import peer_log
+from gantrymq.system.clock import monotonic, time
 
 log = peer_log(__name__)
 

@@ -7,7 +7,6 @@ and what is kept in files is written first. A request that can't be read changes
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from time import monotonic
 
 from gantrymq.background.failures import failure_fields
 from gantrymq.background.jobs import Jobs
@@ -48,6 +47,7 @@ from gantrymq.protocol.headers.topic import (
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

@@ -15,6 +15,7 @@ import msgspec
 from gantrymq.errors import BodyError, ConfigError
 from gantrymq.namesrv.file_changes import FileChanges, NewContent
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.system import files
 
 #: The file may not grow over this, in bytes: so writing it anew doesn't hold the loop.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -35,7 +36,7 @@ class KVConfigManager:
     def load(self) -> None:
         """Reads the file. Raises ConfigError when it is there but can't be read: it would be overwritten."""
         try:
-            data = self._path.read_bytes()
+            data = files.read_bytes(self._path)
         except FileNotFoundError:
             return
         except OSError as e:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
-from time import monotonic
 from typing import cast
 
 from gantrymq.background.jobs import Jobs
@@ -26,6 +25,7 @@ from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
+from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 

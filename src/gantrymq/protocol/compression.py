@@ -5,7 +5,6 @@ The type stands in bits 8 to 10 of sysFlag; 0 with the COMPRESSED bit set is zli
 
 from __future__ import annotations
 
-import threading
 import zlib
 from enum import IntEnum
 
@@ -14,6 +13,7 @@ import zstandard
 
 from gantrymq.errors import CompressionError
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT
+from gantrymq.system import threads
 
 #: No body grows over this many bytes: eight times Java's maxMessageSize, against decompression bombs.
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
@@ -36,7 +36,7 @@ def compression_flag(compression: CompressionType) -> int:
     return COMPRESSED | compression << COMPRESSION_SHIFT
 
 
-class _Zstd(threading.local):
+class _Zstd(threads.local):
     """One decompressor per thread: making one costs 8 us, using one that another thread uses corrupts both."""
 
     def __init__(self) -> None:

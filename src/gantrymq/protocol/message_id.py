@@ -9,15 +9,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
-import time
 from collections.abc import Iterable
 from struct import Struct
 
-from gantrymq import clock
 from gantrymq.errors import ProtocolError
 from gantrymq.protocol.record import decode_host
+from gantrymq.system import clock, network, randomness
 
 _I64 = Struct(">q")
 
@@ -49,8 +46,10 @@ class UniqueKeys:
     """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes."""
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
-        instance = random.getrandbits(32)
-        self._prefix = (ip + (os.getpid() & 0xFFFF).to_bytes(2, "big") + instance.to_bytes(4, "big")).hex().upper()
+        instance = randomness.getrandbits(32)
+        self._prefix = (
+            (ip + (network.process_id() & 0xFFFF).to_bytes(2, "big") + instance.to_bytes(4, "big")).hex().upper()
+        )
         self._count = itertools.count()
         self._month_start_ms = 0
         self._month_end_ms = 0
@@ -68,7 +67,7 @@ class UniqueKeys:
         return f"{self._head}{next(self._count) & 0xFFFF:04X}"
 
     def _set_month(self, now_ms: int) -> None:
-        now = time.localtime(now_ms / 1000)
+        now = clock.localtime(now_ms / 1000)
         year, month = now.tm_year, now.tm_mon
-        self._month_start_ms = int(time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1)) * 1000)
-        self._month_end_ms = int(time.mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self._month_start_ms = int(clock.mktime((year, month, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self._month_end_ms = int(clock.mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1)) * 1000)

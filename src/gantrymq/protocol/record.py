@@ -12,9 +12,7 @@ records asks for an `unpacker`, numpy's readers for `FIELDS`.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator
-from mmap import mmap
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -22,6 +20,8 @@ from zlib import crc32
 
 from gantrymq.errors import RecordError
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
+from gantrymq.system import network
+from gantrymq.system.files import Mapping
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -316,7 +316,7 @@ def store_timestamp_at(buffer: Buffer, pos: int) -> int:
     return timestamp
 
 
-def pack_blank(buffer: bytearray | memoryview | mmap, pos: int, size: int) -> None:
+def pack_blank(buffer: bytearray | memoryview | Mapping, pos: int, size: int) -> None:
     """Writes the head of a blank of `size` bytes."""
     _BLANK.pack_into(buffer, pos, size, MAGIC_BLANK)
 
@@ -390,13 +390,12 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record
 
 def encode_host(ip: str, port: int) -> bytes:
     """A host field: 8 bytes for an IPv4 address, 20 for IPv6."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    return socket.inet_pton(family, ip.partition("%")[0]) + _I32.pack(port)
+    return network.packed_ip(ip.partition("%")[0]) + _I32.pack(port)
 
 
 def decode_host(host: bytes) -> str:
     """host:port of a host field; an IPv6 address in brackets."""
     (port,) = _I32.unpack_from(host, len(host) - 4)
     if len(host) == HOST_SIZE_V4:
-        return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
-    return f"[{socket.inet_ntop(socket.AF_INET6, host[:16])}]:{port}"
+        return f"{network.ip_text(host[:4])}:{port}"
+    return f"[{network.ip_text(host[:16])}]:{port}"

@@ -7,15 +7,15 @@ Source: remoting/netty/NettyRemotingServer (TlsModeHandler).
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
-from time import monotonic
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server_tls import ServerTls
+from gantrymq.system import network
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -34,13 +34,13 @@ class Arrivals:
         self._connected = connected
         self._loop = asyncio.get_running_loop()
         #: Those of which no byte has come, and since when, the oldest first.
-        self._silent: dict[socket.socket, float] = {}
+        self._silent: dict[network.Socket, float] = {}
         self._beginning = Tasks("new connections")
 
     def __len__(self) -> int:
         return len(self._silent) + len(self._beginning)
 
-    def add(self, sock: socket.socket) -> None:
+    def add(self, sock: network.Socket) -> None:
         """Takes a connected socket, which doesn't block."""
         if self._tls is None:
             self._beginning.start(self._begin(sock, is_tls=False))
@@ -61,9 +61,9 @@ class Arrivals:
             self._drop(sock)
         await self._beginning.stop()
 
-    def _first_byte(self, sock: socket.socket) -> None:
+    def _first_byte(self, sock: network.Socket) -> None:
         try:
-            first = sock.recv(1, socket.MSG_PEEK)
+            first = sock.recv(1, network.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
@@ -78,7 +78,7 @@ class Arrivals:
         self._forget(sock)
         self._beginning.start(self._begin(sock, is_tls=is_tls))
 
-    async def _begin(self, sock: socket.socket, *, is_tls: bool) -> None:
+    async def _begin(self, sock: network.Socket, *, is_tls: bool) -> None:
         context = None
         if is_tls:
             assert self._tls is not None
@@ -98,16 +98,16 @@ class Arrivals:
             # Errors of ssl and TimeoutError are OSErrors. The loop has closed the socket.
             log.info("the connection with %s didn't come about: %s", peer, e)
 
-    def _drop(self, sock: socket.socket) -> None:
+    def _drop(self, sock: network.Socket) -> None:
         self._forget(sock)
         sock.close()
 
-    def _forget(self, sock: socket.socket) -> None:
+    def _forget(self, sock: network.Socket) -> None:
         self._loop.remove_reader(sock)
         del self._silent[sock]
 
 
-def _peer(sock: socket.socket) -> str:
+def _peer(sock: network.Socket) -> str:
     try:
         host, port = sock.getpeername()[:2]
     except OSError:

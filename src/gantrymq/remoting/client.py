@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.background.shared import result_of
@@ -15,6 +13,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.remoting.turns import Turns
+from gantrymq.system import network, tls
 
 CONNECT_TIMEOUT_S = 3.0
 #: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
@@ -33,7 +32,7 @@ class RemotingClient:
         self,
         handlers: Mapping[int, RequestHandler] | None = None,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         on_open: Callable[[str], None] | None = None,
@@ -125,7 +124,7 @@ class RemotingClient:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._connect_to_one_of(await _addresses(host, port), host, port)
         except (OSError, ValueError) as e:
-            # TimeoutError and ssl.SSLError are OSErrors.
+            # TimeoutError and tls.SSLError are OSErrors.
             problem = tls_problem(e)
             reason = "; ".join(problem) if problem is not None else str(e) or self._reason(e)
             raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
@@ -148,7 +147,7 @@ class RemotingClient:
                     server_hostname=host if self._ssl_context is not None else None,
                 )
             except OSError as e:
-                if n == len(ips) or isinstance(e, ssl.SSLError):
+                if n == len(ips) or isinstance(e, tls.SSLError):
                     raise
             else:
                 return connection
@@ -185,5 +184,5 @@ async def _addresses(host: str, port: int) -> list[str]:
 
     Looked up here, not by create_connection: uvloop's leaves behind the error of a look-up that was given up meanwhile.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=network.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

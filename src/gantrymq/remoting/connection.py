@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
@@ -45,6 +44,7 @@ from gantrymq.remoting.pending_requests import PendingRequests
 from gantrymq.remoting.room import Rooms
 from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

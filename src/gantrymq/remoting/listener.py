@@ -12,17 +12,15 @@ out, and lets those who connect wait.
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
-import socket
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
+from gantrymq.system import files, network
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -47,12 +45,6 @@ _LOG_INTERVAL_S = 1.0
 _PAUSE_S = 0.5
 
 
-def descriptor_limit() -> int:
-    """How many descriptors the process may have."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return limit if limit >= 0 else 1 << 30
-
-
 def reserved_descriptors(limit: int) -> int:
     """How many of them connections leave alone, whatever files there are."""
     return min(max(limit // 8, _LEAST_RESERVE), _LARGEST_RESERVE)
@@ -75,7 +67,7 @@ class Listener:
         self,
         host: str,
         port: int,
-        accepted: Callable[[socket.socket], None],
+        accepted: Callable[[network.Socket], None],
         count: Callable[[], int],
         *,
         fast_listen: bool = False,
@@ -100,7 +92,7 @@ class Listener:
         if not self._sockets:
             # It was stopped before, and begins again.
             self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen)
-        limit = descriptor_limit()
+        limit = files.descriptor_limits()[0]
         self._first_reserved = limit - reserved_descriptors(limit)
         self._most = most_connections(limit)
         for sock in self._sockets:
@@ -124,11 +116,11 @@ class Listener:
         # Its number may be somebody else's as soon as it is closed.
         spare, self._spare = self._spare, -1
         if spare >= 0:
-            os.close(spare)
+            files.close(spare)
 
     def _listen(self) -> None:
         if self._spare < 0:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+            self._spare = files.open_nothing()
         self._is_listening = True
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
@@ -141,7 +133,7 @@ class Listener:
             for sock in self._sockets:
                 loop.remove_reader(sock)
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: network.Socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, _ = listening.accept()
@@ -161,14 +153,14 @@ class Listener:
                 sock.setblocking(False)
                 self._accepted(sock)
 
-    def _refuse_without_descriptor(self, listening: socket.socket) -> bool:
+    def _refuse_without_descriptor(self, listening: network.Socket) -> bool:
         """Files have taken even those that were kept; false if the one that was spared doesn't help either."""
         self._close_spare()
         try:
             with suppress(BlockingIOError):
                 listening.accept()[0].close()
                 self._was_refused()
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+            self._spare = files.open_nothing()
         except OSError:
             return False
         return True
@@ -181,13 +173,13 @@ class Listener:
                 "%d connections were refused: there are %d, and the other descriptors (of %d, ulimit -n) are for files",
                 self._refused,
                 self._count(),
-                descriptor_limit(),
+                files.descriptor_limits()[0],
             )
             self._logged_at = now
             self._refused = 0
 
 
-def _bound_sockets(host: str, port: int, *, fast_listen: bool) -> list[socket.socket]:
+def _bound_sockets(host: str, port: int, *, fast_listen: bool) -> list[network.Socket]:
     """Sockets that have the port, and with `fast_listen` port - 2, and don't listen yet. Raises GantryError."""
     if not fast_listen:
         return [_bound_socket(host, port)]
@@ -201,22 +193,11 @@ def _bound_sockets(host: str, port: int, *, fast_listen: bool) -> list[socket.so
     raise error
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int) -> network.Socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setblocking(False)
-            sock.bind(address)
-        except BaseException:
-            sock.close()
-            raise
+        return network.bind(host, port)
     except (OSError, OverflowError) as e:
         raise _taken(host, port, e) from e
-    return sock
 
 
 def _taken(host: str, port: int, error: Exception) -> GantryError:

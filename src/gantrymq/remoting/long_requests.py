@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Generator
-from time import perf_counter
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
@@ -22,6 +21,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.room import Room, Rooms
+from gantrymq.system.clock import monotonic
 
 #: A request's work; it returns what a handler would. Raises what a handler may raise.
 Steps = Generator[None, None, Reply]
@@ -91,17 +91,17 @@ class LongRequests:
             if not self._used:
                 self._loop.call_soon(self._turn_ended)
             left_s = TURN_S - self._used
-            began = perf_counter()
+            began = monotonic()
             try:
                 while True:
                     next(steps)
-                    if perf_counter() - began >= left_s:
+                    if monotonic() - began >= left_s:
                         break
             except StopIteration as end:
                 reply: Reply = end.value
                 return reply
             finally:
-                self._used += perf_counter() - began
+                self._used += monotonic() - began
         self._wait(connection, request, steps)
         return None
 
@@ -131,14 +131,14 @@ class LongRequests:
 
     def _go_on(self) -> float | None:
         """A turn's share; each connection's first request does a step in turn."""
-        deadline = perf_counter() + TURN_S
+        deadline = monotonic() + TURN_S
         while self._lines:
             connection, line = next(iter(self._lines.items()))
             self._step(connection, line)
             # It may be gone: the answer can't be written, or its steps have closed it.
             if self._lines.pop(connection, None) is not None and line.requests:
                 self._lines[connection] = line
-            if perf_counter() >= deadline:
+            if monotonic() >= deadline:
                 break
         return 0.0 if self._lines else None
 

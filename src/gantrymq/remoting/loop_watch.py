@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import inf
-from time import monotonic
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
 from gantrymq.metrics import NO_LABELS, Histogram, Kind, Metric
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

@@ -32,7 +32,7 @@ class OpenAnswers(Generic[T]):
     def __init__(self, answer: Callable[[RemotingCommand, T | BaseException], None], room: Room) -> None:
         self._answer = answer
         self._room = room
-        self._tasks: set[asyncio.Task[T]] = set()
+        self._tasks: dict[asyncio.Task[T], None] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -43,7 +43,7 @@ class OpenAnswers(Generic[T]):
         if not self._room.take(size):
             return False
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(partial(self._done, request, size))
         return True
 
@@ -53,7 +53,7 @@ class OpenAnswers(Generic[T]):
             task.cancel()
 
     def _done(self, request: RemotingCommand, size: int, task: asyncio.Task[T]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._room.give_back(size)
         if task.cancelled():
             self._answer(request, asyncio.CancelledError())

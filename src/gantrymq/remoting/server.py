@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
@@ -18,6 +16,8 @@ from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.remoting.turns import Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
+from gantrymq.system import network
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -58,7 +58,8 @@ class RemotingServer:
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
-        self.connections: set[Connection] = set()
+        #: In the order in which they came.
+        self.connections: dict[Connection, None] = {}
         #: While it runs.
         self._arrivals: Arrivals | None = None
         self.loop_watch = LoopWatch(jobs)
@@ -120,9 +121,9 @@ class RemotingServer:
         arrivals, self._arrivals = self._arrivals, None
         if arrivals is not None:
             await arrivals.stop()
-            await close_all(self.connections.copy())
+            await close_all(list(self.connections))
 
-    def _accepted(self, sock: socket.socket) -> None:
+    def _accepted(self, sock: network.Socket) -> None:
         assert self._arrivals is not None
         self._arrivals.add(sock)
 
@@ -145,10 +146,10 @@ class RemotingServer:
         if self._arrivals is None:
             # Its TLS handshake ended after stop().
             connection.abort()
-        self.connections.add(connection)
+        self.connections[connection] = None
 
     def _disconnected(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         if self._on_close:
             self._on_close(connection)
 

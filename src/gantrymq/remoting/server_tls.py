@@ -9,13 +9,13 @@ Source: remoting/netty/TlsHelper (buildSslContext), srvutil/FileWatchService.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, server_context
+from gantrymq.system import files, tls
 
 log = peer_log(__name__)
 
@@ -29,7 +29,7 @@ class ServerTls:
     def __init__(self, config: TlsConfig, jobs: Jobs) -> None:
         self._config = config
         #: None: there is no TLS, or it is made when somebody wants it.
-        self._context: ssl.SSLContext | None = None
+        self._context: tls.SSLContext | None = None
         self._making = asyncio.Lock()
         self._cannot_be_made = False
         self._versions: list[tuple[int, int, int] | None] = []
@@ -62,7 +62,7 @@ class ServerTls:
     def stop(self) -> None:
         self._job.cancel()
 
-    async def context(self) -> ssl.SSLContext | None:
+    async def context(self) -> tls.SSLContext | None:
         """What a new connection is made with; None when there is no certificate after all."""
         if self._context is None:
             # Who comes meanwhile waits for the same one.
@@ -108,16 +108,16 @@ class ServerTls:
         return [_file_version(path) for path in paths if path is not None]
 
 
-def _self_made_context() -> ssl.SSLContext:
+def _self_made_context() -> tls.SSLContext:
     # Most servers never need it.
-    from gantrymq.remoting.self_made_certificate import self_made_context
+    from gantrymq.system.self_made_certificate import self_made_context
 
     return self_made_context()
 
 
 def _file_version(path: Path) -> tuple[int, int, int] | None:
     try:
-        stat = path.stat()
+        stat = files.stat(path)
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -6,13 +6,13 @@ Source: remoting/netty/TlsSystemConfig, TlsHelper.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
 from gantrymq.errors import ConfigError
+from gantrymq.system import tls
 
 
 class TlsMode(Enum):
@@ -59,7 +59,7 @@ class TlsConfig:
     tls_client_check_server_name: bool = field(default=True, metadata={"key": "tls.client.checkServerName"})
 
 
-def server_context(config: TlsConfig) -> ssl.SSLContext | None:
+def server_context(config: TlsConfig) -> tls.SSLContext | None:
     """What a server's TLS connections are made with; None when it has no certificate, or no TLS. Raises ConfigError."""
     if config.tls_server_mode is TlsMode.DISABLED:
         return None
@@ -67,7 +67,7 @@ def server_context(config: TlsConfig) -> ssl.SSLContext | None:
         if config.tls_server_mode is TlsMode.ENFORCING:
             raise ConfigError("tls.server.mode=enforcing needs tls.server.certPath and tls.server.keyPath")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = tls.SSLContext(tls.PROTOCOL_TLS_SERVER)
     _load_certificate(context, "tls.server", config.tls_server_cert_path, config.tls_server_key_path)
     if config.tls_server_need_client_auth is not ClientAuth.NONE:
         if config.tls_server_trust_cert_path is None:
@@ -76,18 +76,18 @@ def server_context(config: TlsConfig) -> ssl.SSLContext | None:
             )
         _load_trusted(context, "tls.server", config.tls_server_trust_cert_path)
         is_optional = config.tls_server_need_client_auth is ClientAuth.OPTIONAL
-        context.verify_mode = ssl.CERT_OPTIONAL if is_optional else ssl.CERT_REQUIRED
+        context.verify_mode = tls.CERT_OPTIONAL if is_optional else tls.CERT_REQUIRED
     return context
 
 
-def client_context(config: TlsConfig) -> ssl.SSLContext | None:
+def client_context(config: TlsConfig) -> tls.SSLContext | None:
     """What a RemotingClient connects with; None unless `tls_enable`. Raises ConfigError."""
     if not config.tls_enable:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = tls.SSLContext(tls.PROTOCOL_TLS_CLIENT)
     context.check_hostname = config.tls_client_auth_server and config.tls_client_check_server_name
     if not config.tls_client_auth_server:
-        context.verify_mode = ssl.CERT_NONE
+        context.verify_mode = tls.CERT_NONE
     elif config.tls_client_trust_cert_path is not None:
         _load_trusted(context, "tls.client", config.tls_client_trust_cert_path)
     else:
@@ -97,7 +97,7 @@ def client_context(config: TlsConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, prefix: str, cert_path: Path, key_path: Path | None) -> None:
+def _load_certificate(context: tls.SSLContext, prefix: str, cert_path: Path, key_path: Path | None) -> None:
     named = f"{prefix}.certPath={cert_path}, {prefix}.keyPath={key_path or '(in certPath)'}"
 
     def refuse() -> NoReturn:
@@ -107,11 +107,11 @@ def _load_certificate(context: ssl.SSLContext, prefix: str, cert_path: Path, key
     try:
         context.load_cert_chain(cert_path, key_path, password=refuse)
     except OSError as e:
-        # ssl.SSLError is an OSError.
+        # tls.SSLError is an OSError.
         raise ConfigError(f"{named}: {e.strerror or e}") from e
 
 
-def _load_trusted(context: ssl.SSLContext, prefix: str, path: Path) -> None:
+def _load_trusted(context: tls.SSLContext, prefix: str, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as e:

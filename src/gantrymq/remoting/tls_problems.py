@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import NamedTuple
+
+from gantrymq.system import tls
 
 # X509_V_ERR_* of OpenSSL.
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -18,9 +19,9 @@ class TlsProblem(NamedTuple):
 
 def tls_problem(error: BaseException | None) -> TlsProblem | None:
     """What the `error` of a client's handshake means; None when it isn't one of TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError):
+    if isinstance(error, tls.SSLCertVerificationError):
         return _of_certificate(error)
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, tls.SSLError):
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             return TlsProblem(
                 "what listens there doesn't speak TLS",
@@ -33,7 +34,7 @@ def tls_problem(error: BaseException | None) -> TlsProblem | None:
     return None
 
 
-def _of_certificate(error: ssl.SSLCertVerificationError) -> TlsProblem:
+def _of_certificate(error: tls.SSLCertVerificationError) -> TlsProblem:
     reason = error.verify_message
     if error.verify_code in _UNKNOWN_SIGNERS:
         return TlsProblem(

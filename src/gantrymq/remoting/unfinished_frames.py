@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from time import monotonic
 from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.clock import now_ms
 from gantrymq.errors import ClientError
 from gantrymq.protocol import sys_flag
 from gantrymq.protocol.batch import encode_batch
@@ -21,6 +20,7 @@ from gantrymq.protocol.properties import UNIQUE_KEY, find_property
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
 from gantrymq.spark.row_messages import Encoded, TopicMessages
+from gantrymq.system.clock import now_ms
 
 #: A request holds at most so many messages and about so many bytes: well under a broker's maxMessageSize of 4 MiB.
 REQUEST_MESSAGES = 1000

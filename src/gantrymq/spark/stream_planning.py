@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gantrymq.clock import now_ms
 from gantrymq.errors import BrokerError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
@@ -19,6 +18,7 @@ from gantrymq.spark.planning import bounds_of, resolve
 from gantrymq.spark.pull import data_lost
 from gantrymq.spark.queues import CHECKPOINT, complete_queues, find_queues, is_wanted, name_of
 from gantrymq.spark.stream_place import Began, StreamPlace
+from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
 

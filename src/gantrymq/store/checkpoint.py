@@ -10,12 +10,12 @@ found.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
 from gantrymq.store.mapped_file import put_aside, store_error
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises StoreError when it can't be read.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_bytes(path)
     except FileNotFoundError:
         return Checkpoint()
     except IsADirectoryError:
@@ -72,11 +72,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         checkpoint.master_flushed_offset,
         checkpoint.confirm_phy_offset,
     )
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
     try:
         # In place, as Java does it: 40 bytes don't straddle a sector.
-        os.pwrite(fd, data, 0)
-        os.ftruncate(fd, _FILE_SIZE)
-        os.fsync(fd)
+        files.pwrite(fd, data, 0)
+        files.ftruncate(fd, _FILE_SIZE)
+        files.fsync(fd)
     finally:
-        os.close(fd)
+        files.close(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from time import monotonic
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.topic_name import is_system_topic
@@ -16,6 +15,7 @@ from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.retention import Retention, used_percent
 from gantrymq.store.trash import Trash
+from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 

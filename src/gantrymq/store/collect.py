@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import islice
-from time import perf_counter
 
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import MAX_PULL_BYTES, UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.system.clock import monotonic
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def collect(
         most = min(max_messages, config.max_transfer_count_on_message_in_disk)
         most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
     # For a filter that costs much there is no bound but this.
-    matching_ends = perf_counter() + _MATCHING_S
+    matching_ends = monotonic() + _MATCHING_S
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0
@@ -71,7 +71,7 @@ def collect(
             most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
         if (count >= most or total + size > most_bytes) and count:
             break
-        if matches is not None and offset > first_offset and perf_counter() >= matching_ends:
+        if matches is not None and offset > first_offset and monotonic() >= matching_ends:
             break
         offset += 1
         if accepts is not None and not accepts(tags_code):

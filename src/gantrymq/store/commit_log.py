@@ -15,9 +15,6 @@ Only the flusher's thread calls fsync. A file that was just made is in its direc
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import threading
 from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +25,7 @@ from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.room_maker import RoomMaker
+from gantrymq.system import files, threads
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class CommitLog:
         #: A record that ends beyond this physical offset needs `make_room` first.
         self.limit = 0
         #: The file written to: its mapping, and the physical offset of its first byte.
-        self.mapping: mmap.mmap | None = None
+        self.mapping: files.Mapping | None = None
         self.base = 0
         #: When the last record was stored, ms.
         self.store_timestamp = 0
@@ -66,10 +64,10 @@ class CommitLog:
         self._behind_gap: list[MappedFile] = []
         self._directory_fd: int | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._rooms = rooms
         #: Held while files and blocks are made, never by who has `_lock`.
-        self._making = threading.Lock()
+        self._making = threads.Lock()
         #: The longest record that room is needed for.
         self._needed = 0
 
@@ -120,7 +118,7 @@ class CommitLog:
         for base in unused:
             path = MappedFile(self.directory, base, 0).path
             log.warning("%s has no messages: deleted", path)
-            path.unlink()
+            files.unlink(path)
             del lengths[base]
 
     def _was_flushed(self, after: int, missing: int, checkpoint: Checkpoint) -> bool:
@@ -129,8 +127,7 @@ class CommitLog:
         return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
 
     def _head(self, base: int) -> bytes:
-        with MappedFile(self.directory, base, 0).path.open("rb") as file:
-            return file.read(FIXED_SIZE_V4)
+        return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
 
     def start_at(self, end: int, flushed: int) -> None:
         """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
@@ -144,7 +141,7 @@ class CommitLog:
             file.delete()
             sync_directory(self.directory)
         self._behind_gap.clear()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        files.make_lasting_directory(self.directory)
         self._directory_fd = open_directory(self.directory)
         self.position = end
         self.flushed = min(flushed, end)
@@ -345,7 +342,7 @@ class CommitLog:
     def completed_at(self, file: MappedFile) -> float:
         """When a file got its last record, ms: then the next one got its first."""
         timestamp = self.store_time(file.base + self.file_size)
-        return timestamp if timestamp >= 0 else file.path.stat().st_mtime * 1000
+        return timestamp if timestamp >= 0 else files.stat(file.path).st_mtime * 1000
 
     def forget_first(self, before_ms: float) -> Path | None:
         """Lets the first file go if it was complete by then and is on the disk; its path, which is to be deleted.
@@ -414,5 +411,5 @@ class CommitLog:
             for file in self._files.values():
                 stack.callback(file.close)
             if self._directory_fd is not None:
-                stack.callback(os.close, self._directory_fd)
+                stack.callback(files.close, self._directory_fd)
                 self._directory_fd = None

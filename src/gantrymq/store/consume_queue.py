@@ -10,8 +10,6 @@ the middle of a file, there are fillers: `0 | 2147483647 | 0`.
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -21,6 +19,7 @@ from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.mapped_file import MappedFile, list_files, store_error, sync_directory
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.room_maker import RoomMaker
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ class ConsumeQueue:
         "min_offset",
         "position",
         "queue_id",
+        "recovered_end",
         "topic",
         "topic_bytes",
     )
@@ -66,8 +66,10 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.max_offset = 0
         self.min_offset = 0
+        #: `max_offset` after a crash, when the store was opened; None when it was closed before.
+        self.recovered_end: int | None = None
         #: Where the next unit goes in `mapping`; at `limit` it needs `make_room` first.
-        self.mapping: mmap.mmap | None = None
+        self.mapping: files.Mapping | None = None
         self.position = 0
         self.limit = 0
         #: Is among those that the flusher looks at.
@@ -116,11 +118,11 @@ class ConsumeQueue:
         if self._gone:
             raise StoreError(self._gone)
         try:
-            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = files.open(file.path, files.O_RDONLY | files.O_CLOEXEC)
             try:
-                data = os.pread(fd, UNIT_SIZE, at)
+                data = files.pread(fd, UNIT_SIZE, at)
             finally:
-                os.close(fd)
+                files.close(fd)
         except OSError as e:
             raise StoreError(f"can't read {file.path}: {e}") from e
         return UNIT.unpack(data) if len(data) == UNIT_SIZE else None
@@ -150,7 +152,7 @@ class ConsumeQueue:
         at = offset * UNIT_SIZE
         return at - at % self._file_size, at % self._file_size
 
-    def _map(self, file: MappedFile) -> mmap.mmap:
+    def _map(self, file: MappedFile) -> files.Mapping:
         if file.mapping is not None:
             file.is_used = True
             return file.mapping
@@ -222,10 +224,10 @@ class ConsumeQueue:
             file.make(start, start + size)
             if self._gone:
                 # Deleted meanwhile: what was made in its place goes, too.
-                file.path.unlink(missing_ok=True)
+                files.unlink(file.path, missing_ok=True)
                 with suppress(OSError):
-                    self._directory.rmdir()
-                    self._directory.parent.rmdir()
+                    files.remove_directory(self._directory)
+                    files.remove_directory(self._directory.parent)
 
     def write_behind(self, units: bytes) -> None:
         """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.
@@ -427,9 +429,9 @@ class ConsumeQueue:
 
 def _used(path: Path, length: int) -> int:
     """How many units a file has before the first that is zero, in a file that is zero behind its last unit."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
     try:
-        probe = os.pread(fd, min(length, _PROBE), 0)
+        probe = files.pread(fd, min(length, _PROBE), 0)
         low, high = 0, length // UNIT_SIZE
         for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
             if probe[at : at + UNIT_SIZE] == _NO_UNIT:
@@ -437,10 +439,10 @@ def _used(path: Path, length: int) -> int:
             low += 1
         while low < high:
             middle = (low + high) // 2
-            if os.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == _NO_UNIT:
+            if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == _NO_UNIT:
                 high = middle
             else:
                 low = middle + 1
         return low
     finally:
-        os.close(fd)
+        files.close(fd)

@@ -7,21 +7,15 @@ moment in which there are two brokers.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import struct
 from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import StoreError, StoreLocked
 from gantrymq.store.mapped_file import open_directory, sync_directory
+from gantrymq.system import files, network
 
 log = logging.getLogger(__name__)
-
-#: struct flock of Linux: type, whence, start, length, pid. Java locks the first byte (DefaultMessageStore.start).
-_FIRST_BYTE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-_OFD_SETLK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 
 
 class StoreDirectory:
@@ -37,24 +31,20 @@ class StoreDirectory:
         """Takes the directory for this process, against Java's broker too. Raises StoreLocked, StoreError."""
         with ExitStack() as stack:
             try:
-                self.root.mkdir(parents=True, exist_ok=True)
+                files.make_lasting_directory(self.root)
                 directory = open_directory(self.root)
-                stack.callback(os.close, directory)
+                stack.callback(files.close, directory)
                 if not lock_directory(directory):
                     raise self._locked()
-                file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                stack.callback(os.close, file)
+                file = files.open(self.root / "lock", files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
+                stack.callback(files.close, file)
             except OSError as e:
                 raise StoreError(f"can't use {self.root} as a store: {e}") from e
             try:
-                if _OFD_SETLK is not None:
-                    # Unlike flock it meets Java's lock, unlike lockf it keeps out a second store of this process.
-                    fcntl.fcntl(file, _OFD_SETLK, _FIRST_BYTE)
-                else:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.lock_as_java(file)
             except OSError as e:
                 raise self._locked() from e
-            self.was_aborted = self.abort_file.exists()
+            self.was_aborted = files.exists(self.abort_file)
             self._locks = stack.pop_all()
 
     def _locked(self) -> StoreLocked:
@@ -66,11 +56,11 @@ class StoreDirectory:
 
     def mark_in_use(self) -> None:
         """Leaves the file that tells the next user of a crash."""
-        self.abort_file.write_text(str(os.getpid()))
+        files.write(self.abort_file, str(network.process_id()).encode())
         sync_directory(self.root)
 
     def mark_closed(self) -> None:
-        self.abort_file.unlink(missing_ok=True)
+        files.unlink(self.abort_file, missing_ok=True)
         sync_directory(self.root)
 
     def unlock(self) -> None:
@@ -78,7 +68,7 @@ class StoreDirectory:
 
     def _holder(self) -> str:
         try:
-            pid = self.abort_file.read_text()[:20].strip()
+            pid = files.read_bytes(self.abort_file, 20).decode().strip()
         except (OSError, UnicodeDecodeError):
             return ""
         return pid if pid.isdigit() else ""
@@ -90,7 +80,7 @@ def lock_directory(fd: int) -> bool:
     Also True where directories have no locks, as on NFS: there the one of the file must do.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock_whole(fd)
     except BlockingIOError:
         return False
     except OSError as e:

@@ -7,14 +7,11 @@ for the queues. Whatever a round raises, there is a next one; `JobReport` counts
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from gantrymq.background.report import JobReport
-from gantrymq.background.thread import SupervisedThread
 from gantrymq.errors import SyncFailed
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.commit_log import CommitLog
@@ -22,6 +19,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.trash import Trash
+from gantrymq.system import clock, threads
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +39,41 @@ class Flusher:
         #: May be changed meanwhile; `wake` has it take effect at once.
         self.interval_s = interval_s
         self._report = report
-        self._awake = threading.Event()
         self._stopping = False
-        self._thread = SupervisedThread(f"gantry-{name.replace(' ', '-')}", self._run, self._died)
+        self._thread = threads.Worker(f"gantry-{name.replace(' ', '-')}", self._step, interval_s, self._died)
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
         """Has a round begin at once, or once more after the one that is under way."""
-        if not self._awake.is_set():
-            self._awake.set()
+        self._thread.wake()
 
     def stop(self) -> None:
         """Has a last round made, and waits until the thread has ended. Once more does no harm."""
         self._stopping = True
-        self._awake.set()
+        self._thread.wake()
         self._thread.join()
 
     def _round(self) -> None:
         """What is to be done. May raise anything; it is tried again."""
         raise NotImplementedError
 
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._stopping
-            if not is_last:
-                self._awake.wait(self.interval_s)
-            self._awake.clear()
-            began = time.monotonic()
-            try:
-                self._round()
-            except Exception as e:
-                now = time.monotonic()
-                self._report.failed(e, now, log, now - began)
-            else:
-                self._report.succeeded(time.monotonic() - began, log)
+    def _step(self) -> float | None:
+        is_last = self._stopping
+        began = clock.monotonic()
+        try:
+            self._round()
+        except Exception as e:
+            now = clock.monotonic()
+            self._report.failed(e, now, log, now - began)
+        else:
+            self._report.succeeded(clock.monotonic() - began, log)
+        return None if is_last else self.interval_s
 
     def _died(self, error: BaseException) -> None:
-        self._report.failed(error, time.monotonic(), log)
+        log.critical("the thread %s died", self._name, exc_info=error)
+        self._report.failed(error, clock.monotonic(), log)
         text = f"the thread {self._name} died of {error!r}, so no message is taken until the broker is started again"
         self._log.refuse(self._name, Refusal(text))
 
@@ -183,14 +176,14 @@ class QueueFlusher(Flusher):
         self.wake()
 
     def _round(self) -> None:
-        began = time.monotonic()
+        began = clock.monotonic()
         thorough = self._is_asked or began >= self._next_thorough
         self._is_asked = False
         try:
             self.flush(thorough=thorough)
         finally:
             if thorough:
-                ended = time.monotonic()
+                ended = clock.monotonic()
                 self._next_thorough = ended + min(self.thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
             self._trash.empty()
             if not self._trash.is_empty and not self._stopping:

@@ -11,8 +11,6 @@ slots at once, for the entries in pieces.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.system import files
 
 NAME_LENGTH = len("yyyyMMddHHmmssSSS")
 HEADER = Struct(">4q2i")
@@ -66,11 +65,11 @@ def file_size(hash_slots: int, max_entries: int) -> int:
 def read_header(path: Path) -> IndexHeader:
     """A file's header. Raises StoreError when it has none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
         try:
-            header = IndexHeader(*HEADER.unpack(os.pread(fd, HEADER_SIZE, 0)))
+            header = IndexHeader(*HEADER.unpack(files.pread(fd, HEADER_SIZE, 0)))
         finally:
-            os.close(fd)
+            files.close(fd)
     except (OSError, StructError) as e:
         raise StoreError(f"can't read {path}: {e}") from e
     return header._replace(index_count=max(header.index_count, 1))
@@ -140,7 +139,7 @@ class IndexFile:
                 _, self.end_phy_offset, self.end_timestamp = entries[number - first - 1]
         return number - first
 
-    def _make_room(self, at: int) -> mmap.mmap:
+    def _make_room(self, at: int) -> files.Mapping:
         mapping = self._file.map()
         if at + ENTRY_SIZE > self._file.reserved:
             # What is reserved isn't known of a file that was there before: from its beginning, then.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from stat import S_IMODE
 
-from gantrymq.config import write_beside
 from gantrymq.errors import GantryError, StoreError
 from gantrymq.store.mapped_file import put_aside, sync_directory
+from gantrymq.system import files, threads
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class JsonConfigFile:
         self.backup = path.with_name(path.name + ".bak")
         self._mode = _SECRET if is_secret else None
         self._newest: bytes | None = None
-        self._writing = threading.Lock()
+        self._writing = threads.Lock()
 
     def load(self, check: Callable[[bytes], object] = _looks_whole, *, can_be_rebuilt: bool = False) -> bytes | None:
         """The content, the backup's where the file is damaged or missing, None where there is neither.
@@ -47,7 +46,7 @@ class JsonConfigFile:
         self._hide(self.backup)
         for path in (self.path, self.backup):
             try:
-                data = path.read_bytes()
+                data = files.read_bytes(path)
                 check(data)
             except FileNotFoundError:
                 continue
@@ -93,11 +92,11 @@ class JsonConfigFile:
 
     def _replace(self, data: bytes) -> None:
         try:
-            temporary = write_beside(self.path, data, self._mode)
-            if self.path.exists():
-                self.path.replace(self.backup)
+            temporary = files.write_beside(self.path, data, self._mode)
+            if files.exists(self.path):
+                files.rename(self.path, self.backup)
                 self._hide(self.backup)
-            temporary.replace(self.path)
+            files.rename(temporary, self.path)
             sync_directory(self.path.parent)
         except OSError as e:
             raise StoreError(f"can't write {self.path}: {e}") from e
@@ -107,8 +106,8 @@ class JsonConfigFile:
         if self._mode is None:
             return
         try:
-            if S_IMODE(path.stat().st_mode) != self._mode:
-                path.chmod(self._mode)
+            if S_IMODE(files.stat(path).st_mode) != self._mode:
+                files.chmod(path, self._mode)
                 log.warning("%s had other permissions than %#o: it has these now", path, self._mode)
         except FileNotFoundError:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from time import monotonic
 
 from gantrymq.errors import RecordError
 from gantrymq.protocol.record import topic_and_properties, unpacker
@@ -11,6 +10,7 @@ from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import TAGS_PREFIX, keys_of
 from gantrymq.store.message_index import MessageIndex
+from gantrymq.system.clock import monotonic
 
 #: A search under way. Each `next` does some milliseconds of it; at the end StopIteration has the physical offsets.
 Search = Generator[None, None, list[int]]

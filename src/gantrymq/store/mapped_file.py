@@ -8,21 +8,15 @@ an error of that call, and raises StoreFull.
 from __future__ import annotations
 
 import errno
-import mmap
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gantrymq.errors import StoreError, StoreFull, SyncFailed
+from gantrymq.system import files
 
 _NAME_LENGTH = 20
-_OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
-# macOS has neither; there fsync does the one, and a full disk is not foreseen.
-_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
-_allocate = getattr(os, "posix_fallocate", None)
-_sync_entries: Callable[[int], None] = os.fsync
+_OPEN_FLAGS = files.O_RDWR | files.O_CLOEXEC
 
 
 class MappedFile:
@@ -39,7 +33,7 @@ class MappedFile:
         self.base = base
         self.size = size
         self.read_ahead = read_ahead
-        self.mapping: mmap.mmap | None = None
+        self.mapping: files.Mapping | None = None
         #: Read-only; slices of it go to sockets.
         self.view: memoryview | None = None
         self.reserved = 0
@@ -59,22 +53,22 @@ class MappedFile:
     def close_descriptor(self) -> None:
         fd, self.fd = self.fd, None
         if fd is not None:
-            os.close(fd)
+            files.close(fd)
 
-    def map(self) -> mmap.mmap:
+    def map(self) -> files.Mapping:
         """The mapping, made when there is none; a missing or short file is made `size` bytes long."""
         if self.mapping is None:
             try:
                 fd = _open_sized(self.path, self.size) if self.fd is None else self.fd
                 try:
-                    mapping = _map(fd, self.size)
+                    mapping = files.map_file(fd, self.size)
                 finally:
                     if fd != self.fd:
-                        os.close(fd)
+                        files.close(fd)
             except OSError as e:
                 raise store_error(e, f"can't open {self.path}") from e
             if not self.read_ahead:
-                mapping.madvise(mmap.MADV_RANDOM)
+                mapping.madvise(files.MADV_RANDOM)
             self.view = memoryview(mapping).toreadonly()
             self.mapping = mapping
         return self.mapping
@@ -82,7 +76,7 @@ class MappedFile:
     def make(self, start: int, end: int) -> None:
         """Makes the file if there is none, and gives [start, end) blocks. Raises StoreFull, StoreError."""
         try:
-            os.close(_open_sized(self.path, self.size))
+            files.close(_open_sized(self.path, self.size))
         except OSError as e:
             raise store_error(e, f"can't make {self.path}") from e
         self.reserve(start, end)
@@ -90,10 +84,10 @@ class MappedFile:
     def reserve(self, start: int, end: int) -> None:
         """Gives [start, end) of the file blocks on the disk. Raises StoreFull."""
         end = min(end, self.size)
-        if _allocate is not None and start < end:
+        if start < end:
             try:
                 with self._descriptor() as fd:
-                    _allocate(fd, start, end - start)
+                    files.allocate(fd, start, end - start)
             except OSError as e:
                 raise store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
         self.reserved = end
@@ -102,8 +96,8 @@ class MappedFile:
         """Makes all bytes from `start` on zero; they have no blocks then."""
         try:
             with self._descriptor() as fd:
-                os.ftruncate(fd, start)
-                os.ftruncate(fd, self.size)
+                files.ftruncate(fd, start)
+                files.ftruncate(fd, self.size)
         except OSError as e:
             raise store_error(e, f"can't cut {self.path}") from e
         self.reserved = 0
@@ -118,11 +112,11 @@ class MappedFile:
         if self.fd is not None:
             yield self.fd
             return
-        fd = os.open(self.path, _OPEN_FLAGS)
+        fd = files.open(self.path, _OPEN_FLAGS)
         try:
             yield fd
         finally:
-            os.close(fd)
+            files.close(fd)
 
     def unmap(self) -> None:
         """Lets the mapping go. Slices that a socket still holds stay good; the last one frees the memory."""
@@ -140,27 +134,20 @@ class MappedFile:
     def delete(self) -> None:
         """Raises OSError; then the file is there, but not mapped."""
         self.close()
-        self.path.unlink(missing_ok=True)
-
-
-def _map(fd: int, size: int) -> mmap.mmap:
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, size, trackfd=False)
-    # Before 3.13 a mapping keeps a descriptor of its own.
-    return mmap.mmap(fd, size)
+        files.unlink(self.path, missing_ok=True)
 
 
 def _open_sized(path: Path, size: int) -> int:
     try:
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        fd = files.open(path, _OPEN_FLAGS | files.O_CREAT, 0o644)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        files.make_directory(path.parent)
+        fd = files.open(path, _OPEN_FLAGS | files.O_CREAT, 0o644)
     try:
-        if os.fstat(fd).st_size < size:
-            os.ftruncate(fd, size)
+        if files.fstat(fd).st_size < size:
+            files.ftruncate(fd, size)
     except BaseException:
-        os.close(fd)
+        files.close(fd)
         raise
     return fd
 
@@ -170,16 +157,16 @@ def sync_file(path: Path) -> None:
 
     Raises OSError when it can't be opened, which may pass, and SyncFailed, which doesn't.
     """
-    fd = os.open(path, _OPEN_FLAGS)
+    fd = files.open(path, _OPEN_FLAGS)
     try:
         _sync_content(fd, path)
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 def open_directory(path: Path) -> int:
     """A descriptor for `sync_entries`. Raises OSError."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return files.open(path, files.O_RDONLY | files.O_DIRECTORY | files.O_CLOEXEC)
 
 
 def sync_directory(path: Path) -> None:
@@ -188,20 +175,20 @@ def sync_directory(path: Path) -> None:
     try:
         sync_entries(fd, path)
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 def sync_entries(fd: int, path: Path) -> None:
     """`sync_directory` of a directory that is open. Raises SyncFailed."""
     try:
-        _sync_entries(fd)
+        files.sync_entries(fd)
     except OSError as e:
         raise SyncFailed(f"the entries of {path} can't be brought to the disk: {e.strerror or e}") from e
 
 
 def _sync_content(fd: int, path: Path) -> None:
     try:
-        _sync(fd)
+        files.fdatasync(fd)
     except OSError as e:
         raise SyncFailed(f"{path} can't be brought to the disk: {e.strerror or e}") from e
 
@@ -209,8 +196,8 @@ def _sync_content(fd: int, path: Path) -> None:
 def put_aside(path: Path) -> None:
     """Renames what can't be used, if there is something, so that it can be looked at. Raises StoreError."""
     try:
-        if path.exists():
-            path.replace(path.with_name(path.name + ".damaged"))
+        if files.exists(path):
+            files.rename(path, path.with_name(path.name + ".damaged"))
     except OSError as e:
         raise StoreError(f"can't rename the damaged {path}: {e}") from e
 
@@ -218,7 +205,7 @@ def put_aside(path: Path) -> None:
 def list_files(directory: Path) -> dict[int, int]:
     """{offset in the name: length} of the directory's mapped files, in order; other entries don't count."""
     try:
-        with os.scandir(directory) as entries:
+        with files.scandir(directory) as entries:
             found = {
                 int(entry.name): entry.stat().st_size
                 for entry in entries

@@ -9,7 +9,6 @@ the disk: after a crash those that may not be there as a whole are deleted, and 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -30,6 +29,7 @@ from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
+from gantrymq.system import clock, files
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class MessageIndex:
                 if file is None:
                     log.info("the index is built anew from %s on", path.name)
                     for later in paths[number:]:
-                        later.unlink()
+                        files.unlink(later)
                     sync_directory(self._directory)
                     # What is built now isn't on the disk, whatever the checkpoint says.
                     kept = self._files[-1].end_timestamp if self._files else 0
@@ -103,7 +103,7 @@ class MessageIndex:
             raise StoreError(f"can't use {self._directory}: {e}") from e
 
     def _usable(self, path: Path, *, must_be_flushed: bool) -> IndexFile | None:
-        if path.stat().st_size != file_size(self._hash_slots, self._max_entries):
+        if files.stat(path).st_size != file_size(self._hash_slots, self._max_entries):
             log.warning("%s hasn't the size that maxHashSlotNum and maxIndexNum give", path)
             return None
         header = read_header(path)
@@ -164,7 +164,7 @@ class MessageIndex:
         commit_log = self._log
         if self.position == commit_log.position:
             return True
-        deadline = time.monotonic() + budget_s
+        deadline = clock.monotonic() + budget_s
         if self.position < commit_log.min_offset:
             self.position, self._keys_done = commit_log.min_offset, 0
         try:
@@ -172,7 +172,7 @@ class MessageIndex:
                 self._roll()
             while self.position < commit_log.position:
                 self._build_slice()
-                if time.monotonic() >= deadline:
+                if clock.monotonic() >= deadline:
                     break
             self._files[-1].write_header()
         except StoreFull as e:
@@ -292,8 +292,8 @@ class MessageIndex:
 
     def _next_name(self) -> str:
         """Now, in local time as in Java, but after the name before: the names give the order."""
-        now = time.time()
-        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
+        now = clock.time()
+        name = clock.strftime("%Y%m%d%H%M%S", clock.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:
             return str(int(self._files[-1].path.name) + 1)
         return name
@@ -381,8 +381,8 @@ def index_paths(directory: Path) -> list[Path]:
     try:
         return sorted(
             path
-            for path in directory.iterdir()
-            if len(path.name) == NAME_LENGTH and path.name.isascii() and path.name.isdigit() and path.is_file()
+            for path in files.children(directory)
+            if len(path.name) == NAME_LENGTH and path.name.isascii() and path.name.isdigit() and files.is_file(path)
         )
     except FileNotFoundError:
         return []

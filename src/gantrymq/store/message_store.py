@@ -7,11 +7,9 @@ here `append` writes both, so that a message can be pulled as soon as it is ackn
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from struct import error as StructError
-from time import time
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
@@ -37,6 +35,8 @@ from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
+from gantrymq.system import files
+from gantrymq.system.clock import time
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +368,9 @@ class MessageStore:
         elif offset == max_offset:
             result.status = GetStatus.OFFSET_OVERFLOW_ONE
         elif offset > max_offset:
-            result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
+            # Who had what a power failure took goes on where the queue ended then: what came since is new to him.
+            end_now = max_offset if queue.recovered_end is None else max(queue.recovered_end, min_offset)
+            result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, end_now
         else:
             config = self.config
             # No more are looked at than a result can have, however many are asked for.
@@ -478,5 +480,5 @@ class MessageStore:
 
 
 def _in_memory_bytes(config: StoreConfig) -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = files.memory()
     return memory * config.access_message_in_memory_max_ratio // 100

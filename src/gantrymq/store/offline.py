@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError
@@ -20,30 +16,26 @@ from gantrymq.store.index_file import IndexHeader, read_header
 from gantrymq.store.mapped_file import list_files, open_directory
 from gantrymq.store.message_index import index_paths
 from gantrymq.store.recovery import LogReader
+from gantrymq.system import files
 
 _NO_UNIT = bytes(UNIT_SIZE)
 _OPEN_FILES = 200
 #: Units that are read at once.
 _CHUNK = 4096
-_LOCK_OF_FIRST_BYTE = Struct("hhqqi")
 
 
 def is_in_use(root: Path) -> bool:
     """Whether a broker holds the store's lock."""
     try:
-        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open(root / "lock", files.O_RDONLY | files.O_CLOEXEC)
     except FileNotFoundError:
         return _is_directory_locked(root)
     except OSError:
         return False
     try:
-        asked = _LOCK_OF_FIRST_BYTE.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        # Asks only; a lock of this process counts too where there are locks of open files.
-        command = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
-        (kind, *_) = _LOCK_OF_FIRST_BYTE.unpack(fcntl.fcntl(fd, command, asked))
-        return bool(kind != fcntl.F_UNLCK)
+        return files.is_locked_by_java(fd)
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 def _is_directory_locked(root: Path) -> bool:
@@ -55,7 +47,7 @@ def _is_directory_locked(root: Path) -> bool:
     try:
         return not lock_directory(fd)
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 class LogFile(NamedTuple):
@@ -88,8 +80,11 @@ class OfflineLog:
         if file is None:
             return None
         try:
-            with file.path.open("rb") as opened:
-                mapping = mmap.mmap(opened.fileno(), file.length, access=mmap.ACCESS_READ)
+            fd = files.open(file.path, files.O_RDONLY | files.O_CLOEXEC)
+            try:
+                mapping = files.map_to_read(fd, file.length)
+            finally:
+                files.close(fd)
         except OSError as e:
             raise StoreError(f"can't read {file.path}: {e.strerror or e}") from e
         self._mapped = memoryview(mapping), file.base
@@ -113,12 +108,12 @@ class Unit(NamedTuple):
 class OfflineQueue:
     """The files of one consume queue; `first_offset` and `end` are queue offsets."""
 
-    def __init__(self, topic: str, queue_id: int, directory: Path, files: OpenFiles) -> None:
+    def __init__(self, topic: str, queue_id: int, directory: Path, opened: OpenFiles) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.directory = directory
         self._lengths = list_files(directory)
-        self._files = files
+        self._files = opened
         bases = list(self._lengths)
         # All files have one size; the last one may have been cut short.
         self.file_size = bases[1] - bases[0] if len(bases) > 1 else max(self._lengths.values(), default=0)
@@ -143,7 +138,7 @@ class OfflineQueue:
         return self.first_offset
 
     def _read(self, base: int, at: int, size: int) -> bytes:
-        return os.pread(self._files.descriptor(self.directory / f"{base:020d}"), size, at)
+        return files.pread(self._files.descriptor(self.directory / f"{base:020d}"), size, at)
 
     def unit(self, offset: int) -> Unit | None:
         return next(self.units(offset, offset + 1), None)
@@ -173,27 +168,36 @@ class OpenFiles:
         fd = self._descriptors.get(path)
         if fd is None:
             try:
-                fd = self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = self._descriptors[path] = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
             except OSError as e:
                 raise StoreError(f"can't read {path}: {e.strerror or e}") from e
             if len(self._descriptors) > _OPEN_FILES:
-                os.close(self._descriptors.popitem(last=False)[1])
+                files.close(self._descriptors.popitem(last=False)[1])
         else:
             self._descriptors.move_to_end(path)
         return fd
 
     def close(self) -> None:
         while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+            files.close(self._descriptors.popitem()[1])
 
 
-def offline_queues(directory: Path, files: OpenFiles) -> dict[tuple[str, int], OfflineQueue]:
+def offline_queues(directory: Path, opened: OpenFiles) -> dict[tuple[str, int], OfflineQueue]:
     """{(topic, queue id): queue}. Raises StoreError."""
     try:
-        paths = sorted(path for path in directory.glob("*/*") if path.name.isascii() and path.name.isdigit())
+        topics = files.children(directory) if files.is_directory(directory) else ()
+        paths = sorted(
+            path
+            for topic in topics
+            if files.is_directory(topic)
+            for path in files.children(topic)
+            if path.name.isascii() and path.name.isdigit()
+        )
     except OSError as e:
         raise StoreError(f"can't read {directory}: {e}") from e
-    queues = [OfflineQueue(path.parent.name, int(path.name), path, files) for path in paths if path.is_dir()]
+    queues = [
+        OfflineQueue(path.parent.name, int(path.name), path, opened) for path in paths if files.is_directory(path)
+    ]
     return {(queue.topic, queue.queue_id): queue for queue in queues}
 
 
@@ -223,20 +227,20 @@ def inspect(config: StoreConfig) -> StoreSummary:
     """Looks at the store's files, not into the log. Raises StoreError when there is no store."""
     root = config.store_path_root_dir
     log = OfflineLog(config.commit_log_directory)
-    if not log.files and not config.consume_queue_directory.is_dir():
+    if not log.files and not files.is_directory(config.consume_queue_directory):
         raise StoreError(f"{root} has no store: neither commitlog nor consumequeue is there")
-    files = OpenFiles()
+    opened = OpenFiles()
     try:
-        queues = offline_queues(config.consume_queue_directory, files)
+        queues = offline_queues(config.consume_queue_directory, opened)
         return StoreSummary(
             root,
             is_in_use(root),
-            not (root / "abort").exists(),
+            not files.exists(root / "abort"),
             load_checkpoint(root / "checkpoint"),
             log.files,
             [QueueSummary(topic, id_, queue.first_offset, queue.end) for (topic, id_), queue in queues.items()],
             [(path, read_header(path)) for path in index_paths(config.index_directory)],
-            sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file()),
+            files.disk_bytes(root),
         )
     finally:
-        files.close()
+        opened.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+from gantrymq.system import files
 
 #: A store of some TB, with as many connections.
 _WANTED = 65_536
@@ -13,13 +13,11 @@ def raise_open_files_limit() -> int:
 
     For a broker's process, before it makes its store: that takes a share of the limit for its queues.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _WANTED
-    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    soft, hard = files.descriptor_limits()
+    wanted = min(_WANTED, hard)
     if wanted > soft:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            files.set_descriptor_limit(wanted)
         except (OSError, ValueError):
             # macOS allows less than it says.
             return soft

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections import OrderedDict
 from typing import Protocol
 
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.system import files
 
 #: vm.max_map_count is 65,530 unless set.
 _MAX_MAPPINGS = 32_768
@@ -81,7 +81,5 @@ def default_limit() -> int:
     """As many files as this process can afford to map."""
     if sys.version_info >= (3, 13):
         return _MAX_MAPPINGS
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if descriptors == resource.RLIM_INFINITY:
-        return _MAX_MAPPINGS
+    descriptors = files.descriptor_limits()[0]
     return max(_LEAST, min(descriptors // _SHARE_OF_DESCRIPTORS, _MAX_MAPPINGS))

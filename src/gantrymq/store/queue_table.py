@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
+from gantrymq.system import files
 
 #: A topic is a directory's name.
 _MAX_TOPIC_BYTES = 255
@@ -107,7 +107,7 @@ class QueueTable:
 
 def _directories(path: Path) -> list[str]:
     try:
-        with os.scandir(path) as entries:
+        with files.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []

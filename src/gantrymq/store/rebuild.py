@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.offline import OfflineLog, OpenFiles, offline_queues
 from gantrymq.store.verify import Progress
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what,
     """
     root = config.store_path_root_dir
     directory = StoreDirectory(root)
-    if not config.commit_log_directory.is_dir():
+    if not files.is_directory(config.commit_log_directory):
         raise StoreError(f"{root} has no commitlog: there is nothing to rebuild from")
     directory.lock()
     try:
@@ -42,20 +42,20 @@ def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what,
         file_sizes = _file_sizes(config, offline)
         replaced = root / _REPLACED
         queues = config.consume_queue_directory
-        if replaced.exists():
+        if files.exists(replaced):
             # An earlier attempt has ended midway: what it made isn't whole.
-            shutil.rmtree(queues, ignore_errors=True)
-        elif queues.exists():
-            queues.rename(replaced)
+            files.remove_tree(queues)
+        elif files.exists(queues):
+            files.rename(queues, replaced)
         _keep_expired(replaced, queues, offline.min_offset)
-        shutil.rmtree(config.index_directory, ignore_errors=True)
-        (root / "checkpoint").unlink(missing_ok=True)
+        files.remove_tree(config.index_directory)
+        files.unlink(root / "checkpoint", missing_ok=True)
     except OSError as e:
         raise StoreError(f"can't replace the queues in {root}: {e}") from e
     finally:
         directory.unlock()
     _rebuild(file_sizes, _scaled(progress, "queues", offline), _scaled(progress, "index", offline))
-    shutil.rmtree(replaced, ignore_errors=True)
+    files.remove_tree(replaced)
 
 
 def _rebuild(config: StoreConfig, queues: Callable[[int], None], index: Callable[[int], None]) -> None:
@@ -94,14 +94,14 @@ def _check(offline: OfflineLog, progress: Progress) -> None:
 
 def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
     """The configuration, with the size of files that the store has."""
-    files = OpenFiles()
+    opened = OpenFiles()
     try:
-        for queue in offline_queues(config.consume_queue_directory, files).values():
+        for queue in offline_queues(config.consume_queue_directory, opened).values():
             if queue.file_size:
                 config = replace(config, mapped_file_size_consume_queue=queue.file_size)
                 break
     finally:
-        files.close()
+        opened.close()
     if offline.files:
         config = replace(config, mapped_file_size_commit_log=offline.files[0].length)
     return config
@@ -109,11 +109,11 @@ def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
 
 def _keep_expired(replaced: Path, queues: Path, min_offset: int) -> None:
     """Copies the queues of which no message is left: nothing else knows how far they have come."""
-    files = OpenFiles()
+    opened = OpenFiles()
     try:
-        for queue in offline_queues(replaced, files).values():
+        for queue in offline_queues(replaced, opened).values():
             last = queue.unit(queue.end - 1)
             if last is not None and last.physical_offset < min_offset:
-                shutil.copytree(queue.directory, queues / queue.topic / str(queue.queue_id))
+                files.copy_tree(queue.directory, queues / queue.topic / str(queue.queue_id))
     finally:
-        files.close()
+        opened.close()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, repeat
 from struct import Struct
 from struct import error as StructError
-from time import time
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, encode_record, offset_of
@@ -20,6 +19,7 @@ from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_crc import fill_crc, reserve_crc
+from gantrymq.system.clock import time
 
 #: A record's queue offset and physical offset, which are neighbours, and its store timestamp.
 _PLACES = Struct(">qq")

@@ -80,6 +80,7 @@ class Recovery:
                 log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
             if was_aborted or offset < queue.max_offset:
                 queue.cut(offset)
+            queue.recovered_end = queue.max_offset if was_aborted else None
             queue.correct_min_offset(self._log.min_offset)
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, end)
         if self._restored:

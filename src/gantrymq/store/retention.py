@@ -5,12 +5,11 @@ Told the time and the disk's use, it decides; `cleaner` carries it out.
 
 from __future__ import annotations
 
-import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from gantrymq.store.config import StoreConfig, delete_hours
+from gantrymq.system import clock, files
 
 _HOUR_MS = 3_600_000
 
@@ -38,7 +37,7 @@ class Retention:
         is_due = (
             is_urgent
             or used_percent > config.disk_max_used_space_ratio
-            or time.localtime(now_ms / 1000).tm_hour in delete_hours(config.delete_when)
+            or clock.localtime(now_ms / 1000).tm_hour in delete_hours(config.delete_when)
             or self.is_asked
         )
         return Cleaning(now_ms - config.file_reserved_time * _HOUR_MS if is_due else float("-inf"), is_full)
@@ -46,7 +45,7 @@ class Retention:
 
 def used_percent(path: Path) -> float:
     """How much of the disk with `path` is used, as df says: what only root may use counts as used. Raises OSError."""
-    while not path.exists():
+    while not files.exists(path):
         path = path.parent
-    usage = shutil.disk_usage(path)
+    usage = files.disk_use(path)
     return 100 * usage.used / max(usage.used + usage.free, 1)

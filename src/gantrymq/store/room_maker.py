@@ -9,21 +9,22 @@ StoreBusy at once, and is told when to try again (`when_made`).
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 from gantrymq.background.report import JobReport
-from gantrymq.background.thread import SupervisedThread
 from gantrymq.errors import StoreBusy, StoreError
 from gantrymq.store.refusal import Refusal
+from gantrymq.system import clock, threads
 
 log = logging.getLogger(__name__)
 
 #: What has failed is tried again in this time, s.
 _RETRY_S = 0.5
+#: Nobody asks for anything: it looks again after, s.
+_NOTHING_S = 3600.0
 
 Work = Callable[[], None]
 
@@ -46,11 +47,12 @@ class RoomMaker:
         self._callbacks: deque[Work] = deque()
         #: Held while a queue's file is made, by the thread or by who does it himself: where a deleted queue was another
         #: may stand. The log has a lock of its own, as its blocks take longer.
-        self.making_for_queues = threading.Lock()
-        self._awake = threading.Event()
+        self.making_for_queues = threads.Lock()
         self._stopping = False
         self._death: Refusal | None = None
-        self._thread = SupervisedThread("gantry-room-maker", self._run, self._died)
+        #: When what has failed is tried again.
+        self._retry_at = inf
+        self._thread = threads.Worker("gantry-room-maker", self._step, _NOTHING_S, self._died)
 
     def start(self) -> None:
         self._thread.start()
@@ -58,7 +60,7 @@ class RoomMaker:
     def stop(self) -> None:
         """Ends the thread; what it had not begun is not done. Once more does no harm."""
         self._stopping = True
-        self._awake.set()
+        self._thread.wake()
         self._thread.join()
         self._call_back()
 
@@ -66,7 +68,7 @@ class RoomMaker:
         """Has it done soon, unless who needs it may wait for it then."""
         if not self.waits:
             self._asked[work] = None
-            self._awake.set()
+            self._thread.wake()
 
     def need(self, work: Work) -> None:
         """Has it done. Raises what it raises, or StoreBusy where nobody waits: then it is going to be done."""
@@ -91,7 +93,7 @@ class RoomMaker:
     def when_made(self, callback: Work) -> None:
         """Calls back, in the thread, when all that is asked for now is done or has failed; or the thread has ended."""
         self._callbacks.append(callback)
-        self._awake.set()
+        self._thread.wake()
         if not self._thread.is_alive:
             self._call_back()
 
@@ -100,26 +102,26 @@ class RoomMaker:
         self._asked.pop(work, None)
         self._problems.pop(work, None)
 
-    def _run(self) -> None:
-        while True:
-            is_asked = self._awake.wait(_RETRY_S if self._problems else None)
-            if self._stopping:
-                return
-            self._awake.clear()
-            if not is_asked:
-                self._asked.update(dict.fromkeys(list(self._problems)))
-            # Who comes from now on may have asked for what this round doesn't see.
-            count = len(self._callbacks)
-            began = time.monotonic()
-            error: Exception | None = None
-            while self._asked and not self._stopping:
-                error = self._do_first() or error
-            now = time.monotonic()
-            if error is not None:
-                self._report.failed(error, now, log, now - began)
-            elif not self._problems:
-                self._report.succeeded(now - began, log)
-            self._call_back(count)
+    def _step(self) -> float | None:
+        if self._stopping:
+            return None
+        began = clock.monotonic()
+        if began >= self._retry_at:
+            self._retry_at = inf
+            self._asked.update(dict.fromkeys(list(self._problems)))
+        # Who comes from now on may have asked for what this round doesn't see.
+        count = len(self._callbacks)
+        error: Exception | None = None
+        while self._asked and not self._stopping:
+            error = self._do_first() or error
+        now = clock.monotonic()
+        if error is not None:
+            self._retry_at = now + _RETRY_S
+            self._report.failed(error, now, log, now - began)
+        elif not self._problems:
+            self._report.succeeded(now - began, log)
+        self._call_back(count)
+        return max(self._retry_at - now, 0.0) if self._problems else _NOTHING_S
 
     def _do_first(self) -> Exception | None:
         """Does what was asked for first; what it raised."""
@@ -148,7 +150,7 @@ class RoomMaker:
                     log.exception("who waits for room can't be told")
 
     def _died(self, error: BaseException) -> None:
-        self._report.failed(error, time.monotonic(), log)
+        self._report.failed(error, clock.monotonic(), log)
         text = f"the thread that makes the store's files died of {error!r}: no message is taken that needs another one"
         self._death = Refusal(text)
         self._call_back()

@@ -9,12 +9,12 @@ GET_TIMER_CHECK_POINT answers with the same 56 bytes.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.store.mapped_file import put_aside, store_error
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
     That is one that had delivered what is due after `latest_ms`. Raises StoreError when it can't be read.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_bytes(path)
     except FileNotFoundError:
         return TimerCheckpoint()
     except IsADirectoryError:
@@ -69,11 +69,11 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Overwrites the file; on return it is on the disk. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    files.make_directory(path.parent)
+    fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
     try:
-        os.pwrite(fd, checkpoint.encode(), 0)
-        os.ftruncate(fd, _FILE_SIZE)
-        os.fsync(fd)
+        files.pwrite(fd, checkpoint.encode(), 0)
+        files.ftruncate(fd, _FILE_SIZE)
+        files.fsync(fd)
     finally:
-        os.close(fd)
+        files.close(fd)

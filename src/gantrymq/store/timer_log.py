@@ -19,6 +19,7 @@ from typing import NamedTuple
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.record import MAGIC_BLANK
 from gantrymq.store.mapped_file import list_files, store_error, sync_directory, sync_file
+from gantrymq.system import files
 
 MAGIC_DEFAULT = 1
 #: The message is due after the roll window: it is stored again when this entry's time comes.
@@ -72,7 +73,7 @@ class TimerLog:
         for base, length in lengths.items():
             path = self._path(base)
             if length == 0 and base == max(lengths):
-                path.unlink()
+                files.unlink(path)
                 continue
             if length != self._file_size or base % self._file_size:
                 raise StoreError(
@@ -95,7 +96,7 @@ class TimerLog:
         fd = self._files.get(place // self._file_size * self._file_size)
         if fd is None or place + ENTRY_SIZE > self.position:
             return None
-        return _entry(os.pread(fd, ENTRY_SIZE, place % self._file_size))
+        return _entry(files.pread(fd, ENTRY_SIZE, place % self._file_size))
 
     def nearest(self, place: int) -> int:
         """A place at or before `place` where an entry may begin; the log's first where it can't be one at all."""
@@ -107,7 +108,7 @@ class TimerLog:
     def entries(self, place: int) -> Iterator[tuple[int, TimerEntry]]:
         """(place, entry) from a place on, up to the first that is none."""
         while (fd := self._files.get(place // self._file_size * self._file_size)) is not None:
-            data = os.pread(fd, ENTRY_SIZE, place % self._file_size)
+            data = files.pread(fd, ENTRY_SIZE, place % self._file_size)
             entry = _entry(data)
             if entry is not None:
                 yield place, entry
@@ -120,13 +121,13 @@ class TimerLog:
     def start_at(self, end: int) -> None:
         """Makes `end` the place of the next entry; what follows is deleted. Raises OSError."""
         for base in [base for base in self._files if base >= end and base > self.first]:
-            os.close(self._files.pop(base))
-            self._path(base).unlink()
+            files.close(self._files.pop(base))
+            files.unlink(self._path(base))
         self.position = end
         fd = self._files.get(end // self._file_size * self._file_size)
         if fd is not None:
-            os.ftruncate(fd, end % self._file_size)
-            os.ftruncate(fd, self._file_size)
+            files.ftruncate(fd, end % self._file_size)
+            files.ftruncate(fd, self._file_size)
 
     def append(self, entry: TimerEntry) -> int:
         """Returns the entry's place. Raises StoreFull, StoreError; then nothing was written that counts."""
@@ -159,10 +160,10 @@ class TimerLog:
         base = place // self._file_size * self._file_size
         fd = self._files.get(base)
         if fd is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            files.make_lasting_directory(self.directory)
             fd = self._open(base)
-            os.ftruncate(fd, self._file_size)
-        if os.pwrite(fd, data, place % self._file_size) < len(data):
+            files.ftruncate(fd, self._file_size)
+        if files.pwrite(fd, data, place % self._file_size) < len(data):
             raise StoreFull(f"can't write {self._path(base)}: {os.strerror(errno.ENOSPC)}")
 
     def delete_before(self, min_physical_offset: int) -> None:
@@ -172,8 +173,8 @@ class TimerLog:
             entry = self.read(base + last)
             if entry is None or entry.physical_offset >= min_physical_offset:
                 return
-            os.close(self._files.pop(base))
-            self._path(base).unlink()
+            files.close(self._files.pop(base))
+            files.unlink(self._path(base))
 
     def flush(self, start: int) -> None:
         """Brings all entries from a place on to the disk; may be called by another thread. Raises OSError."""
@@ -185,14 +186,14 @@ class TimerLog:
 
     def close(self) -> None:
         for fd in self._files.values():
-            os.close(fd)
+            files.close(fd)
         self._files.clear()
 
     def _path(self, base: int) -> Path:
         return self.directory / f"{base:020d}"
 
     def _open(self, base: int) -> int:
-        fd = os.open(self._path(base), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = files.open(self._path(base), files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
         self._files[base] = fd
         return fd
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.store.mapped_file import put_aside, store_error, sync_file
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,13 @@ class TimerWheel:
     def open(self) -> None:
         """What can't be a wheel is put aside: the timer log can make another. Raises StoreError."""
         try:
-            if self._path.is_dir() or (self._path.exists() and self._path.stat().st_size not in (0, _FILE_SIZE)):
+            if files.is_directory(self._path) or (
+                files.exists(self._path) and files.stat(self._path).st_size not in (0, _FILE_SIZE)
+            ):
                 log.error("%s can't be a timer wheel of %d bytes: it is made anew", self._path, _FILE_SIZE)
                 put_aside(self._path)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            os.ftruncate(self._fd, _FILE_SIZE)
+            self._fd = files.open(self._path, files.O_RDWR | files.O_CLOEXEC)
+            files.ftruncate(self._fd, _FILE_SIZE)
         except FileNotFoundError:
             return
         except OSError as e:
@@ -63,7 +65,7 @@ class TimerWheel:
         """The slot of a time."""
         unit = time_ms // self._precision_ms
         if self._fd is not None:
-            found, first, last, num, _ = _SLOT.unpack(os.pread(self._fd, _SLOT.size, unit % _SLOTS * _SLOT.size))
+            found, first, last, num, _ = _SLOT.unpack(files.pread(self._fd, _SLOT.size, unit % _SLOTS * _SLOT.size))
             if found == unit and last >= 0:
                 return Slot(unit * self._precision_ms, first, last, num)
         return Slot(unit * self._precision_ms, -1, -1, 0)
@@ -74,9 +76,9 @@ class TimerWheel:
         data = _SLOT.pack(unit, slot.first, slot.last, slot.num, 0)
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                os.ftruncate(self._fd, _FILE_SIZE)
-            os.pwrite(self._fd, data, unit % _SLOTS * _SLOT.size)
+                self._fd = files.open(self._path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
+                files.ftruncate(self._fd, _FILE_SIZE)
+            files.pwrite(self._fd, data, unit % _SLOTS * _SLOT.size)
         except OSError as e:
             raise store_error(e, f"can't write {self._path}") from e
 
@@ -93,15 +95,15 @@ class TimerWheel:
         at = 0
         while self._fd is not None and at < _FILE_SIZE:
             try:
-                at = os.lseek(self._fd, at, os.SEEK_DATA)
+                at = files.lseek(self._fd, at, files.SEEK_DATA)
             except OSError as e:
                 if e.errno == errno.ENXIO:
                     return
                 raise store_error(e, f"can't read {self._path}") from e
             at -= at % _SLOT.size
-            end = min(os.lseek(self._fd, at, os.SEEK_HOLE), at + _CHUNK, _FILE_SIZE)
+            end = min(files.lseek(self._fd, at, files.SEEK_HOLE), at + _CHUNK, _FILE_SIZE)
             end += -end % _SLOT.size
-            yield os.pread(self._fd, end - at, at)
+            yield files.pread(self._fd, end - at, at)
             at = end
 
     def flush(self) -> None:
@@ -111,5 +113,5 @@ class TimerWheel:
 
     def close(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            files.close(self._fd)
             self._fd = None

@@ -7,16 +7,15 @@ its directory is renamed at once, to one in `bin`, and emptied in steps. What is
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, time_ns
 
 from gantrymq.errors import StoreError
 from gantrymq.store.mapped_file import MappedFile, store_error, sync_directory
+from gantrymq.system import files
+from gantrymq.system.clock import monotonic, time_ns
 
 #: For so long one step deletes files of a directory, s: the flusher has other work.
 _STEP_S = 0.05
@@ -44,26 +43,26 @@ class Trash:
 
     def load(self) -> None:
         """Finds what an earlier user of the store has left."""
-        if self._bin.is_dir():
-            self._directories.extend((path, []) for path in self._bin.iterdir())
+        if files.is_directory(self._bin):
+            self._directories.extend((path, []) for path in files.children(self._bin))
 
     def add(self, path: Path) -> None:
         self._paths.append(path)
 
-    def add_directory(self, path: Path, files: Iterable[MappedFile]) -> None:
-        """Takes a directory out of the way at once; `files` are those of it that may be mapped."""
-        if not path.exists():
+    def add_directory(self, path: Path, mapped: Iterable[MappedFile]) -> None:
+        """Takes a directory out of the way at once; `mapped` are those of its files that may be mapped."""
+        if not files.exists(path):
             return
         target = self._bin / str(time_ns())
         try:
             if not self._is_made:
-                self._bin.mkdir(exist_ok=True)
+                files.make_directory(self._bin)
                 self._is_made = True
-            path.rename(target)
+            files.rename(path, target)
         except OSError:
             # As on a full disk, where there is no room for another directory. Not later: a new topic may stand there.
-            shutil.rmtree(path, ignore_errors=True)
-        self._directories.append((target, list(files)))
+            files.remove_tree(path)
+        self._directories.append((target, list(mapped)))
 
     def empty(self) -> None:
         """Deletes files, in order, up to one that can't be deleted, then some of the directories' content.
@@ -73,7 +72,7 @@ class Trash:
         while self._paths:
             path = self._paths[0]
             try:
-                path.unlink(missing_ok=True)
+                files.unlink(path, missing_ok=True)
                 sync_directory(path.parent)
             except (OSError, StoreError) as e:
                 error = store_error(e, f"can't delete {path}") if isinstance(e, OSError) else e
@@ -83,21 +82,24 @@ class Trash:
             self._paths.popleft()
         ends = monotonic() + _STEP_S
         while self._directories and monotonic() < ends:
-            directory, files = self._directories[0]
-            while files and monotonic() < ends:
-                files.pop().unmap()
-            if not files and _is_gone(directory, ends):
+            directory, mapped = self._directories[0]
+            while mapped and monotonic() < ends:
+                mapped.pop().unmap()
+            if not mapped and _is_gone(directory, ends):
                 self._directories.popleft()
 
 
 def _is_gone(directory: Path, ends: float) -> bool:
     """Deletes what can be deleted by then; whether that was all. What can't be is tried at the next start."""
-    for path, _, names in os.walk(directory, topdown=False):
-        for name in names:
+    with suppress(OSError):
+        for path in list(files.children(directory)):
+            if files.is_directory(path):
+                if not _is_gone(path, ends):
+                    return False
+                continue
             with suppress(OSError):
-                os.unlink(os.path.join(path, name))
+                files.unlink(path)
             if monotonic() >= ends:
                 return False
-        with suppress(OSError):
-            os.rmdir(path)
+        files.remove_directory(directory)
     return True

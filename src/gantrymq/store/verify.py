@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.message_index import index_paths
 from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, is_in_use, offline_queues
 from gantrymq.store.record_crc import has_crc, has_right_crc
+from gantrymq.system import clock, files
 
 #: (what is done, done so far, of): bytes of the log, then queues.
 Progress = Callable[[str, int, int], None]
@@ -119,7 +119,7 @@ class _Verifier:
                     self._progress("log", record.physical_offset - log.min_offset, log.limit - log.min_offset)
             if not (report.in_use and reader.problem):
                 break
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
             reader = log.reader(reader.end)
         report.log_end = max(report.log_end, reader.end)
         later = [file for file in log.files if file.base > reader.end and self._is_written(file.base)]
@@ -228,8 +228,10 @@ class IndexChecker:
         self._begin, self._end = 0, -1
         expected = file_size(config.max_hash_slot_num, config.max_index_num)
         for path in index_paths(config.index_directory):
-            if path.stat().st_size != expected:
-                report.add(f"{path} has {path.stat().st_size} bytes, maxHashSlotNum and maxIndexNum give {expected}")
+            if files.stat(path).st_size != expected:
+                report.add(
+                    f"{path} has {files.stat(path).st_size} bytes, maxHashSlotNum and maxIndexNum give {expected}"
+                )
                 continue
             header = read_header(path)
             if header.index_count > 1:
@@ -288,12 +290,13 @@ class IndexChecker:
         count = min(header.index_count, self._config.max_index_num)
         newest = array("i", bytes(SLOT.size * slots))
         used = 0
-        with path.open("rb") as file:
+        fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
+        try:
             entries_at = HEADER_SIZE + SLOT.size * slots
             number = 1
             while number < count:
-                file.seek(entries_at + number * ENTRY_SIZE)
-                data = file.read(min(count - number, _ENTRIES_AT_ONCE) * ENTRY_SIZE)
+                size = min(count - number, _ENTRIES_AT_ONCE) * ENTRY_SIZE
+                data = files.pread(fd, size, entries_at + number * ENTRY_SIZE)
                 for key_hash, physical_offset, _, previous in ENTRY.iter_unpack(data):
                     report.index_entries += 1
                     slot = key_hash % slots
@@ -303,12 +306,13 @@ class IndexChecker:
                     newest[slot] = number
                     number += 1
                     yield key_hash, physical_offset
-            file.seek(HEADER_SIZE)
             if sys.byteorder == "little":
                 newest.byteswap()
-            found = file.read(SLOT.size * slots)
+            found = files.pread(fd, SLOT.size * slots, HEADER_SIZE)
             if found != newest.tobytes():
                 report.add(f"{path}: {_differences(found, newest)} slots don't point to their newest entry")
+        finally:
+            files.close(fd)
         if used != header.hash_slot_count:
             report.add(f"{path}: the header says that {header.hash_slot_count} slots are used, {used} are")
 

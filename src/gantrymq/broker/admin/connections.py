@@ -6,7 +6,6 @@ import asyncio
 
 from gantrymq.broker.consumer_groups import Client, GroupMembers
 from gantrymq.broker.part import Part
-from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.connection import (
     ClientConnection,
@@ -20,6 +19,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.group import GetProducerConnectionListRequestHeader, GroupRequestHeader
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.system.clock import now_ms
 
 _LANGUAGES = {language.value: language.name for language in LanguageCode}
 

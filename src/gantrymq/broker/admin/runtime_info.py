@@ -6,7 +6,6 @@ Keys are Java's. What Java has of its thread pools' queues is 0; what it measure
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -19,7 +18,6 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Recent, Totals, Traffic
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.stats import BrokerStatsData, BrokerStatsItem
@@ -31,6 +29,8 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
+from gantrymq.system.clock import now_ms, time
 
 #: Questions within so many seconds get the figures of one sample.
 _FRESH_S = 1.0
@@ -62,7 +62,7 @@ class RuntimeInfo(Part):
         self._put = Traffic((), self._started)
         self._got = Traffic(deliveries.totals(), self._started)
         self._timed = Traffic(timer.totals(), self._started)
-        today = date.today().toordinal()
+        today = date.fromtimestamp(time()).toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
         self._jobs = jobs
         self._sampling = jobs.repeating("take samples of the traffic", self.sample, SAMPLE_S)
@@ -87,7 +87,7 @@ class RuntimeInfo(Part):
     def sample(self) -> None:
         """Takes in what has come and gone so far."""
         now = self._sampled = self._clock()
-        today = date.today().toordinal()
+        today = date.fromtimestamp(time()).toordinal()
         self._put_days.update(today, self._put.total)
         self._got_days.update(today, self._got.total)
         self._put.sample(self.put_totals(), now)
@@ -178,7 +178,7 @@ class RuntimeInfo(Part):
 
     def _disk(self) -> dict[str, object]:
         log = self._config.store.commit_log_directory
-        disk = shutil.disk_usage(log)
+        disk = files.disk_use(log)
         ratio = _used_ratio(log)
         return {
             "commitLogDiskRatio": ratio,
@@ -215,7 +215,7 @@ def _item(recent: Recent) -> BrokerStatsItem:
 
 def _used_ratio(path: Path) -> float:
     """What only root may use counts as used (`UtilAll.getDiskPartitionSpaceUsedPercent`)."""
-    disk = shutil.disk_usage(path)
+    disk = files.disk_use(path)
     return disk.used / max(disk.used + disk.free, 1)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.part import Part
-from gantrymq.clock import now_ms
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 

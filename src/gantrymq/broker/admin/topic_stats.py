@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gantrymq import clock
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
@@ -30,6 +29,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import clock
 
 #: No answer has more units.
 MAX_UNITS = 10_000

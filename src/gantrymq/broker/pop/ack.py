@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
@@ -29,6 +28,7 @@ from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
 
 
 class PopAcks:

@@ -7,13 +7,10 @@ is in a `PopBuffer`, or with `order` in `OrderlyPops`; a pop runs in one go, so 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from struct import error as StructError
-from time import perf_counter
 
-from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
@@ -42,6 +39,8 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import clock, randomness
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -103,13 +102,13 @@ class HandingOut:
         batch = Batch(header.max_msg_nums, clock.now_ms(), revive_queue_id)
         retry = not header.order
         handed_out_from = ""
-        matching_ends = perf_counter() + _MATCHING_S
+        matching_ends = monotonic() + _MATCHING_S
         for queue in self._in_turn(topic, header.consumer_group, header.queue_id, retry=retry):
             is_retry = queue.topic != header.topic
             if is_retry and handed_out_from not in ("", queue.topic):
                 # In one answer there is but one retry topic: old clients don't tell v1 and v2 apart.
                 continue
-            if wanted.matches is not None and perf_counter() >= matching_ends:
+            if wanted.matches is not None and monotonic() >= matching_ends:
                 # What the other queues have is looked at by the next attempt.
                 batch.wanted = batch.count
             before = batch.count
@@ -142,7 +141,7 @@ class HandingOut:
 
     def _in_turn(self, topic: TopicConfig, group: str, queue_id: int, *, retry: bool = True) -> Iterable[ConsumeQueue]:
         """The queues in the order in which they are asked: sometimes those of the retry topics first."""
-        chance = random.randrange(100)
+        chance = randomness.randrange(100)
         own = self._queues.of_topic(topic, queue_id, chance)
         if not retry:
             return own

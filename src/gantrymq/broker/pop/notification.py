@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq import clock
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.waiting import PopWaiting, Waiter, wake_when_free
@@ -22,6 +21,7 @@ from gantrymq.protocol.headers.pop import (
     PollingInfoResponseHeader,
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.system import clock
 
 
 class PopNotifications:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq import clock
 from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.protocol.java import Int64
+from gantrymq.system import clock
 
 #: What was popped last so long ago is forgotten, ms.
 _FORGET_MS = 24 * 3600 * 1000
@@ -70,7 +70,7 @@ class OrderlyPops:
 
     def __init__(self, path: Path, exists: Callable[[str, str, int], bool], *, saving: Saving) -> None:
         """Of queues that no longer `exists(topic, group, queue id)` nothing is kept."""
-        self._file = saving.file(path, self._encode)
+        self._file = saving.file(path, self._encode, follows_log=True)
         self._exists = exists
         self._table: dict[str, dict[int, OrderInfo]] = {}
         #: The group's offsets as pops and acknowledgements have left them.

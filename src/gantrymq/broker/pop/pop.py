@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq import clock
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compiling, is_tag_type
 from gantrymq.broker.pop.handing_out import Batch, HandingOut
@@ -28,6 +27,7 @@ from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.get_result import GetStatus
+from gantrymq.system import clock
 
 #: No request may be older than it was willing to wait by more, ms.
 _MAX_LATE_MS = 500

@@ -10,9 +10,6 @@ The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record t
 
 from __future__ import annotations
 
-from time import monotonic
-
-from gantrymq import clock
 from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
@@ -41,6 +38,8 @@ from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantrymq import clock
 from gantrymq.broker.appender import Appender
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint
@@ -18,6 +17,7 @@ from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import SYSTEM_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
 
 #: So long before its messages come back a checkpoint is delivered, ms (`PopAckConstants.ackTimeInterval`).
 CHECKPOINT_LEAD_MS = 1000

@@ -33,10 +33,10 @@ from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
 
-from gantrymq import clock
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
@@ -27,6 +25,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
+from gantrymq.system.clock import monotonic
 
 #: Topic, group, queue id; -1 for all queues.
 LineKey = tuple[str, str, int]
@@ -181,8 +181,8 @@ class PopWaiting(Part):
 
     def _answer(self) -> float | None:
         """A turn's share of what is to be done; None when that was all."""
-        end = perf_counter() + _TURN_S
-        while perf_counter() < end:
+        end = monotonic() + _TURN_S
+        while monotonic() < end:
             if self._expired:
                 line, waiter = self._expired.popleft()
                 if waiter in line.waiters:

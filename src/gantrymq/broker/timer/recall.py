@@ -6,7 +6,6 @@ slot is delivered, it takes the first one away.
 
 from __future__ import annotations
 
-from gantrymq import clock
 from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
@@ -24,6 +23,7 @@ from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
 from gantrymq.protocol.topic_name import may_be_sent_to
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import SYNC_FLUSH
+from gantrymq.system import clock
 
 _TAG = "_RECALL_TAG_"
 

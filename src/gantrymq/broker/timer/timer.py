@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
 from gantrymq.broker.timer.delivery import Step, TimerDelivery
 from gantrymq.broker.timer.message import slot_time
 from gantrymq.broker.timer.metrics import TimerMetrics
-from gantrymq.clock import now_ms
 from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +29,8 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.timer_checkpoint import TimerCheckpoint
 from gantrymq.store.timer_store import TimerStore
+from gantrymq.system import randomness
+from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class Timer(Part):
         """From the limit on messages are refused at random, the more the fuller the slot (`isReject`)."""
         limit = self._config.timer_congest_num_each_slot
         over = self._files.number_at(slot_ms) - limit
-        if over > 0 and random.random() < over / limit:
+        if over > 0 and randomness.random() < over / limit:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"timer message is under flow control, max num limit is {2 * limit} or the current value is greater "
@@ -184,7 +185,8 @@ class Timer(Part):
         """Raises StoreError or OSError: after a power failure messages would come twice."""
         self._is_changed = False
         checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
-        await self._log_flushed()
+        # Only then the checkpoint may say that what was delivered was.
+        await log_flushed(self._store)
         self._saved = self._loop.run_in_executor(None, self._save, checkpoint, metrics)
         await asyncio.shield(self._saved)
         self._files.delete_before(self._store.min_physical_offset)
@@ -192,17 +194,6 @@ class Timer(Part):
     def _save(self, checkpoint: TimerCheckpoint, metrics: bytes) -> None:
         self._files.flush(checkpoint)
         self._metrics.save(metrics)
-
-    async def _log_flushed(self) -> None:
-        """Waits until what was delivered is on the disk: only then the checkpoint may say that it was."""
-        done: asyncio.Future[None] = self._loop.create_future()
-
-        def flushed(error: Exception | None) -> None:
-            # Called in the flusher's thread.
-            self._loop.call_soon_threadsafe(_settle, done, error)
-
-        self._store.when_flushed(self._store.max_physical_offset, flushed)
-        await done
 
     # -- figures ------------------------------------------------------------------------------------------------
 
@@ -238,11 +229,3 @@ class Timer(Part):
         """Messages that went onto the wheel, and from there on, since the start."""
         yield "enqueue", self._delivery.taken_in
         yield "dequeue", self._delivery.delivered
-
-
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    if not future.done():
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)

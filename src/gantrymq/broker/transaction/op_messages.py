@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.clock import now_ms
 from gantrymq.logs import peer_log
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import find_property
@@ -18,6 +17,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import TRANSACTION_OP_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 

@@ -15,12 +15,12 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RemotingError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -36,6 +36,7 @@ from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANS
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -280,23 +281,7 @@ class Transactions(Part):
         """Keeps how far the rounds have got, once what they stored again is on the disk. Raises StoreError."""
         if progress == self._saved:
             return
-        loop = asyncio.get_running_loop()
-        flushed: asyncio.Future[None] = loop.create_future()
-
-        def done(error: Exception | None) -> None:
-            if flushed.done():
-                return
-            if error is None:
-                flushed.set_result(None)
-            else:
-                flushed.set_exception(error)
-
-        def call_back(error: Exception | None) -> None:
-            # Called in the flusher's thread.
-            loop.call_soon_threadsafe(done, error)
-
-        self._store.when_flushed(self._store.max_physical_offset, call_back)
-        await flushed
+        await log_flushed(self._store)
         for topic, offset in zip((TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC), progress, strict=True):
             self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset)
         self._saved = progress

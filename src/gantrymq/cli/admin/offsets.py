@@ -11,8 +11,8 @@ from gantrymq.cli.admin.output import Output, listing
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.offsets import LATEST
-from gantrymq.clock import now_ms
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.system.clock import now_ms
 
 app = typer.Typer(add_completion=False)
 

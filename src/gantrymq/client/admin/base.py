@@ -6,7 +6,6 @@ Source: tools/admin/DefaultMQAdminExtImpl, tools/command/CommandUtil.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,6 +21,7 @@ from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RpcHook
+from gantrymq.system import tls
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class AdminBase:
         name_servers: Sequence[str] | str = (),
         *,
         hooks: Sequence[RpcHook] = (),
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         if isinstance(name_servers, str):

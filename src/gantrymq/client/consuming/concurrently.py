@@ -6,7 +6,6 @@ Source: client/impl/consumer/ConsumeMessageConcurrentlyService, ProcessQueue (cl
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -17,6 +16,7 @@ from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -118,7 +118,7 @@ class ConsumeConcurrently:
 
     def _give_up_slow(self) -> None:
         """Sends back what has been in its handler too long: the handler goes on, its outcome counts no more."""
-        deadline = time.time() - self._timeout_s
+        deadline = clock.time() - self._timeout_s
         for source, message, started in self.pool.running():
             process_queue = cast(ProcessQueue, source)
             if started <= deadline and not process_queue.dropped and message in process_queue:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from gantrymq.client.trace import DEFAULT_REGION, TraceBean, TraceContext, Trace
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import MessageExt
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -75,7 +75,7 @@ async def receiving(
 ) -> AsyncIterator[list[MessageExt]]:
     """Tells the hooks of what the block put into the list, and how it ended."""
     messages: list[MessageExt] = []
-    began_ns, began = time.time_ns(), time.monotonic()
+    began_ns, began = clock.time_ns(), clock.monotonic()
     error: BaseException | None = None
     try:
         yield messages
@@ -83,7 +83,7 @@ async def receiving(
         error = e
         raise
     finally:
-        took_s = time.monotonic() - began
+        took_s = clock.monotonic() - began
         context = ReceiveContext(group, client_id, topics(), messages, began_ns, took_s, error)
         for hook in hooks:
             try:
@@ -106,13 +106,13 @@ def with_hooks(
         context = ConsumeContext(group, message, client_id)
         for hook in hooks:
             hook.before(context)
-        return context, time.monotonic()
+        return context, clock.monotonic()
 
     def after(context: ConsumeContext, started: float, error: BaseException | None) -> None:
         context.error = error
         if error is not None:
             context.return_type = ConsumeReturnType.EXCEPTION
-        elif time.monotonic() - started >= timeout_s:
+        elif clock.monotonic() - started >= timeout_s:
             context.return_type = ConsumeReturnType.TIME_OUT
         for hook in hooks:
             hook.after(context)

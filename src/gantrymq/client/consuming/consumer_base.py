@@ -5,7 +5,6 @@ Source: client/consumer/DefaultMQPushConsumer, DefaultLitePullConsumer (construc
 
 from __future__ import annotations
 
-import ssl
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.system import tls
 
 #: A consumer that reads everything finds its offsets again under this name (`ClientConfig.instanceName`).
 DEFAULT_INSTANCE = "DEFAULT"
@@ -57,7 +57,7 @@ class GroupConsumer(Lifecycle):
         group: str,
         *,
         namespace: str,
-        ssl_context: ssl.SSLContext | None,
+        ssl_context: tls.SSLContext | None,
         hooks: Sequence[RpcHook],
         on_error: ErrorCallback | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class PullingConsumer(GroupConsumer):
         offset_directory: Path,
         instance_name: str,
         namespace: str,
-        ssl_context: ssl.SSLContext | None,
+        ssl_context: tls.SSLContext | None,
         hooks: Sequence[RpcHook],
         on_error: ErrorCallback | None,
         on_assigned: QueuesCallback | None,

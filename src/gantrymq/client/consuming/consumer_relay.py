@@ -7,7 +7,6 @@ ConsumeMessageConcurrentlyService (consumeMessageDirectly).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,7 +21,6 @@ from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, 
 from gantrymq.client.consuming.held_locks import HeldLocks
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.popping.popped_queues import PoppedQueues
-from gantrymq.clock import now_ms
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies import consumer as bodies
@@ -42,6 +40,8 @@ from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.system import clock
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -172,7 +172,7 @@ class ConsumerRelay:
         return None
 
     async def _consume(self, pool: HandlerPool, message: MessageExt) -> RemotingCommand:
-        started = time.monotonic()
+        started = clock.monotonic()
         source = _Directly(message.message_queue)
         pool.submit(source, [message])
         try:
@@ -186,7 +186,7 @@ class ConsumerRelay:
             order=self._orderly,
             consume_result=bodies.CR_SUCCESS if error is None else bodies.CR_THROW_EXCEPTION,
             remark=None if error is None else f"{type(error).__name__}: {error}",
-            spent_time_mills=round(1000 * (time.monotonic() - started)),
+            spent_time_mills=round(1000 * (clock.monotonic() - started)),
         )
         return RemotingCommand.response(body=encode_json(result))
 

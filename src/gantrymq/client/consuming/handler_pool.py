@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -27,6 +24,7 @@ from gantrymq.client.consuming.large_bodies import LargeBodies, LargeBodiesInThr
 from gantrymq.client.consuming.lost_replies import without_lost_reply
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.system import clock, threads
 
 log = peer_log(__name__)
 
@@ -159,7 +157,7 @@ class TaskPool:
             task.add_done_callback(self._ended)
 
     async def _work(self) -> None:
-        line, handler, done, tasks, now = self._line, self._handler, self._done, self._tasks, time.time
+        line, handler, done, tasks, now = self._line, self._handler, self._done, self._tasks, clock.time
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._spare = None
         handled = 0
@@ -218,7 +216,7 @@ class TaskPool:
             return
         log.error("%s, which handles messages, ended: %r", task.get_name(), error)
         if in_hand is not None:
-            _tell(self._done, Running(*in_hand), time.time(), error)
+            _tell(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
             self._add_spare()
 
@@ -240,10 +238,10 @@ class ThreadPool:
         self.concurrency = concurrency
         self._handler = handler
         self._done = done
-        self._line: SimpleQueue[tuple[Source, MessageExt] | None] = SimpleQueue()
+        self._line: threads.SimpleQueue[tuple[Source, MessageExt] | None] = threads.SimpleQueue()
         #: By the thread's number. With the lock a thread takes a message or sees that its queue was dropped.
         self._running: dict[int, Running] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._large_bodies = LargeBodiesInThreads()
         self._results: deque[tuple[Running, float, BaseException | None]] = deque()
         self._wake_is_due = False
@@ -267,7 +265,7 @@ class ThreadPool:
 
     def stacks(self) -> str:
         frames = sys._current_frames()
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names = {thread.ident: thread.name for thread in threads.enumerate()}
         return "\n".join(
             f"{names.get(number)} handles {running.message!r}\n" + "".join(traceback.format_stack(frames[number]))
             for number, running in dict(self._running).items()
@@ -302,14 +300,14 @@ class ThreadPool:
         self._in_loop(self._ended)
 
     def _work(self) -> None:
-        me = threading.get_ident()
+        me = threads.get_ident()
         while (item := self._line.get()) is not None:
             source, message = item
             held = self._large_bodies.decompress(message) if message.is_packed else 0
             with self._lock:
                 is_left_out = source.dropped or self._closing
                 if not is_left_out:
-                    running = self._running[me] = Running(source, message, time.time())
+                    running = self._running[me] = Running(source, message, clock.time())
             if is_left_out:
                 if held:
                     self._large_bodies.release(message, held)
@@ -329,8 +327,8 @@ class ThreadPool:
             self._handled(running, error)
 
     def _handled(self, running: Running, error: BaseException | None) -> None:
-        self._results.append((running, time.time(), error))
-        del self._running[threading.get_ident()]
+        self._results.append((running, clock.time(), error))
+        del self._running[threads.get_ident()]
         # While the pool closes nobody needs waking: `close` looks at the results itself.
         if not self._wake_is_due and not self._closing:
             self._wake_is_due = True
@@ -338,7 +336,7 @@ class ThreadPool:
 
     def _died(self, error: BaseException) -> None:
         """Called in the thread. What it had in hand has failed, and another takes its place."""
-        running = self._running.get(threading.get_ident())
+        running = self._running.get(threads.get_ident())
         if running is not None:
             self._handled(running, error)
         self._in_loop(self._replace)

@@ -6,7 +6,6 @@ Source: client/impl/consumer/RebalanceImpl (lock, lockAll, unlock), ProcessQueue
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -31,7 +31,7 @@ class HeldLocks:
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        #: When each wanted queue was locked last (time.monotonic, time.time); _NEVER for one that is not, or was lost.
+        #: When each wanted queue was locked last (monotonic, time); _NEVER for one that is not, or was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
         #: Those of requests that have no answer yet, or never got one.
         self._asked: set[MessageQueue] = set()
@@ -40,7 +40,7 @@ class HeldLocks:
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue may be consumed now."""
-        return time.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
+        return clock.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
 
     def last_locked(self, queue: MessageQueue) -> float:
         """Seconds since the epoch; 0 for a queue that is not held."""
@@ -101,7 +101,7 @@ class HeldLocks:
             self._client.troubles.tell(f"can't lock {sorted(queues)} for group {self._group}", e)
             return set()
         self._asked -= queues
-        now = time.monotonic(), time.time()
+        now = clock.monotonic(), clock.time()
         wanted = queues & self._locked.keys()
         for queue in wanted:
             self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])

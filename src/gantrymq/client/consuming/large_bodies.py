@@ -8,12 +8,12 @@ many. Afterwards only the compressed body is kept.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gantrymq.errors import ProtocolError
 from gantrymq.protocol.message import KEPT_SIZE, MessageExt
+from gantrymq.system import threads
 
 #: While handlers hold so many bytes of large bodies, the next one waits.
 BUDGET_BYTES = 64 * 1024 * 1024
@@ -53,7 +53,7 @@ class LargeBodiesInThreads:
 
     def __init__(self) -> None:
         self._held = 0
-        self._room = threading.Condition()
+        self._room = threads.Condition()
         self._closed = False
 
     def decompress(self, message: MessageExt) -> int:
@@ -86,7 +86,7 @@ class LargeBodiesInThreads:
 
 async def make_ready(messages: Sequence[MessageExt]) -> int:
     """Makes the bodies of messages that are handed out together ready; of how many of the first there was room."""
-    given_up = threading.Event()
+    given_up = threads.Event()
     try:
         return await asyncio.to_thread(_make_ready, messages, given_up.is_set)
     finally:

@@ -7,7 +7,6 @@ handed out count as consumed at the next `poll`, or at `commit`.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -42,6 +41,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection, RpcHook
+from gantrymq.system import tls
 
 #: pollTimeoutMillis.
 POLL_TIMEOUT_MS = 5000
@@ -83,7 +83,7 @@ class LitePullConsumer(PullingConsumer):
         on_revoked: QueuesCallback | None = None,
         receive_hooks: Sequence[ReceiveHook] = (),
         namespace: str = "",
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__(

@@ -6,8 +6,6 @@ Source: client/consumer/store/RemoteBrokerOffsetStore, LocalFileOffsetStore.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +14,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.errors import BodyError, ClientError, ConnectFailed, GantryError
 from gantrymq.protocol.bodies.offset import ResetOffsetBody
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.system import files
 
 #: rocketmq.client.localOffsetStoreDir.
 LOCAL_OFFSET_DIRECTORY = Path("~/.rocketmq_offsets")
@@ -111,7 +110,7 @@ class LocalOffsetStore:
         for path in (self.path, self._backup):
             try:
                 # Java leaves an empty file behind when it is stopped while it writes.
-                if data := path.read_bytes():
+                if data := files.read_bytes(path):
                     return ResetOffsetBody.decode(data).offset_table
             except FileNotFoundError:
                 pass
@@ -122,9 +121,9 @@ class LocalOffsetStore:
         return {}
 
     def _save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            shutil.copyfile(self.path, self._backup)
+        files.make_directory(self.path.parent)
+        if files.exists(self.path):
+            files.copy(self.path, self._backup)
         new = self.path.with_suffix(".json.new")
-        new.write_bytes(ResetOffsetBody(self._offsets).encode())
-        os.replace(new, self.path)
+        files.write(new, ResetOffsetBody(self._offsets).encode())
+        files.rename(new, self.path)

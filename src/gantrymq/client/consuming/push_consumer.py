@@ -7,7 +7,6 @@ which delivers it again later through the topic %RETRY%group. In POP mode `Poppe
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -54,6 +53,7 @@ from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
 from gantrymq.remoting.connection import Connection, RpcHook
+from gantrymq.system import tls
 
 #: consumeThreadMin.
 CONCURRENCY = 20
@@ -132,7 +132,7 @@ class PushConsumer(PullingConsumer):
         enable_trace: bool = False,
         trace_topic: str = TRACE_TOPIC,
         namespace: str = "",
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         limits = flow_limits or FlowLimits()

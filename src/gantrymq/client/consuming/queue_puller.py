@@ -5,7 +5,6 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (pullMessage), PullAPIWra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from math import inf
 
@@ -23,6 +22,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -108,7 +108,7 @@ class QueuePuller:
     async def _pull(self) -> float:
         process_queue = self._process_queue
         address, header = self._request()
-        process_queue.last_pull = started = time.time()
+        process_queue.last_pull = started = clock.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._client.troubles.over(address)
         process_queue.last_error = None
@@ -134,7 +134,7 @@ class QueuePuller:
                 return inf
             case _:
                 offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset
-                return self._short_polls.pause(result.next_begin_offset > offset, time.time() - started)
+                return self._short_polls.pause(result.next_begin_offset > offset, clock.time() - started)
 
     def _refuse_nonsense(self, result: PullResult) -> None:
         """Raises HeaderError for an answer that would be committed, and is none: it is asked for again."""
@@ -160,7 +160,7 @@ class QueuePuller:
         process_queue.put(messages)
         counters = process_queue.counters
         counters.pulls += 1
-        counters.pull_s += time.time() - started
+        counters.pull_s += clock.time() - started
         counters.pulled += len(messages)
         if messages:
             self._sink(process_queue, messages)

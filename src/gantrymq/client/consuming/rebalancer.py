@@ -5,10 +5,8 @@ Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopi
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Collection
 from math import inf
-from time import monotonic
 from typing import Protocol
 
 from gantrymq.background.repeating import Repeating
@@ -18,6 +16,8 @@ from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.system import randomness
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -161,4 +161,4 @@ def any_broker(client: ClientInstance, topic: str, queues: Collection[MessageQue
     addresses = [address for name in brokers if (address := client.routes.broker_address(name))]
     if not addresses:
         raise NoRouteInfo(topic, client.routes.name_servers)
-    return random.choice(addresses)
+    return randomness.choice(addresses)

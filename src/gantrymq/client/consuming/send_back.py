@@ -5,10 +5,7 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMes
 
 from __future__ import annotations
 
-import random
-
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.clock import now_ms
 from gantrymq.errors import ConnectFailed, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -18,6 +15,8 @@ from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, Sen
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, retry_topic
+from gantrymq.system import randomness
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -65,7 +64,7 @@ class SendBack:
         queues = await self._client.routes.write_queues(retry)
         if not queues:
             raise NoRouteInfo(retry, self._client.routes.name_servers)
-        queue = random.choice(queues)
+        queue = randomness.choice(queues)
         properties = dict(message.properties)
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.msg_id)
         properties[names.RETRY_TOPIC] = topic

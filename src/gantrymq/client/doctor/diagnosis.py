@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Sequence
 
 from gantrymq import __version__
@@ -16,13 +15,14 @@ from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import PROTOCOL_VERSION
 from gantrymq.remoting.connection import RpcHook
+from gantrymq.system import tls
 
 
 async def diagnose(
     name_servers: Sequence[str] | str,
     topic: str | None = None,
     *,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: tls.SSLContext | None = None,
     hooks: Sequence[RpcHook] = (),
     timeout_ms: int = 3000,
 ) -> list[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.groups_seen import GroupSeen, Subscriptions
 from gantrymq.client.doctor.observation import Observation, named
-from gantrymq.clock import now_ms
+from gantrymq.system.clock import now_ms
 
 #: A group that is behind, and whose last consumed message is older than this, doesn't keep up.
 LATE_MS = 10 * 60 * 1000

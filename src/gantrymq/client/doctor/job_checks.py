@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from gantrymq.background.failures import JobFailures, failed_jobs
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import Observation
-from gantrymq.clock import now_ms
+from gantrymq.system.clock import now_ms
 
 #: A job that failed longer ago than this, and works again, worries nobody any more.
 RECENT_MS = 10 * 60 * 1000

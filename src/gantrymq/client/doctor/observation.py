@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 from gantrymq.remoting.connection import RpcHook
+from gantrymq.system import clock, tls
 
 #: Brokers that are asked at the same time.
 MAX_CONCURRENT = 32
@@ -108,7 +107,7 @@ async def observe(
     name_servers: Sequence[str],
     topic: str | None,
     *,
-    ssl_context: ssl.SSLContext | None,
+    ssl_context: tls.SSLContext | None,
     hooks: Sequence[RpcHook],
     timeout_ms: int,
 ) -> Observation:
@@ -156,7 +155,7 @@ def _takes_messages(seen: Observation, broker: BrokerSeen) -> bool:
 
 
 async def _look_at_groups(
-    seen: Observation, ssl_context: ssl.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
+    seen: Observation, ssl_context: tls.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
 ) -> None:
     masters = [broker for broker in seen.brokers if broker.is_master and broker.error is None]
     has_topic = any(name_server.route is not None for name_server in seen.answering)
@@ -189,7 +188,7 @@ def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
 
 
 async def _name_server(
-    address: str, topic: str | None, ssl_context: ssl.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
+    address: str, topic: str | None, ssl_context: tls.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
 ) -> NameServerSeen:
     seen = NameServerSeen(address)
     async with AdminClient([address], ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
@@ -220,9 +219,9 @@ async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None)
     try:
         # A refusal tells nothing else, but the broker answers, which is what counts.
         try:
-            asked_s = time.time()
+            asked_s = clock.time()
             broker.runtime = await admin.runtime_info(broker.address)
-            broker.clock_ahead_s = clock_ahead_s(broker.runtime, (asked_s + time.time()) / 2)
+            broker.clock_ahead_s = clock_ahead_s(broker.runtime, (asked_s + clock.time()) / 2)
         except BrokerError as e:
             _note(broker, FIGURES, e)
         try:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 from gantrymq.errors import BrokerError, ConnectFailed, ConnectionLost, GantryError, ProtocolError, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.tls_problems import tls_problem
+from gantrymq.system import network
 
 #: In a handshake such an error of ours has these causes when the peer hangs up.
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
@@ -50,7 +49,7 @@ def why_unreachable(error: GantryError, over_tls: bool) -> tuple[str, str]:
             "the machine is there, but nobody listens at that port.",
             "Start {server}, or correct the port in {option}.",
         )
-    if isinstance(cause, socket.gaierror):
+    if isinstance(cause, network.UnknownHost):
         return "this machine can't resolve the host name.", "Correct the name in {option}, or make it known here."
     if isinstance(cause, TimeoutError) or isinstance(error, RequestTimeout):
         return (

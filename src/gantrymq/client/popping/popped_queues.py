@@ -7,7 +7,6 @@ ConsumeMessagePopConcurrentlyService.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from gantrymq.protocol.bodies.consumer import PopProcessQueueInfo
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -177,7 +177,7 @@ class PoppedQueues:
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             raise ClientError(f"topic {topic} was unsubscribed meanwhile")
-        process_queue.last_pop = started = time.time()
+        process_queue.last_pop = started = clock.time()
         header = PopMessageRequestHeader(
             consumer_group=self._api.group,
             topic=topic,
@@ -199,12 +199,12 @@ class PoppedQueues:
         if wanted:
             counters = process_queue.counters
             counters.pulls += 1
-            counters.pull_s += time.time() - started
+            counters.pull_s += clock.time() - started
             counters.pulled += len(wanted)
             self._prepare(wanted)
             process_queue.waiting += len(wanted)
             self.pool.submit(process_queue, wanted)
-        return process_queue.short_polls.pause(bool(popped), time.time() - started)
+        return process_queue.short_polls.pause(bool(popped), clock.time() - started)
 
     def _is_wanted(self, message: MessageExt, subscription: SubscriptionData) -> bool:
         # The broker compares hash codes only: other tags may have the same one.
@@ -223,7 +223,7 @@ class PoppedQueues:
             self._answer(self._api.ack(message, topic), message)
         else:
             log.warning("handler failed on %s, which comes again", message.msg_id, exc_info=error)
-            delay_s = retry_after(message, self._max_reconsume_times, time.time())
+            delay_s = retry_after(message, self._max_reconsume_times, clock.time())
             if delay_s is None:
                 log.warning("%s was tried for hours: it is given up", message.msg_id)
                 self._answer(self._api.ack(message, topic), message)
@@ -255,7 +255,7 @@ def _is_visible_again(message: MessageExt) -> bool:
         handle = handle_of(message)
     except IllegalMessage:
         return False  # The handler took it away; the acknowledgement will say so.
-    return time.time() * 1000 >= handle.pop_time + handle.invisible_time
+    return clock.time() * 1000 >= handle.pop_time + handle.invisible_time
 
 
 def _in_time(handler: MessageHandler) -> MessageHandler:

@@ -6,9 +6,6 @@ Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of cli
 from __future__ import annotations
 
 import asyncio
-import random
-import ssl
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -22,7 +19,6 @@ from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.popping.pop_api import PopApi
-from gantrymq.clock import now_ms
 from gantrymq.errors import (
     BrokerError,
     ClientError,
@@ -40,6 +36,8 @@ from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook
+from gantrymq.system import clock, randomness, tls
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -87,7 +85,7 @@ class SimpleConsumer(GroupConsumer):
         receive_hooks: Sequence[ReceiveHook] = (),
         on_error: ErrorCallback | None = None,
         namespace: str = "",
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__(
@@ -100,7 +98,7 @@ class SimpleConsumer(GroupConsumer):
         self._data: ConsumerData | None = None
         self._client: ClientInstance | None = None
         self._answers = self._new_answers()
-        self._turn = random.randrange(1 << 30)
+        self._turn = randomness.randrange(1 << 30)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group."""
@@ -139,7 +137,7 @@ class SimpleConsumer(GroupConsumer):
             raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
-        deadline = time.monotonic() + await_ms / 1000
+        deadline = clock.monotonic() + await_ms / 1000
         topics = self._subscribed_topics
         async with receiving(self._receive_hooks, self.group, client.client_id, topics) as messages:
             try:
@@ -163,10 +161,10 @@ class SimpleConsumer(GroupConsumer):
         while True:
             target = topic, broker_name = targets[self._turn % len(targets)]
             self._turn += 1
-            left_ms = max(0, round(1000 * (deadline - time.monotonic())))
+            left_ms = max(0, round(1000 * (deadline - clock.monotonic())))
             poll_ms = 0 if asked < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TURN_MS)
             poll_ms = max(poll_ms - _LATE_MS, 0)
-            began = time.monotonic()
+            began = clock.monotonic()
             try:
                 messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
             except (RemotingError, ProtocolError) as e:
@@ -177,10 +175,10 @@ class SimpleConsumer(GroupConsumer):
                 client.troubles.tell(f"can't receive from topic {topic} on broker {broker_name}", e)
                 continue
             asked += 1
-            if messages or (asked >= len(targets) and time.monotonic() >= deadline):
+            if messages or (asked >= len(targets) and clock.monotonic() >= deadline):
                 return messages
             if asked >= len(targets):
-                pause_s = short_polls.pause(False, time.monotonic() - began) if poll_ms else _PAUSE_S
+                pause_s = short_polls.pause(False, clock.monotonic() - began) if poll_ms else _PAUSE_S
                 await asyncio.sleep(min(pause_s, left_ms / 1000))
 
     async def ack(self, message: MessageExt) -> None:

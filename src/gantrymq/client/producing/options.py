@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypedDict
@@ -14,6 +13,7 @@ from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import RpcHook
+from gantrymq.system import tls
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -36,7 +36,7 @@ class ProducerOptions(TypedDict, total=False):
     enable_trace: bool
     trace_topic: str
     send_hooks: Sequence[SendHook]
-    ssl_context: ssl.SSLContext | None
+    ssl_context: tls.SSLContext | None
     hooks: Sequence[RpcHook]
 
 
@@ -76,8 +76,8 @@ def check_options(options: ProducerOptions) -> None:
     if not isinstance(options["compression"], CompressionType):
         known = ", ".join(str(kind) for kind in CompressionType)
         raise ClientError(f"compression={options['compression']!r}: one of {known} is wanted")
-    if not isinstance(options["ssl_context"], ssl.SSLContext | None):
-        raise ClientError(f"ssl_context={options['ssl_context']!r}: an ssl.SSLContext is wanted, or None")
+    if not isinstance(options["ssl_context"], tls.SSLContext | None):
+        raise ClientError(f"ssl_context={options['ssl_context']!r}: an tls.SSLContext is wanted, or None")
     for name in ("hooks", "send_hooks"):
         if not isinstance(options.get(name), Sequence):
             raise ClientError(f"{name}={options.get(name)!r}: a list is wanted, even for one")

@@ -8,9 +8,6 @@ Source: client/impl/producer/DefaultMQProducerImpl.
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -53,6 +50,7 @@ from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
 from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.system import clock, network, tls
 
 #: How much of its time a call that needs brokers to know this client waits for them: one may hang, and others do.
 GREETING_SHARE = 0.25
@@ -107,7 +105,7 @@ class Producer(Lifecycle):
         enable_trace: bool = False,
         trace_topic: str = TRACE_TOPIC,
         send_hooks: Sequence[SendHook] = (),
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
     ) -> None:
         super().__init__()
@@ -170,7 +168,7 @@ class Producer(Lifecycle):
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
         self._hooked.client = client
-        self._set_encoder(UniqueKeys(socket.inet_aton(client.ip)))
+        self._set_encoder(UniqueKeys(network.packed_ip(client.ip)))
         self._sender = Sender(client, self.group, self._settings)
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
@@ -308,7 +306,7 @@ class Producer(Lifecycle):
 
         Raises as `send`, and ClientError when the selector picks none, or fails.
         """
-        deadline = time.monotonic() + whole_ms(timeout_ms) / 1000
+        deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
         queues = await self._queues(message.topic, timeout_ms)
         try:
             queue = selector(queues, message, arg)
@@ -318,7 +316,7 @@ class Producer(Lifecycle):
             raise ClientError(f"the selector of a queue for topic {message.topic} failed: {e!r}") from e
         if queue is None:
             raise ClientError(f"the selector picked no queue of topic {message.topic}")
-        return await self.send(message, max(1, int((deadline - time.monotonic()) * 1000)), queue)
+        return await self.send(message, max(1, int((deadline - clock.monotonic()) * 1000)), queue)
 
     async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
         """Sends `message` to whoever consumes its topic and returns the reply, which `reply_message` makes there.

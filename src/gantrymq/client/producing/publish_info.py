@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.system import randomness
 
 
 class TopicPublishInfo:
@@ -14,7 +14,7 @@ class TopicPublishInfo:
     def __init__(self, queues: Sequence[MessageQueue]) -> None:
         self.queues = queues
         self.has_several_brokers = len({queue.broker_name for queue in queues}) > 1
-        self._next = random.randrange(len(queues)) if queues else 0
+        self._next = randomness.randrange(len(queues)) if queues else 0
 
     def select(self, last_broker: str | None = None) -> MessageQueue:
         """The next queue; after a failure on `last_broker` the next one of another broker, if there is another.
@@ -37,7 +37,7 @@ class TopicPublishInfo:
 
     def reset(self) -> None:
         """Goes on at any queue, so that producers that lost one broker don't all go on to the same."""
-        self._next = random.randrange(len(self.queues))
+        self._next = randomness.randrange(len(self.queues))
 
     def _take(self) -> MessageQueue:
         self._next = (self._next + 1) % len(self.queues)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Sequence
 from ctypes import c_int64
 from math import nan
@@ -12,6 +11,7 @@ from typing import Any
 from gantrymq.errors import ClientError
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.system import randomness
 
 #: Picks one of the topic's writable queues for a message; the last argument is `send_with`'s `arg`.
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
@@ -30,7 +30,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -
 
 def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
     """Any of the `queues`, whatever `arg` is."""
-    return random.choice(queues)
+    return randomness.choice(queues)
 
 
 def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
@@ -40,7 +40,7 @@ def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
         near = [queue for queue in queues if queue.broker_name.partition("@")[0] in rooms]
         if not near:
             raise ClientError(f"topic {message.topic} has no queue on a broker in {', '.join(rooms)} (ROOM@NAME)")
-        return random.choice(near)
+        return randomness.choice(near)
 
     return select
 

@@ -7,10 +7,8 @@ Source: client/producer/RequestResponseFuture, client/utils/MessageUtil, client/
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 from gantrymq.client.producing.outgoing import REPLY_TYPE
-from gantrymq.clock import now_ms
 from gantrymq.errors import ClientClosed, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -21,6 +19,8 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import Record, encode_host
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
+from gantrymq.system import randomness
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -57,7 +57,7 @@ class Requests:
         self, message: Message, client_id: str, timeout_ms: int
     ) -> tuple[Message, str, asyncio.Future[MessageExt]]:
         """`message` as a request of `client_id`, its correlation id, and the future reply."""
-        correlation_id = str(uuid.uuid4())
+        correlation_id = str(randomness.uuid4())
         properties = message.properties | {
             names.CORRELATION_ID: correlation_id,
             names.MESSAGE_REPLY_TO_CLIENT: client_id,

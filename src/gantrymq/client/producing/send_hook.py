@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.clock import now_ms
 from gantrymq.errors import BrokerError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 

@@ -6,7 +6,6 @@ Topics have their namespace here. Source: client/impl/producer/DefaultMQProducer
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from gantrymq.background.repeating import Repeating
@@ -17,7 +16,6 @@ from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
 from gantrymq.client.routes import write_queues
-from gantrymq.clock import now_ms
 from gantrymq.errors import (
     BrokerError,
     ClientError,
@@ -33,6 +31,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.system import clock
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
@@ -104,7 +104,7 @@ class Sender:
         if queue is None:
             info = await self._publish_info(outgoing.topic)
             faults = self._faults
-            queue = info.select() if faults is None else faults.select(info, None, int(time.monotonic() * 1000))
+            queue = info.select() if faults is None else faults.select(info, None, int(clock.monotonic() * 1000))
         address = await self.broker_address(queue)
         await self.client.api.send_oneway(address, self._command(queue, outgoing))
         return address
@@ -131,7 +131,7 @@ class Sender:
         return address
 
     async def _send_with_retries(self, outgoing: Outgoing, timeout_ms: int) -> SendResult:
-        now = time.monotonic
+        now = clock.monotonic
         deadline = now() + timeout_ms / 1000
         info = self._known_publish_info(outgoing.topic) or await self.publish_info(outgoing.topic, timeout_ms)
         faults = self._faults
@@ -192,7 +192,7 @@ class Sender:
 
     def _count(self, queue: MessageQueue, began: float, *, isolate: bool = False, reachable: bool = True) -> None:
         if self._faults is not None:
-            now = time.monotonic()
+            now = clock.monotonic()
             latency_ms = int((now - began) * 1000)
             self._faults.update(queue.broker_name, latency_ms, int(now * 1000), isolate=isolate, reachable=reachable)
 
@@ -201,7 +201,7 @@ class Sender:
         assert self._faults is not None
         client = self.client
         topic = next(iter(self._publish_infos), None)
-        for broker in self._faults.due(int(time.monotonic() * 1000)):
+        for broker in self._faults.due(int(clock.monotonic() * 1000)):
             address = client.routes.master_address(broker)
             if address is None:
                 self._faults.forget(broker)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
@@ -32,6 +31,7 @@ from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHe
 from gantrymq.protocol.message import Message, MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.system import clock
 
 log = peer_log(__name__)
 
@@ -106,14 +106,14 @@ class TransactionProducer(Producer):
         """
         self._check_open()
         # A broker asks the producers that it knows: it must know this one before it has a half message of it.
-        deadline = time.monotonic() + whole_ms(timeout_ms) / 1000
+        deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.greet_brokers_of(message.topic, timeout_ms)
         except TimeoutError:
             raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
-        result = await self.send_alone(half, max(1, int((deadline - time.monotonic()) * 1000)))
+        result = await self.send_alone(half, max(1, int((deadline - clock.monotonic()) * 1000)))
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, None
         if result.status is SendStatus.SEND_OK:
             if result.transaction_id:

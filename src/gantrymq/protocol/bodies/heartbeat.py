@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gantrymq.clock import now_ms
 from gantrymq.errors import ClientError
 from gantrymq.protocol.java import string_hash_code
+from gantrymq.system.clock import now_ms
 
 CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
 CONSUME_PASSIVELY = "CONSUME_PASSIVELY"

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gantrymq.clock import now_ms
 from gantrymq.errors import BodyError
 from gantrymq.protocol.codes import VERSION_3_0_11, VERSION_5_0_0
 from gantrymq.protocol.fastjson import bare_keys_quoted_in_steps, decode_json, encode_json
 from gantrymq.protocol.json_header import UNREADABLE_JSON
 from gantrymq.protocol.steps import finish
+from gantrymq.system.clock import now_ms
 
 PERM_PRIORITY = 8
 PERM_READ = 4

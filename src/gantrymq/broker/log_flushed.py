@@ -1,0 +1,28 @@
+"""Waiting for the disk: what says that something was done mustn't be there before what was done."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gantrymq.store.message_store import MessageStore
+
+
+async def log_flushed(store: MessageStore) -> None:
+    """Returns when all that the log has now is on the disk. Raises StoreError when it can't be brought there."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def flushed(error: Exception | None) -> None:
+        # Called in the flusher's thread.
+        loop.call_soon_threadsafe(settle, error)
+
+    store.when_flushed(store.max_physical_offset, flushed)
+    await done

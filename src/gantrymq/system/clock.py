@@ -1,0 +1,12 @@
+"""The clocks: seconds that only go on, and the time of day."""
+
+from __future__ import annotations
+
+from time import localtime, mktime, monotonic, sleep, strftime, time, time_ns
+
+__all__ = ["localtime", "mktime", "monotonic", "now_ms", "sleep", "strftime", "time", "time_ns"]
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time_ns() // 1_000_000

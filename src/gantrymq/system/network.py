@@ -1,0 +1,64 @@
+"""The network: places to listen at, and who this machine and process are. Connections come from asyncio's loop."""
+
+from __future__ import annotations
+
+import socket
+from os import getpid as process_id
+from socket import MSG_PEEK, SOCK_STREAM
+from socket import gaierror as UnknownHost
+from socket import gethostname as host_name
+from socket import socket as Socket
+
+__all__ = [
+    "MSG_PEEK",
+    "SOCK_STREAM",
+    "Socket",
+    "UnknownHost",
+    "bind",
+    "host_name",
+    "ip_text",
+    "local_ip",
+    "packed_ip",
+    "process_id",
+]
+
+
+def bind(host: str, port: int) -> Socket:
+    """A socket that doesn't block, has the port (0: a free one), and doesn't listen yet. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = Socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def address_of(host: str) -> str:
+    """An IP address of a host, IPv4 before IPv6. Raises OSError when it has none."""
+    found = socket.getaddrinfo(host, None, type=SOCK_STREAM)
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+
+
+def packed_ip(ip: str) -> bytes:
+    """4 or 16 bytes. Raises OSError for what is no address."""
+    return socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
+
+
+def ip_text(packed: bytes) -> str:
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+def local_ip() -> str:
+    """The IPv4 address of the interface that leads out, 127.0.0.1 where none does. Sends nothing."""
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,25 @@
+"""TLS, as the module `ssl` has it."""
+
+from __future__ import annotations
+
+from ssl import (
+    CERT_NONE,
+    CERT_OPTIONAL,
+    CERT_REQUIRED,
+    PROTOCOL_TLS_CLIENT,
+    PROTOCOL_TLS_SERVER,
+    SSLCertVerificationError,
+    SSLContext,
+    SSLError,
+)
+
+__all__ = [
+    "CERT_NONE",
+    "CERT_OPTIONAL",
+    "CERT_REQUIRED",
+    "PROTOCOL_TLS_CLIENT",
+    "PROTOCOL_TLS_SERVER",
+    "SSLCertVerificationError",
+    "SSLContext",
+    "SSLError",
+]
