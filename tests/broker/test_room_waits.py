@@ -15,8 +15,8 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import decode_messages
-from gantrymq.store import mapped_file
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.system import files
 
 
 class SlowMaking:
@@ -83,7 +83,7 @@ async def test_a_full_disk_is_said_to_all_who_wait(
         raise OSError(28, "No space left on device")
 
     making.works.clear()
-    monkeypatch.setattr(mapped_file, "_allocate", full)
+    monkeypatch.setattr(files, "allocate", full)
     waiting = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(3)]
     assert (await peer.send("orders", b"second", queue_id=1)).code == ResponseCode.SUCCESS
     making.works.set()

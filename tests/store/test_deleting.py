@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from waiting import wait_until
 
 from gantrymq.store import trash
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
 
 QUEUES = 100
 
@@ -30,13 +30,13 @@ def test_files_go_in_the_background_and_in_steps(tmp_path: Path, monkeypatch: py
     store = open_store(tmp_path)
     fill(store)
     deleting: set[str] = set()
-    unlink = os.unlink
+    unlink = files.unlink
 
-    def noted(path: str) -> None:
+    def noted(path: Path, *, missing_ok: bool = False) -> None:
         deleting.add(threading.current_thread().name)
-        unlink(path)
+        unlink(path, missing_ok=missing_ok)
 
-    monkeypatch.setattr(trash.os, "unlink", noted)
+    monkeypatch.setattr(files, "unlink", noted)
     monkeypatch.setattr(trash, "_STEP_S", 0.005)
     queue = store.queue("Many", 0)
     store.delete_topic("Many")

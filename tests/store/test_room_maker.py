@@ -17,6 +17,7 @@ from gantrymq.store import mapped_file, room_maker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
+from gantrymq.system import files
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
         self.threads: set[str] = set()
-        for name in ("_open_sized", "_allocate"):
-            monkeypatch.setattr(mapped_file, name, self._slow(getattr(mapped_file, name)))
+        for module, name in ((mapped_file, "_open_sized"), (files, "allocate")):
+            monkeypatch.setattr(module, name, self._slow(getattr(module, name)))
 
     def _slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*args: Any) -> Any:
@@ -66,9 +67,9 @@ class SlowDisk:
 def test_who_writes_makes_no_file(tmp_path: Path, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the log's nor a queue's, nor blocks for them: it opens and maps what is there."""
     allocating: set[str] = set()
-    allocate, make = mapped_file._allocate, mapped_file.MappedFile.make
+    allocate, make = files.allocate, mapped_file.MappedFile.make
     monkeypatch.setattr(
-        mapped_file, "_allocate", lambda *args: (allocating.add(threading.current_thread().name), allocate(*args))
+        files, "allocate", lambda *args: (allocating.add(threading.current_thread().name), allocate(*args))
     )
     monkeypatch.setattr(
         mapped_file.MappedFile, "make", lambda *args: (allocating.add(threading.current_thread().name), make(*args))
@@ -147,7 +148,7 @@ def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(fd: int, start: int, length: int) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(mapped_file, "_allocate", full)
+        patch.setattr(files, "allocate", full)
         for _ in range(2):
             with pytest.raises(StoreFull, match="the disk is full"):
                 put_patiently(store, queue, b"x")

@@ -1,0 +1,520 @@
+"""Disks: files in memory that lose, at a power failure, what a real disk might lose.
+
+Of each file there is what programs see (the page cache) and what is on the disk; `fdatasync` brings the one to the
+other. So for directories and their entries. A killed process loses nothing; a power failure leaves of each page that
+wasn't synced the old bytes, the new ones, or sectors of both, and of a directory's changes the first few.
+
+The functions are those of `os`, and raise its errors. Paths are absolute; each host has a disk of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+PAGE = 4096
+SECTOR = 512
+_ZERO = bytes(PAGE)
+#: A disk that never gets full, bytes.
+_PLENTY = 1 << 40
+
+
+class SharedMapping(mmap.mmap):
+    """All that map a file share one; so who closes his closes nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class Inode:
+    """A file. What programs see is in `pages` (those that aren't zero) or, once it is mapped, in `mapping`."""
+
+    __slots__ = (
+        "_dirty",
+        "durable",
+        "durable_size",
+        "lock",
+        "mapping",
+        "mode",
+        "mtime",
+        "number",
+        "pages",
+        "reserved",
+        "size",
+    )
+
+    def __init__(self, number: int, mode: int) -> None:
+        self.number = number
+        self.mode = mode
+        self.size = 0
+        #: So many bytes have blocks, whatever is in them.
+        self.reserved = 0
+        self.pages: dict[int, bytearray] = {}
+        self.mapping: SharedMapping | None = None
+        #: What is on the disk.
+        self.durable: dict[int, bytes] = {}
+        self.durable_size = 0
+        self.mtime = 0.0
+        #: The descriptor that has it locked.
+        self.lock: int | None = None
+        #: Pages that were written since the last sync; of a mapped file nobody knows.
+        self._dirty: set[int] = set()
+
+    def read(self, begin: int, end: int) -> bytes:
+        end = min(end, self.size)
+        if self.mapping is not None:
+            return self.mapping[begin:end]
+        parts = []
+        while begin < end:
+            number, at = divmod(begin, PAGE)
+            until = min(end - begin + at, PAGE)
+            page = self.pages.get(number)
+            parts.append(bytes(until - at) if page is None else bytes(page[at:until]))
+            begin += until - at
+        return b"".join(parts)
+
+    def write(self, begin: int, data: bytes) -> None:
+        """Within its size."""
+        if self.mapping is not None:
+            self.mapping[begin : begin + len(data)] = data
+            return
+        done = 0
+        while done < len(data):
+            number, at = divmod(begin + done, PAGE)
+            piece = data[done : done + PAGE - at]
+            page = self.pages.get(number)
+            if page is None:
+                page = self.pages[number] = bytearray(PAGE)
+            page[at : at + len(piece)] = piece
+            self._dirty.add(number)
+            done += len(piece)
+
+    def resize(self, size: int) -> None:
+        self.reserved = min(self.reserved, size)
+        if self.mapping is not None:
+            if size > len(self.mapping):
+                raise OSError(errno.EINVAL, "a simulated file that is mapped can't grow")
+            self.mapping[size : self.size] = bytes(max(self.size - size, 0))
+        elif size < self.size:
+            first = -(-size // PAGE)
+            for number in [number for number in self.pages if number >= first]:
+                del self.pages[number]
+                self._dirty.add(number)
+            if size % PAGE and (page := self.pages.get(size // PAGE)) is not None:
+                page[size % PAGE :] = bytes(PAGE - size % PAGE)
+                self._dirty.add(size // PAGE)
+        self.size = size
+
+    def map(self, size: int) -> mmap.mmap:
+        """The one mapping that all share."""
+        if self.mapping is None:
+            mapping = SharedMapping(-1, size)
+            for number, page in self.pages.items():
+                mapping[number * PAGE : (number + 1) * PAGE] = bytes(page[: size - number * PAGE])
+            self.mapping = mapping
+            self.pages.clear()
+        if len(self.mapping) != size:
+            raise OSError(errno.EINVAL, f"a simulated file is mapped with {len(self.mapping)} bytes, not {size}")
+        return self.mapping
+
+    def sync(self) -> None:
+        """What programs see is on the disk."""
+        self.durable.update(self._changed())
+        self.durable_size = self.size
+        self._dirty.clear()
+
+    def lose(self, chance: Random) -> None:
+        """What wasn't synced is old, new or both."""
+        changed = self._changed()
+        if chance.random() < 0.5:
+            self.durable_size = self.size
+        for number, new in changed.items():
+            old = self.durable.get(number, _ZERO)
+            kind = chance.random()
+            if kind < 0.4:
+                self.durable[number] = new
+            elif kind > 0.8:
+                self.durable[number] = b"".join(
+                    (new if chance.random() < 0.5 else old)[sector : sector + SECTOR]
+                    for sector in range(0, PAGE, SECTOR)
+                )
+        self.size = self.durable_size
+        self.mapping = None
+        self.pages = {number: bytearray(page) for number, page in self.durable.items() if number * PAGE < self.size}
+        self._dirty.clear()
+        self.lock = None
+
+    def has_data(self, number: int) -> bool:
+        """A page that isn't a hole."""
+        if self.mapping is not None:
+            return any(self.mapping[number * PAGE : (number + 1) * PAGE])
+        return number in self.pages and any(self.pages[number])
+
+    def data_pages(self) -> list[int]:
+        """The pages that aren't holes."""
+        numbers = range(-(-self.size // PAGE)) if self.mapping is not None else sorted(self.pages)
+        return [number for number in numbers if self.has_data(number)]
+
+    def flip(self, position: int, bit: int) -> None:
+        byte = self.read(position, position + 1)[0]
+        self.write(position, bytes((byte ^ 1 << bit,)))
+        number, at = divmod(position, PAGE)
+        durable = bytearray(self.durable.get(number, _ZERO))
+        durable[at] ^= 1 << bit
+        self.durable[number] = bytes(durable)
+
+    def _changed(self) -> dict[int, bytes]:
+        """The pages that the disk has otherwise, as programs see them."""
+        if self.mapping is not None:
+            numbers: Iterable[int] = range(-(-self.size // PAGE))
+        else:
+            numbers = sorted(self._dirty)
+        changed = {}
+        for number in numbers:
+            if self.mapping is not None:
+                page = self.mapping[number * PAGE : (number + 1) * PAGE].ljust(PAGE, b"\0")
+            else:
+                page = bytes(self.pages.get(number, _ZERO))
+            if page != self.durable.get(number, _ZERO):
+                changed[number] = page
+        return changed
+
+
+@dataclass
+class Directory:
+    """`entries` is what programs see; `changes` what the disk has not: (name, what it is now)."""
+
+    number: int
+    mtime: float = 0.0
+    entries: dict[str, Inode | Directory] = field(default_factory=dict)
+    durable: dict[str, Inode | Directory] = field(default_factory=dict)
+    changes: list[tuple[str, Inode | Directory | None]] = field(default_factory=list)
+    #: The descriptor that has it locked.
+    lock: int | None = None
+
+    def set(self, name: str, entry: Inode | Directory | None) -> None:
+        if entry is None:
+            del self.entries[name]
+        else:
+            self.entries[name] = entry
+        self.changes.append((name, entry))
+
+    def sync(self, count: int | None = None) -> None:
+        """The first `count` changes, or all, are on the disk."""
+        count = len(self.changes) if count is None else count
+        for name, entry in self.changes[:count]:
+            if entry is None:
+                self.durable.pop(name, None)
+            else:
+                self.durable[name] = entry
+        del self.changes[:count]
+
+
+@dataclass
+class Faults:
+    """What goes wrong with a disk, from now on."""
+
+    #: Space for so many bytes in all.
+    capacity: int = _PLENTY
+    #: The share of calls that fail: of reads and writes with EIO, of opens with EMFILE.
+    io_errors: float = 0.0
+    open_errors: float = 0.0
+    #: The share of syncs that fail, and of those that say they had done it and haven't.
+    sync_errors: float = 0.0
+    sync_lies: float = 0.0
+
+
+@dataclass
+class Open:
+    """An open file or directory."""
+
+    what: Inode | Directory
+    path: str
+    position: int = 0
+
+
+class Disk:
+    """One host's."""
+
+    def __init__(self, chance: Random) -> None:
+        self.faults = Faults()
+        #: A sync has lied: what was acknowledged since may be missing after a power failure.
+        self.has_lied = False
+        self._chance = chance
+        self._numbers = iter(range(2, 1 << 60))
+        self._root = Directory(next(self._numbers))
+        self._open: dict[int, Open] = {}
+
+    # -- descriptors --------------------------------------------------------------------------------------------
+
+    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
+        name = os.fspath(path)
+        if self._chance.random() < self.faults.open_errors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+        entry = self._find(name)
+        if entry is None:
+            if not flags & os.O_CREAT:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+            entry = Inode(next(self._numbers), mode & 0o755)
+            directory, last = self._parent(name)
+            directory.set(last, entry)
+        elif flags & os.O_CREAT and flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        elif isinstance(entry, Directory) and flags & (os.O_RDWR | os.O_WRONLY):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if flags & os.O_TRUNC and isinstance(entry, Inode):
+            entry.resize(0)
+        # The lowest number that is free, as a kernel gives it.
+        fd = next(number for number in range(3, 1 << 20) if number not in self._open)
+        self._open[fd] = Open(entry, name)
+        return fd
+
+    def close(self, fd: int) -> None:
+        opened = self._of(fd)
+        if opened.what.lock == fd:
+            opened.what.lock = None
+        del self._open[fd]
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return _stat(self._of(fd).what)
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        self._may_fail(self._of(fd).path)
+        self._file(fd).resize(length)
+
+    def posix_fallocate(self, fd: int, offset: int, len: int) -> None:
+        inode, end = self._file(fd), offset + len
+        if (
+            end > inode.reserved
+            and self.faults.capacity < _PLENTY
+            and self.used() + end - inode.reserved > self.faults.capacity
+        ):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._of(fd).path)
+        inode.reserved = max(inode.reserved, end)
+        if end > inode.size:
+            inode.resize(end)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self._may_fail(self._of(fd).path)
+        inode = self._file(fd)
+        return inode.read(offset, offset + length)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        self._may_fail(self._of(fd).path)
+        inode = self._file(fd)
+        end = offset + len(data)
+        if end > inode.size:
+            if self.faults.capacity < _PLENTY and self.used() + end - inode.size > self.faults.capacity:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._of(fd).path)
+            inode.resize(end)
+        inode.write(offset, bytes(data))
+        return len(data)
+
+    def read(self, fd: int, length: int) -> bytes:
+        opened = self._of(fd)
+        data = self.pread(fd, length, opened.position)
+        opened.position += len(data)
+        return data
+
+    def write(self, fd: int, data: bytes) -> int:
+        opened = self._of(fd)
+        count = self.pwrite(fd, data, opened.position)
+        opened.position += count
+        return count
+
+    def lseek(self, fd: int, position: int, how: int) -> int:
+        """Only SEEK_DATA and SEEK_HOLE: a hole is a page of zeros."""
+        inode = self._file(fd)
+        if position >= inode.size:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        number = position // PAGE
+        if how == os.SEEK_HOLE:
+            while inode.has_data(number):
+                number += 1
+        else:
+            number = next((page for page in inode.data_pages() if page >= number), -1)
+            if number < 0:
+                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return min(max(number * PAGE, position), inode.size)
+
+    def fsync(self, fd: int) -> None:
+        opened = self._of(fd)
+        if self._chance.random() < self.faults.sync_errors:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), opened.path)
+        if self._chance.random() < self.faults.sync_lies:
+            self.has_lied = True
+        elif isinstance(opened.what, Directory):
+            opened.what.sync()
+        else:
+            opened.what.sync()
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        return self._file(fd).map(size)
+
+    def lock(self, fd: int) -> None:
+        """Exclusive, of the whole file; ends with the descriptor. Raises BlockingIOError when another has it."""
+        if self.is_locked(fd):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._of(fd).what.lock = fd
+
+    def is_locked(self, fd: int) -> bool:
+        """By another descriptor."""
+        return self._of(fd).what.lock not in (None, fd)
+
+    # -- paths --------------------------------------------------------------------------------------------------
+
+    def stat(self, path: str | os.PathLike[str]) -> os.stat_result:
+        return _stat(self._need(os.fspath(path)))
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return self._find(os.fspath(path)) is not None
+
+    def is_directory(self, path: str | os.PathLike[str]) -> bool:
+        return isinstance(self._find(os.fspath(path)), Directory)
+
+    def names(self, path: str | os.PathLike[str]) -> list[str]:
+        """The entries of a directory, in no order that a program may count on."""
+        directory = self._need(os.fspath(path))
+        if not isinstance(directory, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
+        names = sorted(directory.entries)
+        self._chance.shuffle(names)
+        return names
+
+    def make_directory(self, path: str | os.PathLike[str], *, lasting: bool = False) -> None:
+        """With its parents, and on the disk if it is to last; no error when it is there."""
+        directory = self._root
+        for part in _parts(os.fspath(path)):
+            entry = directory.entries.get(part)
+            if entry is None:
+                entry = Directory(next(self._numbers))
+                directory.set(part, entry)
+                if lasting:
+                    directory.sync()
+            if not isinstance(entry, Directory):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+            directory = entry
+
+    def unlink(self, path: str | os.PathLike[str]) -> None:
+        self._need(os.fspath(path))
+        directory, last = self._parent(os.fspath(path))
+        directory.set(last, None)
+
+    def remove_directory(self, path: str | os.PathLike[str]) -> None:
+        entry = self._need(os.fspath(path))
+        if not isinstance(entry, Directory) or entry.entries:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
+        self.unlink(path)
+
+    def rename(self, old: str | os.PathLike[str], new: str | os.PathLike[str]) -> None:
+        entry = self._need(os.fspath(old))
+        source, last = self._parent(os.fspath(old))
+        target, name = self._parent(os.fspath(new))
+        target.set(name, entry)
+        source.set(last, None)
+
+    def used(self) -> int:
+        """Bytes of all files' blocks."""
+        return sum(max(inode.reserved, PAGE * len(inode.pages)) for inode in self._inodes(self._root))
+
+    # -- what may happen to it ----------------------------------------------------------------------------------
+
+    def process_died(self) -> None:
+        """Its descriptors are closed; its files are as they were."""
+        for fd in list(self._open):
+            self.close(fd)
+
+    def power_failed(self) -> None:
+        """What wasn't synced is old, new or both."""
+        self.process_died()
+        self._lose_entries(self._root)
+        for inode in self._inodes(self._root):
+            inode.lose(self._chance)
+
+    def flip_bit(self, path: str | os.PathLike[str], position: int, bit: int) -> None:
+        """At rest: of what is on the disk, and of what programs see of it."""
+        inode = self._need(os.fspath(path))
+        assert isinstance(inode, Inode)
+        inode.flip(position, bit)
+
+    def files(self) -> Iterator[tuple[str, Inode]]:
+        """Every file by its path, in order."""
+        yield from self._files("", self._root)
+
+    def _lose_entries(self, directory: Directory) -> None:
+        directory.sync(self._chance.randint(0, len(directory.changes)))
+        directory.changes.clear()
+        directory.entries = dict(directory.durable)
+        directory.lock = None
+        for entry in directory.entries.values():
+            if isinstance(entry, Directory):
+                self._lose_entries(entry)
+
+    def _inodes(self, directory: Directory) -> Iterator[Inode]:
+        for entry in directory.entries.values():
+            if isinstance(entry, Directory):
+                yield from self._inodes(entry)
+            else:
+                yield entry
+
+    def _files(self, path: str, directory: Directory) -> Iterator[tuple[str, Inode]]:
+        for name, entry in sorted(directory.entries.items()):
+            if isinstance(entry, Directory):
+                yield from self._files(f"{path}/{name}", entry)
+            else:
+                yield f"{path}/{name}", entry
+
+    def _may_fail(self, path: str) -> None:
+        if self.faults.io_errors and self._chance.random() < self.faults.io_errors:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def _of(self, fd: int) -> Open:
+        if fd not in self._open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._open[fd]
+
+    def _file(self, fd: int) -> Inode:
+        what = self._of(fd).what
+        if not isinstance(what, Inode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._of(fd).path)
+        return what
+
+    def _find(self, path: str) -> Inode | Directory | None:
+        entry: Inode | Directory | None = self._root
+        for part in _parts(path):
+            if not isinstance(entry, Directory):
+                return None
+            entry = entry.entries.get(part)
+        return entry
+
+    def _need(self, path: str) -> Inode | Directory:
+        entry = self._find(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return entry
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        *parts, last = _parts(path)
+        directory = self._find("/".join(parts))
+        if not isinstance(directory, Directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return directory, last
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in os.path.normpath(path).split("/") if part not in ("", ".")]
+
+
+def _stat(entry: Inode | Directory) -> os.stat_result:
+    if isinstance(entry, Directory):
+        return os.stat_result(
+            (stat.S_IFDIR | 0o755, entry.number, 1, 1, 0, 0, 0, entry.mtime, entry.mtime, entry.mtime)
+        )
+    return os.stat_result(
+        (stat.S_IFREG | entry.mode, entry.number, 1, 1, 0, 0, entry.size, entry.mtime, entry.mtime, entry.mtime)
+    )

@@ -1,0 +1,215 @@
+"""What goes wrong in a run: each kind of fault begins and, after its time, ends.
+
+A new kind is a class here with `begin` and `end`, and its name in plan.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Protocol
+
+from sim.clients import Clients
+from sim.cluster import Program, Servers
+from sim.history import History
+from sim.machine import State
+from sim.plan import Fault
+from sim.system import World
+
+
+class Site:
+    """All that a fault can reach."""
+
+    def __init__(self, world: World, servers: Servers, clients: Clients, history: History) -> None:
+        self.world = world
+        self.servers = servers
+        self.clients = clients
+        self.history = history
+        self.programs = {program.name: program for program in servers.all + clients.all}
+
+    def addresses_but(self, program: Program) -> list[str]:
+        return [other.host.address for other in self.programs.values() if other is not program]
+
+    def died(self, program: Program) -> None:
+        self.clients.died(program)
+
+
+class Kind(Protocol):
+    """One kind of fault."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None: ...
+
+    def end(self, site: Site, program: Program) -> None: ...
+
+
+class Kill:
+    """SIGKILL; the program is started again afterwards."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        if program.host.process is not None:
+            program.host.process.kill()
+        site.world.disks[program.host.address].process_died()
+        site.died(program)
+
+    def end(self, site: Site, program: Program) -> None:
+        program.start()
+
+
+class Power:
+    """The machine goes off, with what its disk hasn't; and on again."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        if program.host.process is not None:
+            program.host.process.kill(machine=True)
+        site.world.disks[program.host.address].power_failed()
+        site.world.loop.network.without_power.add(program.host.address)
+        site.died(program)
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.loop.network.without_power.discard(program.host.address)
+        program.start()
+
+
+class End:
+    """SIGTERM; it is started again when it has ended."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        if program.ending is not None and program.host.process is not None:
+            program.ending.set()
+
+    def end(self, site: Site, program: Program) -> None:
+        process = program.host.process
+        if process is not None and process.state is not State.DEAD and program.ending is not None:
+            if not program.ending.is_set():
+                return
+            # It takes its time to stop.
+            process.kill()
+            site.world.disks[program.host.address].process_died()
+            site.died(program)
+        program.start()
+
+
+class Stop:
+    """SIGSTOP, and SIGCONT."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        if program.host.process is not None:
+            program.host.process.stop()
+
+    def end(self, site: Site, program: Program) -> None:
+        if program.host.process is not None:
+            program.host.process.go_on()
+
+
+class Cut:
+    """It reaches some of the others no more, by one way or by both."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        own = program.host.address
+        chance = Random(f"{own} {strength}")
+        for other in site.addresses_but(program):
+            if chance.random() < 0.3 + strength:
+                site.world.loop.network.cut(own, other)
+                if chance.random() < 0.7:
+                    site.world.loop.network.cut(other, own)
+
+    def end(self, site: Site, program: Program) -> None:
+        own = program.host.address
+        for other in site.addresses_but(program):
+            site.world.loop.network.mend(own, other, reset_share=0.3)
+            site.world.loop.network.mend(other, own, reset_share=0.3)
+
+
+class Slow:
+    """What it says and hears comes late."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        self._set(site, program, strength, 2 * strength)
+
+    def end(self, site: Site, program: Program) -> None:
+        self._set(site, program, 0.0002, 0.0005)
+
+    def _set(self, site: Site, program: Program, delay_s: float, jitter_s: float) -> None:
+        own = program.host.address
+        for other in site.addresses_but(program):
+            for link in (site.world.loop.network.link(own, other), site.world.loop.network.link(other, own)):
+                link.delay_s, link.jitter_s = delay_s, jitter_s
+
+
+class Reset:
+    """Connections are lost, everybody's."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.world.loop.network.reset_some(strength)
+
+    def end(self, site: Site, program: Program) -> None:
+        """Nothing more."""
+
+
+class ClockJump:
+    """Its wall clock is wrong."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        program.host.clock_ahead_s = 20 * (strength - 0.5)
+
+    def end(self, site: Site, program: Program) -> None:
+        program.host.clock_ahead_s = 0.0
+
+
+class OpenErrors:
+    """No descriptor is left, now and then."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.world.disks[program.host.address].faults.open_errors = strength / 2
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].faults.open_errors = 0.0
+
+
+class Full:
+    """The disk has no room for more."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        disk = site.world.disks[program.host.address]
+        disk.faults.capacity = disk.used() + int(strength * 100_000)
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].faults.capacity = 1 << 40
+
+
+class SyncError:
+    """A sync fails; then the machine is started anew, as its operator would."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.world.disks[program.host.address].faults.sync_errors = strength
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].faults.sync_errors = 0.0
+        Kill().begin(site, program, 0.0)
+        program.start()
+
+
+KINDS: dict[str, Kind] = {
+    "kill": Kill(),
+    "power": Power(),
+    "end": End(),
+    "stop": Stop(),
+    "cut": Cut(),
+    "slow": Slow(),
+    "reset": Reset(),
+    "clock": ClockJump(),
+    "open-errors": OpenErrors(),
+    "full": Full(),
+    "sync-error": SyncError(),
+}
+
+
+async def happen(site: Site, fault: Fault) -> None:
+    """One fault, from its time on, for its time."""
+    kind, program = KINDS[fault.kind], site.programs[fault.whom]
+    await asyncio.sleep(fault.at)
+    site.history.note(site.world.loop.time(), f"fault {fault}")
+    kind.begin(site, program, fault.strength)
+    await asyncio.sleep(fault.lasts)
+    site.history.note(site.world.loop.time(), f"over {fault}")
+    kind.end(site, program)

@@ -1,0 +1,110 @@
+"""Hosts and processes: who a piece of work belongs to, and whether it still runs.
+
+Every callback of the loop carries a context; the process that it belongs to is a variable of that context, so whatever
+a process starts (tasks, timers, connections) is its own without its knowing. The loop asks before it calls back: the
+work of a process that was killed never runs again, that of one that is stopped waits until it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.loop import SimLoop
+
+#: The process whose work runs now; None for the simulator's own.
+PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
+
+
+class State(Enum):
+    RUNNING = 1
+    #: SIGSTOP: its work waits, its connections stay.
+    STOPPED = 2
+    #: Gone: nothing of it ever runs again.
+    DEAD = 3
+
+
+class Host:
+    """A machine with an address, a wall clock of its own, and one process at a time."""
+
+    def __init__(self, loop: SimLoop, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        #: The wall clock is so many seconds ahead of the simulated time, and goes so much faster (0.001: 1 ms in 1 s).
+        self.clock_ahead_s = 0.0
+        self.clock_drift = 0.0
+        self.process: Process | None = None
+        #: Those before it. Kept, or else Python would take their tasks apart, and run the `finally` of each.
+        self._dead: list[Process] = []
+        self._loop = loop
+        self._count = 0
+
+    def wall_s(self, epoch_s: float) -> float:
+        """Seconds since 1970 by this host's clock; the simulation began at `epoch_s`."""
+        now = self._loop.time()
+        return epoch_s + now + self.clock_ahead_s + now * self.clock_drift
+
+    def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> Process:
+        """Begins a process whose main task is `main()`; the one before must be dead."""
+        assert self.process is None or self.process.state is State.DEAD, f"{self.name} runs already"
+        if self.process is not None:
+            self._dead.append(self.process)
+        self._count += 1
+        self.process = Process(self._loop, self, self._count)
+        self.process.main = self.process.spawn(main())
+        return self.process
+
+
+class Process:
+    """One life of a program on a host."""
+
+    def __init__(self, loop: SimLoop, host: Host, number: int) -> None:
+        self.host = host
+        self.name = f"{host.name}#{number}"
+        self.state = State.RUNNING
+        self.main: asyncio.Task[None] | None = None
+        #: Called when it dies, with True when the machine went with it: what it has open goes too.
+        self.at_death: list[Callable[[bool], None]] = []
+        #: Callbacks that have come due while it was stopped.
+        self.parked: deque[asyncio.Handle] = deque()
+        #: What it runs.
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._loop = loop
+
+    @property
+    def context(self) -> Context:
+        """A new context in which work is this process's."""
+        context = copy_context()
+        context.run(PROCESS.set, self)
+        return context
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(work, context=self.context)
+
+    def stop(self) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.STOPPED
+
+    def go_on(self) -> None:
+        if self.state is State.STOPPED:
+            self.state = State.RUNNING
+            self._loop.unpark(self.parked)
+
+    def kill(self, *, machine: bool = False) -> None:
+        """SIGKILL; with `machine` the power goes: nobody hears of it, and files lose what wasn't synced."""
+        if self.state is State.DEAD:
+            return
+        self.state = State.DEAD
+        self.parked.clear()
+        for dies in reversed(self.at_death):
+            dies(machine)
+
+    def has(self, task: asyncio.Task[Any]) -> None:
+        if len(self.tasks) > 1000:
+            self.tasks = [known for known in self.tasks if not known.done()]
+        self.tasks.append(task)

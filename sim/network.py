@@ -1,0 +1,489 @@
+"""The network between hosts: streams that arrive late, in pieces, or never.
+
+A connection is two `Stream`s, one each way. Bytes keep their order within a stream and arrive after the link's delay;
+streams don't keep pace with one another. What the reader doesn't take stays in its window, and then with the writer.
+Where a link is cut, bytes wait; when it is mended they go on, or the connection is reset, by chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sim.machine import PROCESS, Process
+
+if TYPE_CHECKING:
+    from sim.loop import SimLoop
+
+#: What is under way or unread at most, in bytes; the rest stays in the writer's buffer.
+_WINDOW = 256 * 1024
+#: asyncio's write buffer limits, in bytes.
+_HIGH_WATER = 64 * 1024
+#: How long a connect or unacknowledged bytes wait for a host that doesn't answer, s.
+_CONNECT_TIMEOUT_S = 127.0
+_DEAD_PEER_S = 60.0
+_FIRST_PORT = 20_000
+
+
+@dataclass
+class Link:
+    """What one way between two hosts does to bytes."""
+
+    #: The shortest delay, and what chance adds at most, s.
+    delay_s: float = 0.0002
+    jitter_s: float = 0.0005
+    #: Nothing gets through.
+    is_cut: bool = False
+
+
+class SimSocket:
+    """What a server has of a listening socket, and of one that was accepted: the part of socket.socket that it uses."""
+
+    def __init__(self, network: Network, name: tuple[str, int], peer: tuple[str, int] | None = None) -> None:
+        self._network = network
+        self._name = name
+        self._peer = peer
+        #: Who takes its connections.
+        self.owner = PROCESS.get()
+        self._number = network.next_descriptor()
+        self._reader: asyncio.Handle | None = None
+        self._waiting: deque[Connection] = deque()
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def listen(self, backlog: int) -> None:
+        self._network.listen(self._name, self)
+
+    def accept(self) -> tuple[SimSocket, tuple[str, int]]:
+        while self._waiting:
+            connection = self._waiting.popleft()
+            if connection.server.is_open:
+                sock = SimSocket(self._network, self._name, connection.client.name)
+                sock._connection = connection
+                return sock, connection.client.name
+        raise BlockingIOError
+
+    def setblocking(self, flag: bool) -> None:
+        assert not flag
+
+    def fileno(self) -> int:
+        return -1 if self._closed else self._number
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+    def getpeername(self) -> tuple[str, int]:
+        if self._peer is None:
+            raise OSError("not connected")
+        return self._peer
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._network.forget(self._name, self)
+        for connection in self._waiting:
+            connection.server.vanish(machine=False)
+        if self._connection is not None and self._connection.server.protocol is None:
+            self._connection.server.vanish(machine=False)
+
+    # -- for the loop and the network ---------------------------------------------------------------------------
+
+    def add_reader(self, handle: asyncio.Handle) -> None:
+        self._reader = handle
+        if self._waiting:
+            self._network.loop.ready(handle)
+
+    def remove_reader(self) -> bool:
+        had, self._reader = self._reader, None
+        return had is not None
+
+    def arrived(self, connection: Connection) -> None:
+        """A connection to be accepted."""
+        self._waiting.append(connection)
+        if self._reader is not None:
+            self._network.loop.ready(self._reader)
+
+    def begin(self, factory: Callable[[], asyncio.BaseProtocol]) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        assert self._connection is not None
+        end = self._connection.server
+        end.begin(factory())
+        assert end.protocol is not None
+        return end, end.protocol
+
+
+class Stream:
+    """One way of a connection. `deliver` runs when bytes arrive, in the name of the process that they are for."""
+
+    def __init__(self, network: Network, source: End, target: End) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+        self._link = network.link(source.name[0], target.name[0])
+        self._pieces: deque[tuple[float, bytes | None]] = deque()
+        self._arrives = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        #: Bytes under way, and those that the target hasn't read.
+        self.under_way = 0
+
+    def send(self, data: bytes | None) -> None:
+        """Bytes, or None for the end."""
+        link, loop = self._link, self._network.loop
+        # In order, whatever chance says.
+        self._arrives = max(self._arrives, loop.time() + link.delay_s + self._network.chance.random() * link.jitter_s)
+        self._pieces.append((self._arrives, data))
+        self.under_way += len(data) if data is not None else 0
+        self._schedule()
+
+    def again(self) -> None:
+        """The link was mended, or the target reads again."""
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is None and self._pieces and not self._link.is_cut and self._target.takes:
+            when = max(self._pieces[0][0], self._network.loop.time())
+            self._timer = self._network.loop.call_at(when, self._deliver, context=self._target.context)
+
+    def _deliver(self) -> None:
+        self._timer = None
+        if self._link.is_cut or not self._target.takes:
+            return
+        now = self._network.loop.time()
+        pieces = []
+        ended = False
+        while self._pieces and self._pieces[0][0] <= now:
+            data = self._pieces.popleft()[1]
+            if data is None:
+                ended = True
+                break
+            pieces.append(data)
+        self._read(b"".join(pieces))
+        if ended:
+            self._target.ended()
+        self._schedule()
+
+    def _read(self, data: bytes) -> None:
+        """As one read, or as several."""
+        size = self._network.read_size(len(data))
+        for begin in range(0, len(data), size):
+            if not self._target.takes:
+                # It stopped reading in the midst of it: the rest comes first, later.
+                self._pieces.appendleft((0.0, data[begin:]))
+                return
+            piece = data[begin : begin + size]
+            self.under_way -= len(piece)
+            self._target.received(piece)
+        self._source.drained()
+
+
+class End(asyncio.Transport):
+    """One end of a connection: what asyncio calls a transport."""
+
+    def __init__(self, network: Network, name: tuple[str, int], process: Process | None) -> None:
+        super().__init__()
+        self.name = name
+        self.peer: End
+        self.out: Stream
+        self.process = process
+        self.protocol: asyncio.Protocol | None = None
+        self.context = process.context if process is not None else Context()
+        self._network = network
+        self._buffer: deque[bytes] = deque()
+        self._buffered = 0
+        self._high = _HIGH_WATER
+        self._is_paused = False
+        self._reads = True
+        self._closing = False
+        self._lost = False
+        self._ended = False
+        if process is not None:
+            process.at_death.append(self._died)
+
+    # -- asyncio's side -----------------------------------------------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": self.peer.name, "sockname": self.name}.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self.protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self.protocol is not None
+        return self.protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return self._reads and not self._closing
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        if not self._reads:
+            self._reads = True
+            self.peer.out.again()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = _HIGH_WATER if high is None else high
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._high // 4, self._high
+
+    def get_write_buffer_size(self) -> int:
+        return self._buffered
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._closing or not data:
+            return
+        self._buffer.append(bytes(data))
+        self._buffered += len(data)
+        self._push()
+        if self._buffered > self._high and not self._is_paused:
+            self._is_paused = True
+            self.get_protocol().pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            if not self._buffer:
+                self._finish()
+
+    def abort(self) -> None:
+        self._closing = True
+        if not self._lost:
+            self._buffer.clear()
+            self._buffered = 0
+            self._reset_peer()
+            self._lose(None)
+
+    # -- the network's side -------------------------------------------------------------------------------------
+
+    @property
+    def takes(self) -> bool:
+        """Bytes may be handed to it."""
+        return self.protocol is not None and self._reads and not self._lost
+
+    @property
+    def is_open(self) -> bool:
+        return not self._lost
+
+    def begin(self, protocol: asyncio.BaseProtocol) -> None:
+        """It has somebody who reads it."""
+        self.set_protocol(protocol)
+        protocol.connection_made(self)
+        self.peer.out.again()
+
+    def accepted_by(self, process: Process | None) -> None:
+        """The server's end belongs to who accepted it."""
+        self.process = process
+        if process is not None:
+            self.context = process.context
+            process.at_death.append(self._died)
+
+    def received(self, data: bytes) -> None:
+        if not self._closing and self.protocol is not None:
+            self.protocol.data_received(data)
+
+    def ended(self) -> None:
+        """The peer sends no more."""
+        if not self._ended and not self._lost:
+            self._ended = True
+            if self.protocol is not None and not self._closing:
+                self.protocol.eof_received()
+            self.close()
+
+    def drained(self) -> None:
+        """The peer has read something."""
+        if not self._lost:
+            self._push()
+
+    def reset(self, error: OSError) -> None:
+        """The connection is lost; called in the name of this end's process."""
+        if not self._lost:
+            self._closing = True
+            self._lose(error)
+
+    def vanish(self, *, machine: bool) -> None:
+        """Its process is gone: the peer is told, but not by a machine without power."""
+        if self._lost:
+            return
+        self._closing = self._lost = True
+        self._network.closed(self)
+        if machine:
+            self.peer.unanswered()
+        else:
+            self._reset_peer()
+
+    def unanswered(self) -> None:
+        """Nobody is there any more: what is sent is given up after a while."""
+        self._network.loop.call_later(
+            _DEAD_PEER_S, self.reset, TimeoutError(110, "Connection timed out"), context=self.context
+        )
+
+    def _died(self, machine: bool) -> None:
+        self.vanish(machine=machine)
+
+    def _push(self) -> None:
+        """Gives the stream what its window has room for."""
+        while self._buffer and self.out.under_way < _WINDOW:
+            piece = self._buffer.popleft()
+            self._buffered -= len(piece)
+            self.out.send(piece)
+        if self._is_paused and self._buffered <= self._high // 4:
+            self._is_paused = False
+            self._network.loop.call_soon(self.get_protocol().resume_writing, context=self.context)
+        if self._closing and not self._buffer and not self._lost:
+            self._finish()
+
+    def _finish(self) -> None:
+        """All is sent: the peer hears of the end behind it."""
+        self.out.send(None)
+        self._lose(None)
+
+    def _reset_peer(self) -> None:
+        peer, link = self.peer, self._network.link(self.name[0], self.peer.name[0])
+        if link.is_cut:
+            peer.unanswered()
+            return
+        self._network.loop.call_later(
+            link.delay_s, peer.reset, ConnectionResetError(104, "Connection reset by peer"), context=peer.context
+        )
+
+    def _lose(self, error: OSError | None) -> None:
+        self._lost = True
+        self._network.closed(self)
+        if self.process is not None and self._died in self.process.at_death:
+            self.process.at_death.remove(self._died)
+        if self.protocol is not None:
+            self._network.loop.call_soon(self.protocol.connection_lost, error, context=self.context)
+
+
+class Connection:
+    """Two ends."""
+
+    def __init__(self, network: Network, client: End, server: End) -> None:
+        self.client = client
+        self.server = server
+        client.peer, server.peer = server, client
+        client.out = Stream(network, client, server)
+        server.out = Stream(network, server, client)
+
+
+class Network:
+    """All hosts' links and listening sockets."""
+
+    def __init__(self, loop: SimLoop, chance: Random) -> None:
+        self.loop = loop
+        self.chance = chance
+        #: How bytes are cut into reads: the share of tiny ones.
+        self.tiny_reads = 0.0
+        #: Addresses of machines that are off: nobody there says that a port is closed.
+        self.without_power: set[str] = set()
+        self._links: dict[tuple[str, str], Link] = {}
+        self._listening: dict[tuple[str, int], SimSocket] = {}
+        self._ends: dict[End, None] = {}
+        self._next_port = _FIRST_PORT
+        self._descriptors = 10
+
+    def link(self, source: str, target: str) -> Link:
+        """The way from one address to another; a link that nobody has changed is a good one."""
+        return self._links.setdefault((source, target), Link())
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing passes from one to the other; the way back is another link."""
+        self.link(source, target).is_cut = True
+
+    def mend(self, source: str, target: str, *, reset_share: float = 0.0) -> None:
+        """Bytes go on; that share of the connections is reset."""
+        self.link(source, target).is_cut = False
+        for end in list(self._ends):
+            if (end.name[0], end.peer.name[0]) == (source, target):
+                if self.chance.random() < reset_share:
+                    end.reset(ConnectionResetError(104, "Connection reset by peer"))
+                    end.peer.reset(ConnectionResetError(104, "Connection reset by peer"))
+                else:
+                    end.out.again()
+
+    def reset_some(self, share: float) -> int:
+        """Loses that share of all connections; how many."""
+        chosen = [end for end in list(self._ends) if end.is_open and self.chance.random() < share]
+        for end in chosen:
+            end.reset(ConnectionResetError(104, "Connection reset by peer"))
+            end.peer.reset(ConnectionResetError(104, "Connection reset by peer"))
+        return len(chosen)
+
+    def bind(self, host: str, port: int) -> SimSocket:
+        """A socket at that place; 0 takes a free port. Raises OSError when it is taken."""
+        if not port:
+            self._next_port += 1
+            port = self._next_port
+        if (host, port) in self._listening:
+            raise OSError(98, "Address already in use")
+        sock = SimSocket(self, (host, port))
+        process = PROCESS.get()
+        if process is not None:
+            process.at_death.append(lambda _: sock.close())
+        return sock
+
+    def listen(self, name: tuple[str, int], sock: SimSocket) -> None:
+        if self._listening.setdefault(name, sock) is not sock:
+            raise OSError(98, "Address already in use")
+
+    def forget(self, name: tuple[str, int], sock: SimSocket) -> None:
+        if self._listening.get(name) is sock:
+            del self._listening[name]
+
+    def next_descriptor(self) -> int:
+        self._descriptors += 1
+        return self._descriptors % 1000 + 10
+
+    def closed(self, end: End) -> None:
+        self._ends.pop(end, None)
+
+    def read_size(self, available: int) -> int:
+        """How much of so many bytes one read brings; the reads after it as much."""
+        if self.tiny_reads and available > 1 and self.chance.random() < self.tiny_reads:
+            return self.chance.randrange(1, min(available, 64) + 1)
+        return available or 1
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Raises ConnectionRefusedError where nobody listens, TimeoutError where nobody answers."""
+        process = PROCESS.get()
+        own = process.host.address if process is not None else "10.0.0.0"
+        there, back = self.link(own, host), self.link(host, own)
+        began = self.loop.time()
+        while there.is_cut or back.is_cut or host in self.without_power:
+            # TCP tries again each second.
+            await asyncio.sleep(1.0)
+            if self.loop.time() - began >= _CONNECT_TIMEOUT_S:
+                raise TimeoutError(110, "Connection timed out")
+        await asyncio.sleep(there.delay_s + back.delay_s + self.chance.random() * there.jitter_s)
+        listening = self._listening.get((host, port))
+        if listening is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        self._next_port += 1
+        client = End(self, (own, self._next_port), process)
+        server = End(self, (host, port), None)
+        connection = Connection(self, client, server)
+        self._ends[client] = self._ends[server] = None
+        server.accepted_by(listening.owner)
+        client.begin(factory())
+        listening.arrived(connection)
+        assert client.protocol is not None
+        return client, client.protocol

@@ -1,0 +1,99 @@
+"""What a seed means: how large the cluster is, who does what, and what goes wrong when.
+
+Chance decides everything here, before the run; so a fault can be left out, and the rest stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+#: Faults happen within so many s of simulated time, from the first send on.
+FAULTS_S = 90.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` of faults.py, whom it hits, from when and for how long, s since the first send; `strength` from 0 to 1."""
+
+    kind: str
+    whom: str
+    at: float
+    lasts: float
+    strength: float
+
+    def __str__(self) -> str:
+        return f"{self.at:.2f} s: {self.kind} of {self.whom} for {self.lasts:.2f} s ({self.strength:.2f})"
+
+
+@dataclass
+class Plan:
+    """All of a run but the order of its work."""
+
+    seed: str
+    name_servers: int
+    brokers: int
+    producers: int
+    #: Consumers of each group.
+    consumers: dict[str, int]
+    #: SYNC_FLUSH: what is acknowledged survives a power failure.
+    is_synced: bool
+    #: Messages of a producer, and the pause between two, s.
+    messages: int
+    pause_s: float
+    #: The share of messages of each kind; the rest are plain.
+    ordered: float
+    delayed: float
+    batches: float
+    transactions: float
+    #: The share of deliveries that handlers fail.
+    failures: float
+    tiny_reads: float
+    faults: list[Fault] = field(default_factory=list)
+
+
+def make_plan(seed: str) -> Plan:
+    chance = Random(f"{seed} plan")
+    plan = Plan(
+        seed=seed,
+        name_servers=chance.choice((1, 2, 2)),
+        brokers=chance.choice((1, 2, 3)),
+        producers=chance.choice((1, 2, 3)),
+        consumers={
+            "push": chance.choice((1, 2, 3)),
+            "orderly": chance.choice((1, 2, 3)),
+            "pop": chance.choice((0, 1, 2)),
+            "lite": chance.choice((0, 1, 2)),
+        },
+        is_synced=chance.random() < 0.5,
+        messages=chance.choice((50, 100, 200)),
+        pause_s=chance.choice((0.05, 0.2, 0.5)),
+        ordered=chance.choice((0.0, 0.3, 0.6)),
+        delayed=chance.choice((0.0, 0.05, 0.2)),
+        batches=chance.choice((0.0, 0.1)),
+        transactions=chance.choice((0.0, 0.1)),
+        failures=chance.choice((0.0, 0.0, 0.02)),
+        tiny_reads=chance.choice((0.0, 0.0, 0.1)),
+    )
+    servers = [f"ns-{n}" for n in range(plan.name_servers)] + [f"broker-{n}" for n in range(plan.brokers)]
+    clients = [f"producer-{n}" for n in range(plan.producers)]
+    clients += [f"{kind}-{n}" for kind, count in plan.consumers.items() for n in range(count)]
+    kinds = ["kill", "kill", "stop", "end", "cut", "slow", "reset", "clock", "open-errors", "full"]
+    if plan.is_synced:
+        kinds += ["power", "power", "sync-error"]
+    for _ in range(chance.choice((0, 1, 2, 4, 8))):
+        kind = chance.choice(kinds)
+        whom = chance.choice(servers if kind in ("power", "full", "sync-error", "open-errors") else servers + clients)
+        if kind in ("full", "sync-error", "open-errors", "power") and not whom.startswith("broker"):
+            whom = f"broker-{chance.randrange(plan.brokers)}"
+        plan.faults.append(
+            Fault(
+                kind,
+                whom,
+                round(chance.uniform(0, FAULTS_S), 2),
+                round(chance.uniform(0.1, 40) if chance.random() < 0.3 else chance.uniform(0.1, 8), 2),
+                round(chance.random(), 2),
+            )
+        )
+    plan.faults.sort(key=lambda fault: fault.at)
+    return plan

@@ -1,0 +1,144 @@
+"""Bugs to plant: the simulator must find each of them, or it proves nothing.
+
+Each takes the place of a few words of the package, in a copy. `./dev sim --planted` runs seeds until one fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import gantrymq
+
+
+class Planted(NamedTuple):
+    """`old` stands once in `file`, below gantrymq, and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+BUGS = (
+    Planted("a sync is skipped", "store/mapped_file.py", "files.fdatasync(fd)", "fd"),
+    Planted("an entry is not synced", "store/mapped_file.py", "files.sync_entries(fd)", "fd"),
+    Planted(
+        "the answer doesn't wait for the disk",
+        "broker/flush_waits.py",
+        "self._store.when_flushed(end, partial(self._flushed, waiting))",
+        "self._loop.call_soon(self._answer, waiting, None)",
+    ),
+    Planted(
+        "a job that failed is never tried again", "background/repeating.py", "self._again(self._after_error_s)", ""
+    ),
+    Planted(
+        "one error ends a flusher",
+        "store/flusher.py",
+        "        except Exception as e:\n            now =",
+        "        except ZeroDivisionError as e:\n            now =",
+    ),
+    Planted(
+        "an offset is committed beyond what was handled",
+        "client/consuming/process_queue.py",
+        "return next(iter(self._pending), self.next_offset)",
+        "return self.next_offset",
+    ),
+    Planted(
+        "a failed message isn't sent back",
+        "client/consuming/concurrently.py",
+        "            self._give_back(process_queue, message)\n\n    def _give_back",
+        "            process_queue.remove(message)\n\n    def _give_back",
+    ),
+    Planted("half messages are delivered", "broker/send.py", 'b"TRAN_MSG" in properties', "False"),
+    Planted(
+        "a rollback commits", "broker/transaction/transactions.py", "if verdict == TRANSACTION_COMMIT:", "if True:"
+    ),
+    Planted("a delay level is early", "broker/schedule.py", "if due_ms > now_ms:", "if due_ms > now_ms + 500:"),
+    Planted(
+        "a broker registers once",
+        "broker/registration.py",
+        "return 0.0 if server.topics or server.everything else self._period_s",
+        "return inf",
+    ),
+    Planted(
+        "routes of brokers that are gone are kept",
+        "namesrv/server.py",
+        "self._notifications.send(self.table.connections_closed(closed))",
+        "closed.clear()",
+    ),
+    Planted(
+        "an acknowledgement is forgotten",
+        "broker/pop/ack.py",
+        "            self._ack(_ack_of(header, handle)",
+        "            (lambda *_: None)(_ack_of(header, handle)",
+    ),
+    Planted(
+        "an orderly queue isn't locked",
+        "client/consuming/orderly.py",
+        "return self._locks is None or self._locks.holds(process_queue.queue)",
+        "return True",
+    ),
+    Planted(
+        "a pull skips a message",
+        "client/consuming/queue_puller.py",
+        "offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset",
+        "offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset + 1",
+    ),
+    Planted("offsets outrun the log", "broker/consumer_offsets.py", ", follows_log=True", ""),
+    Planted("delays outrun the log", "broker/schedule.py", ", follows_log=True", ""),
+    Planted(
+        "who had what is lost skips what comes",
+        "store/message_store.py",
+        "end_now = max_offset if queue.recovered_end is None else max(queue.recovered_end, min_offset)",
+        "end_now = max_offset",
+    ),
+    Planted(
+        "a new directory isn't lasting", "store/directory.py", "files.make_lasting_directory", "files.make_directory"
+    ),
+    Planted(
+        "long polls are never answered at their end", "broker/long_polling.py", "if second < int(now)", "if second < 0"
+    ),
+)
+
+
+def plant(bug: Planted, directory: Path) -> None:
+    """Copies the package into a directory, with the bug. Raises ValueError when its place isn't there."""
+    package = directory / "gantrymq"
+    shutil.copytree(Path(gantrymq.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = package / bug.file
+    text = path.read_text()
+    if text.count(bug.old) != 1:
+        raise ValueError(f"{bug.name}: {bug.file} has its place {text.count(bug.old)} times")
+    path.write_text(text.replace(bug.old, bug.new))
+
+
+def find(bug: Planted, seeds: int, jobs: int) -> tuple[int | None, float]:
+    """The first seed that fails, and how long it took, s."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        plant(bug, Path(directory))
+        command = [sys.executable, "-m", "sim", "--seeds", str(seeds), "--jobs", str(jobs), "--first"]
+        root = Path(__file__).parent.parent
+        found = subprocess.run(
+            command, cwd=root, env=os.environ | {"PYTHONPATH": directory}, capture_output=True, text=True, check=False
+        )
+    words = next((line.split() for line in found.stdout.splitlines() if line.startswith("seed ")), None)
+    return int(words[1].rstrip(":")) if words else None, time.perf_counter() - began
+
+
+def find_all(seeds: int, jobs: int) -> int:
+    """Prints a table; the exit code says whether each was found."""
+    missed = 0
+    for bug in BUGS:
+        seed, took_s = find(bug, seeds, jobs)
+        missed += seed is None
+        where = f"seed {seed}" if seed is not None else f"NOT FOUND in {seeds}"
+        print(f"| {bug.name} | {where} | {took_s:.0f} s |", flush=True)
+    return 1 if missed else 0

@@ -1,0 +1,134 @@
+"""One run: a seed's cluster, clients and faults, until all is delivered or time is up; then the checkers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from sim import checkers
+from sim.clients import Clients
+from sim.cluster import Servers
+from sim.faults import KINDS, Site, happen
+from sim.history import History
+from sim.machine import PROCESS
+from sim.plan import FAULTS_S, Fault, Plan, make_plan
+from sim.system import World, begin
+
+#: When these have settled, producers come, s.
+_PRODUCERS_S = 8.0
+#: After the last fault everything must be delivered within, s: locks, pops, retries and routes run out first.
+PROGRESS_S = 400.0
+_LOOK_S = 1.0
+_SETTLE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    seed: str
+    problems: list[str]
+    simulated_s: float
+    messages: int
+    received: int
+    faults: list[Fault]
+    trace: list[tuple[float, str]]
+
+
+class Run:
+    """What the checkers look at."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.history = History()
+        self.world: World = begin(plan.seed)
+        self.world.loop.network.tiny_reads = plan.tiny_reads
+        self.servers = Servers(self.world, plan)
+        self.clients = Clients(self.world, plan, self.history, self.servers)
+        self._site = Site(self.world, self.servers, self.clients, self.history)
+
+    @property
+    def had_disk_faults(self) -> bool:
+        return any(fault.kind in ("full", "sync-error", "open-errors") for fault in self.plan.faults)
+
+    def execute(self) -> Outcome:
+        logging.getLogger().addHandler(_Tracing(self))
+        self.world.loop.run_until_complete(self._main())
+        problems = [problem for check in checkers.ALL for problem in check(self)]
+        return Outcome(
+            self.plan.seed,
+            problems,
+            self.world.loop.time(),
+            sum(sent.stored_at is not None for sent in self.history.sent.values()),
+            len(self.history.received),
+            self.plan.faults,
+            self.history.trace,
+        )
+
+    async def _main(self) -> None:
+        for program in self.servers.all:
+            program.start()
+        self.clients.set_up()
+        await self.clients.is_set_up.wait()
+        for program in self.clients.consumers:
+            program.start()
+        # Groups share out their queues before there are messages: what moves then comes twice to nobody.
+        await asyncio.sleep(_PRODUCERS_S)
+        for program in self.clients.producers:
+            program.start()
+        await asyncio.gather(*(happen(self._site, fault) for fault in self.plan.faults))
+        self._end_faults()
+        loop = self.world.loop
+        deadline = loop.time() + PROGRESS_S
+        # Jobs that failed are tried again in this time.
+        settled = loop.time() + _SETTLE_S
+        while loop.time() < settled or (loop.time() < deadline and not self._is_delivered()):
+            await asyncio.sleep(_LOOK_S)
+            # Whoever ended is started again, as a service is.
+            for program in self.servers.all + self.clients.all:
+                program.start()
+
+    def _end_faults(self) -> None:
+        """Faults may overlap: an end of one undoes another's, or not."""
+        for fault in self.plan.faults:
+            if fault.kind in ("cut", "slow", "clock", "open-errors", "full"):
+                KINDS[fault.kind].end(self._site, self._site.programs[fault.whom])
+        for program in self.servers.all + self.clients.all:
+            if program.host.process is not None:
+                program.host.process.go_on()
+            self.world.loop.network.without_power.discard(program.host.address)
+            self.world.disks[program.host.address].faults.sync_errors = 0.0
+
+    def _is_delivered(self) -> bool:
+        if len(self.clients.done) < len(self.clients.producers):
+            return False
+        had: dict[str, set[str]] = {group: set() for group in self.clients.groups}
+        for one in self.history.received:
+            had[one.group].add(one.name)
+        stored = {sent.name for sent in self.history.sent.values() if sent.stored_at is not None}
+        return all(stored <= names for names in had.values())
+
+
+class _Tracing(logging.Handler):
+    """What the package logs goes into the trace."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(logging.WARNING)
+        self._run = run
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        name = process.name if process is not None else "?"
+        self._run.history.note(self._run.world.loop.time(), f"{name} {record.levelname}: {record.getMessage()}")
+
+
+def run_seed(seed: str, faults: list[Fault] | None = None) -> Outcome:
+    """With these faults alone, or with all of the seed's plan."""
+    plan = make_plan(seed)
+    if faults is not None:
+        plan.faults = faults
+    return Run(plan).execute()
+
+
+__all__ = ["FAULTS_S", "Outcome", "Run", "run_seed"]

@@ -1,0 +1,69 @@
+"""Whole simulated runs, as ./dev sim makes them: in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sim", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+    )
+
+
+def test_seeds() -> None:
+    done = sim("--seeds", "12", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^12 seeds in .*; 0 failed$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_more_seeds() -> None:
+    done = sim("--from", "12", "--seeds", "88", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
+    traces = []
+    for number in range(2):
+        sim("--seed", "2", "--trace", str(tmp_path / str(number)))
+        traces.append((tmp_path / str(number)).read_bytes())
+    assert traces[0] == traces[1]
+    assert traces[0].count(b"\n") > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("number", [0, 3, 6])
+def test_planted_bugs_are_found(number: int) -> None:
+    """Some of them; ./dev sim --planted has all."""
+    code = f"from sim import planted; print(planted.find(planted.BUGS[{number}], 200, 1)[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.fullmatch(r"\d+\n", done.stdout), done.stdout
+
+
+def test_the_package_has_every_planted_bugs_place(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\n"
+        "from sim.planted import BUGS, plant\n"
+        "for n, bug in enumerate(BUGS): plant(bug, pathlib.Path(sys.argv[1]) / str(n))\n"
+        "assert len(BUGS) >= 20"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
