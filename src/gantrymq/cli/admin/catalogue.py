@@ -62,6 +62,9 @@ BY_MODULE = {
     "dead_letters": {
         "resendDlq": "Send a group's dead letters to it once more.",
     },
+    "given_up": {
+        "givenUpTransactions": "List the transactions that brokers have given up; with --commit or --drop end them.",
+    },
     "sending": {
         "sendMessage": "Send a message.",
         "sendMsgStatus": "Send messages to a broker's own topic, and say how long each took.",

@@ -7,25 +7,22 @@ the group TOOLS_CONSUMER there.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from gantrymq.client.admin.messages import TOOLS_GROUP, AdminMessages
+from gantrymq.client.admin.places import AdminPlaces
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import read_queues
-from gantrymq.errors import GantryError, IllegalMessage, NoRouteInfo, ProtocolError
+from gantrymq.errors import IllegalMessage, NoRouteInfo, ProtocolError
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, group_problem, retry_topic
 
 log = logging.getLogger(__name__)
 
 #: The producer group of what is sent again.
-_PRODUCER_GROUP = "gantry_admin"
+PRODUCER_GROUP = "gantry_admin"
 #: What RocketMQ put to the message on its way here, and what was true of its first send alone.
-_DROPPED = frozenset(
+PUT_ON_THE_WAY = frozenset(
     {
         names.BORN_TIMESTAMP,
         names.CLUSTER,
@@ -74,7 +71,7 @@ class ResentDeadLetters(NamedTuple):
     unreadable: int
 
 
-class AdminDeadLetters(AdminMessages):
+class AdminDeadLetters(AdminPlaces):
     """The topics %DLQ%group."""
 
     async def resend_dead_letters(
@@ -108,10 +105,10 @@ class AdminDeadLetters(AdminMessages):
             return ResentDeadLetters(0, 0, 0)
         resent = left_out = unreadable = 0
         async with Producer(
-            self.name_servers, _PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
+            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
         ) as producer:
             for queue in read_queues(dead, route):
-                async with self._place_in(queue, again=again) as place:
+                async with self.place_in(queue, again=again) as place:
                     async for letter in self.messages_of_queue(queue, place.begin, place.end):
                         if resent == max_messages:
                             break
@@ -129,38 +126,6 @@ class AdminDeadLetters(AdminMessages):
                         place.done = letter.queue_offset + 1
         return ResentDeadLetters(resent, left_out, unreadable)
 
-    @asynccontextmanager
-    async def _place_in(self, queue: MessageQueue, *, again: bool) -> AsyncIterator[_Place]:
-        """From where to where the queue is to be read; at the end the broker keeps how far it was."""
-        address = await self.broker_address(queue.broker_name)
-        topic, queue_id = queue.topic, queue.queue_id
-        end = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
-        first = await self.api.min_offset(address, topic, queue_id, self.timeout_ms)
-        before = await self.committed_offset(address, TOOLS_GROUP, topic, queue_id) or 0
-        place = _Place(max(first, 0 if again else before), end)
-
-        async def keep() -> None:
-            if place.done > before:
-                await self.api.update_offset(
-                    address, TOOLS_GROUP, topic, queue_id, place.done, timeout_ms=self.timeout_ms
-                )
-
-        try:
-            yield place
-        except BaseException:
-            with suppress(GantryError):
-                await keep()
-            raise
-        await keep()
-
-
-@dataclass(slots=True)
-class _Place:
-    begin: int
-    end: int
-    #: All before it are dealt with.
-    done: int = 0
-
 
 def _sent_again(letter: MessageExt, group: str | None) -> Message | None:
     """The dead letter as a new message, for the group alone or for its topic; None when it can't be read."""
@@ -169,7 +134,7 @@ def _sent_again(letter: MessageExt, group: str | None) -> Message | None:
     except ProtocolError as e:
         log.warning("the dead letter at %d of %s is left: %s", letter.queue_offset, letter.topic, e)
         return None
-    properties = {name: value for name, value in letter.properties.items() if name not in _DROPPED}
+    properties = {name: value for name, value in letter.properties.items() if name not in PUT_ON_THE_WAY}
     if group is not None:
         return Message(retry_topic(group), body, flag=letter.flag, properties=properties)
     topic = properties.pop(names.RETRY_TOPIC, None)

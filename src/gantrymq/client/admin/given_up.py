@@ -1,0 +1,78 @@
+"""Transactions that a broker has given up: their half messages lie in TRANS_CHECK_MAX_TIME_TOPIC, a queue on each one.
+
+They were asked about too often, or waited too long. They are decided here in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from gantrymq.client.admin.dead_letters import PRODUCER_GROUP, PUT_ON_THE_WAY
+from gantrymq.client.admin.places import AdminPlaces
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.routes import read_queues
+from gantrymq.errors import NoRouteInfo, ProtocolError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC
+
+log = logging.getLogger(__name__)
+
+
+class AdminGivenUp(AdminPlaces):
+    """The topic TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    async def given_up_transactions(self, max_messages: int = 1000) -> list[MessageExt]:
+        """The half messages that nobody has decided on, the oldest of each broker first, at most so many."""
+        found: list[MessageExt] = []
+        for queue in await self._given_up_queues():
+            async with self.place_in(queue, again=False) as place:
+                async for half in self.messages_of_queue(queue, place.begin, place.end):
+                    if len(found) == max_messages:
+                        return found
+                    found.append(half)
+        return found
+
+    async def end_given_up(self, *, commit: bool, max_messages: int | None = None) -> int:
+        """Sends given-up half messages to their topics (`commit`), or leaves them for good; how many.
+
+        Those that come first, at most `max_messages`. One that can't be read is logged and left. A message keeps its
+        body, keys, tags, properties and unique key. When this fails or is cancelled, those that were sent last may be
+        sent again the next time. Raises as `Producer.send` does.
+        """
+        ended = 0
+        async with Producer(
+            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
+        ) as producer:
+            for queue in await self._given_up_queues():
+                async with self.place_in(queue, again=False) as place:
+                    async for half in self.messages_of_queue(queue, place.begin, place.end):
+                        if ended == max_messages:
+                            break
+                        if commit and (message := _committed(half)) is not None:
+                            await producer.send(message, self.timeout_ms)
+                        ended += 1
+                        place.done = half.queue_offset + 1
+        return ended
+
+    async def _given_up_queues(self) -> list[MessageQueue]:
+        try:
+            route = await self.topic_route(TRANSACTION_CHECK_MAX_TIME_TOPIC)
+        except NoRouteInfo:
+            return []
+        return read_queues(TRANSACTION_CHECK_MAX_TIME_TOPIC, route)
+
+
+def _committed(half: MessageExt) -> Message | None:
+    """The message that the transaction was about; None when it can't be read."""
+    topic = half.properties.get(names.REAL_TOPIC)
+    try:
+        body = half.body
+    except ProtocolError as e:
+        log.warning("the half message at %d of %s is left: %s", half.queue_offset, half.topic, e)
+        return None
+    if topic is None:
+        log.warning("the half message at %d of %s is left: it doesn't say its topic", half.queue_offset, half.topic)
+        return None
+    properties = {name: value for name, value in half.properties.items() if name not in PUT_ON_THE_WAY}
+    return Message(topic, body, flag=half.flag, properties=properties)
