@@ -73,3 +73,21 @@ def test_a_directory_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.
     assert list(store.topics()) == ["Other"]
     assert not (tmp_path / "consumequeue" / "Many").exists()
     store.close()
+
+
+def test_a_deleted_topic_stays_away_when_the_store_was_closed(tmp_path: Path) -> None:
+    """Though its messages are the last ones of the log; and one that was made anew since has none of the old ones."""
+    store = open_store(tmp_path)
+    put(store, store.queue("Other", 0), b"before")
+    for topic in ("Deleted", "Anew"):
+        for number in range(10):
+            put(store, store.queue(topic, 0), b"%d" % number)
+        store.delete_topic(topic)
+    store.queue("Anew", 0)
+    store.close()
+    store = open_store(tmp_path)
+    assert list(store.topics()) == ["Other"]
+    assert store.queue("Anew", 0).max_offset == 0
+    assert put(store, store.queue("Anew", 0), b"new").queue_offset == 0
+    assert [record.body for record in read_all(store, store.queue("Anew", 0))] == [b"new"]
+    store.close()

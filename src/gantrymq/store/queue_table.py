@@ -25,6 +25,8 @@ class QueueTable:
         self.dirty: deque[ConsumeQueue] = deque()
         #: Queues that lacked files or parts of them when they were loaded, and from which queue offset on.
         self.damaged: dict[ConsumeQueue, int] = {}
+        #: There was a directory to load them from: a queue that it lacks is gone, and not all of them are lost.
+        self.was_there = False
         self._directory = directory
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
@@ -41,6 +43,7 @@ class QueueTable:
 
     def load(self) -> None:
         """Finds the queues on the disk. Raises StoreError when their files can't be used."""
+        self.was_there = files.is_directory(self._directory)
         for topic in _directories(self._directory):
             for queue_id in _directories(self._directory / topic):
                 if queue_id.isascii() and queue_id.isdigit():

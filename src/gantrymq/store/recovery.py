@@ -55,12 +55,16 @@ class Recovery:
         #: Queues whose missing units begin before the first record read, and where to read to find them.
         self._behind: dict[ConsumeQueue, int] = {}
         self._store_timestamp = 0
+        #: Queues were whole up to here: one that has no files was deleted.
+        self._closed_at = 0
 
     def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
         """After it the log's end and every queue's max_offset are right."""
         for queue in self._queues:
             self._drop_wrong_units(queue)
         start = self._start(checkpoint, was_aborted=was_aborted)
+        if not was_aborted and self._queues.was_there:
+            self._closed_at = checkpoint.confirm_phy_offset
         if was_aborted:
             log.warning("the last user of the store didn't close it: reading the log from %d on", start)
         end = self._read_from(start)
@@ -181,7 +185,7 @@ class Recovery:
             except (UnicodeDecodeError, StoreError) as e:
                 log.warning("the record at %d is damaged: %s", record.physical_offset, e)
                 return record.physical_offset
-            if queue not in self._behind:
+            if queue not in self._behind and (queue.exists or record.physical_offset >= self._closed_at):
                 self._put(queue, record, start)
         if reader.problem:
             log.warning("no good record at %d, the log ends there: %s", reader.end, reader.problem)
