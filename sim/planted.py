@@ -36,7 +36,10 @@ BUGS = (
         "self._loop.call_soon(self._answer, waiting, None)",
     ),
     Planted(
-        "a job that failed is never tried again", "background/repeating.py", "self._again(self._after_error_s)", ""
+        "a job that failed is never tried again",
+        "background/repeating.py",
+        "self._again(self._after_error_s, min(self._after_error_s, LEAST_AFTER_ERROR_S))",
+        "",
     ),
     Planted(
         "one error ends a flusher",

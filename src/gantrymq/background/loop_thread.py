@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -36,8 +37,11 @@ class LoopThread:
         self._name = name
         self._at_death = at_death
         self._loop = new_event_loop()
-        self._thread = SupervisedThread(name, self._loop.run_forever, self._died)
-        self._futures: set[Future[Any]] = set()
+        self._thread = SupervisedThread(name, self._run, self._died)
+        #: What was given to the loop and hasn't ended.
+        self._futures: dict[Future[Any], Coroutine[Any, Any, Any]] = {}
+        #: The loop runs no more: nobody is to wait for it.
+        self._is_over = False
         self._stopping: asyncio.Task[None] | None = None
         #: Held while work is given to the loop, so that none comes after its death, and while it is closed.
         self._lock = threads.Lock()
@@ -61,7 +65,10 @@ class LoopThread:
             if self.error is not None:
                 work.close()
                 raise self._thread_died()
-            self._futures.add(future)
+            if self._is_over:
+                work.close()
+                raise ThreadDied(f"the thread {self._name} has ended")
+            self._futures[future] = work
             self._loop.call_soon_threadsafe(self._begin, work, future)
         return future
 
@@ -74,8 +81,6 @@ class LoopThread:
             if self.error is None and self._thread.is_alive:
                 self._loop.call_soon_threadsafe(self._begin_stop)
         self._thread.join()
-        for future in list(self._futures):
-            future.cancel()
         with self._lock:
             self._loop.close()
 
@@ -87,6 +92,15 @@ class LoopThread:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        with self._lock:
+            self._is_over = True
+        for future, work in list(self._futures.items()):
+            if getcoroutinestate(work) == CORO_CREATED:
+                work.close()
+            future.cancel()
 
     def _begin_stop(self) -> None:
         if self._stopping is None:
@@ -105,7 +119,7 @@ class LoopThread:
         future.add_done_callback(partial(self._given_up, task))
 
     def _hand_over(self, future: Future[T], task: asyncio.Task[T]) -> None:
-        self._futures.discard(future)
+        self._futures.pop(future, None)
         if task.cancelled():
             future.cancel()
         if future.done() or not future.set_running_or_notify_cancel():

@@ -97,7 +97,7 @@ class RoomWaits(Part):
 
     def _wake(self) -> None:
         self._has_room = True
-        self._store.end_line()
+        self._store.end_line(anew=True)
         self._store.close_line(has_room=True)
         self._job.wake()
 

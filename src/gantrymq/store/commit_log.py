@@ -66,6 +66,7 @@ class CommitLog:
         self._closed = False
         self._lock = threads.Lock()
         self._rooms = rooms
+        rooms.for_all.add(self._make_needed)
         #: Held while files and blocks are made, never by who has `_lock`.
         self._making = threads.Lock()
         #: The longest record that room is needed for.
@@ -235,7 +236,7 @@ class CommitLog:
             self.base = start
             self.mapping = self._files[start].map()
             # While others wait for their turn each record has to ask.
-            self.limit = end if self._rooms.has_line else limit
+            self.limit = end if self._rooms.is_closed_for(self._make_needed) else limit
 
     def take_in_turn(self) -> None:
         """Has each record ask for room, so that none is written before those that wait."""

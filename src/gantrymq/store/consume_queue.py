@@ -213,7 +213,8 @@ class ConsumeQueue:
         """Makes what will be needed; as `_make_needed`."""
         base, at = self._place(self.max_offset)
         if (file := self._files.get(base)) is not None and file.reserved < self._file_size:
-            self._make(file, max(at, file.reserved), _RESERVE_MORE)
+            # As much again: where many come it must last for longer than the thread may take.
+            self._make(file, max(at, file.reserved), max(_RESERVE_MORE, file.reserved))
         elif (following := self._files.get(base + self._file_size)) is not None and not following.reserved:
             self._make(following, 0, _RESERVE)
 
@@ -221,7 +222,12 @@ class ConsumeQueue:
         with self._rooms.making_for_queues:
             if self._gone or file.reserved >= start + size:
                 return
-            file.make(start, start + size)
+            try:
+                file.make(start, start + size)
+            except StoreError:
+                if not self._gone:
+                    raise
+                return  # Its directory was taken away in the midst of it.
             if self._gone:
                 # Deleted meanwhile: what was made in its place goes, too.
                 files.unlink(file.path, missing_ok=True)

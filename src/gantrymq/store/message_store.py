@@ -310,21 +310,23 @@ class MessageStore:
         self._rooms.when_made(callback)
 
     def close_line(self, *, has_room: bool = False) -> None:
-        """Somebody waits for room: nobody who comes now gets any before him, nor what there is for him."""
+        """Somebody waits for room: nobody who comes now and needs the same gets any before him, nor what is for him."""
         self._rooms.has_line = True
         if self._rooms.refused is None:
             self._rooms.refused = set()
-        if has_room:
+        if has_room and not self._rooms.wanted.isdisjoint(self._rooms.for_all):
             self._log.take_in_turn()
 
     def open_line(self) -> None:
         """Those who wait have their turn; who gets StoreBusy again comes before all after him who need the same."""
         self._rooms.has_line = False
 
-    def end_line(self) -> None:
-        """Nobody waits, or all of them begin anew."""
+    def end_line(self, *, anew: bool = False) -> None:
+        """Nobody waits; or all of them begin anew."""
         self._rooms.has_line = False
         self._rooms.refused = None
+        if not anew:
+            self._rooms.wanted.clear()
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.

@@ -37,6 +37,9 @@ class RoomMaker:
         self.waits = waits
         #: Others wait already: who comes now is not to be served before them.
         self.has_line = False
+        #: What those that wait need, and what all need that are ever to wait: the log's.
+        self.wanted: set[Work] = set()
+        self.for_all: set[Work] = set()
         #: While there is a line: what somebody in it got StoreBusy for, which none after him gets.
         self.refused: set[Work] | None = None
         self._report = report
@@ -81,14 +84,19 @@ class RoomMaker:
         if problem is not None:
             raise problem.exception()
         self.ask(work)
+        self.wanted.add(work)
         if self.refused is not None:
             self.refused.add(work)
         raise _busy()
 
     def check_line(self, work: Work) -> None:
-        """Raises StoreBusy for who would be served before others."""
-        if not self.waits and (self.has_line or (self.refused and work in self.refused)):
+        """Raises StoreBusy for who would be served before others that wait for the same."""
+        if not self.waits and (self.is_closed_for(work) or (self.refused and work in self.refused)):
             raise _busy()
+
+    def is_closed_for(self, work: Work) -> bool:
+        """Others wait for this, or for what everybody needs."""
+        return self.has_line and (work in self.wanted or not self.wanted.isdisjoint(self.for_all))
 
     def when_made(self, callback: Work) -> None:
         """Calls back, in the thread, when all that is asked for now is done or has failed; or the thread has ended."""
