@@ -25,7 +25,7 @@ COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
 #: MQAdminStartup registers so many.
 MQADMIN_COMMANDS = 89
 #: Those that mqadmin hasn't.
-OWN_COMMANDS = {"resendDlq"}
+OWN_COMMANDS = {"givenUpTransactions", "resendDlq"}
 
 
 def documented(state: str) -> set[str]:

@@ -54,6 +54,7 @@ def values(broker: str) -> dict[str, Any]:
         "broker_name": "broker-a",
         "changes": {"flushDiskType": "ASYNC_FLUSH"},
         "client_id": "client",
+        "commit": True,
         "cluster": "DefaultCluster",
         "config": None,
         "configs": [],

@@ -108,7 +108,7 @@ class AdminDeadLetters(AdminPlaces):
             self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
         ) as producer:
             for queue in read_queues(dead, route):
-                async with self.place_in(queue, again=again) as place:
+                async with self._place_in(queue, again=again) as place:
                     async for letter in self.messages_of_queue(queue, place.begin, place.end):
                         if resent == max_messages:
                             break

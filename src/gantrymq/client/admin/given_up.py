@@ -26,7 +26,7 @@ class AdminGivenUp(AdminPlaces):
         """The half messages that nobody has decided on, the oldest of each broker first, at most so many."""
         found: list[MessageExt] = []
         for queue in await self._given_up_queues():
-            async with self.place_in(queue, again=False) as place:
+            async with self._place_in(queue, again=False) as place:
                 async for half in self.messages_of_queue(queue, place.begin, place.end):
                     if len(found) == max_messages:
                         return found
@@ -45,7 +45,7 @@ class AdminGivenUp(AdminPlaces):
             self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
         ) as producer:
             for queue in await self._given_up_queues():
-                async with self.place_in(queue, again=False) as place:
+                async with self._place_in(queue, again=False) as place:
                     async for half in self.messages_of_queue(queue, place.begin, place.end):
                         if ended == max_messages:
                             break

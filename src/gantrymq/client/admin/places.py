@@ -23,7 +23,7 @@ class AdminPlaces(AdminMessages):
     """Queues that are worked through bit by bit."""
 
     @asynccontextmanager
-    async def place_in(self, queue: MessageQueue, *, again: bool) -> AsyncIterator[Place]:
+    async def _place_in(self, queue: MessageQueue, *, again: bool) -> AsyncIterator[Place]:
         """From where to where the queue is to be read; at the end the broker keeps how far it was."""
         address = await self.broker_address(queue.broker_name)
         topic, queue_id = queue.topic, queue.queue_id
