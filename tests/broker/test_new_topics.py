@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from broker_support import Disk, Peer, config, longest_step
@@ -13,6 +15,7 @@ from waiting import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import StoreError
@@ -47,6 +50,38 @@ async def test_a_topic_that_could_not_be_written_takes_no_message(disk: Disk, br
     disk.error = None
     assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
     assert b'"orders"' in (broker.config.store.config_directory / "topics.json").read_bytes()
+
+
+@pytest.mark.parametrize("what", ["written", "reply"])
+async def test_an_error_takes_nobody_along(what: str) -> None:
+    """Whatever raises once: who waits is answered in a later round, and then nobody stands in line."""
+    errors = [RuntimeError("once")]
+    answered: list[object] = []
+
+    async def written() -> None:
+        if what == "written" and errors:
+            raise errors.pop()
+
+    def reply(request: object, answer: object) -> None:
+        if what == "reply" and errors:
+            raise errors.pop()
+        answered.append(request)
+
+    jobs = Jobs()
+    waiting = NewTopics(SimpleNamespace(written=written), jobs)  # type: ignore[arg-type]
+    connection: Any = SimpleNamespace(reply=reply, address="peer")
+    requests = [RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, body=b"x") for _ in range(4)]
+    await waiting.start()
+    for request in requests[:3]:
+        waiting.hold(connection, request, lambda connection, request: RemotingCommand.response())
+    await until(lambda: not errors)
+    await until(lambda: jobs.failing())
+    waiting.hold(connection, requests[3], lambda connection, request: RemotingCommand.response())
+    # The one whose answer couldn't be given has had his turn.
+    expected = requests if what == "written" else requests[1:]
+    await until(lambda: answered == expected)
+    assert not waiting.has_line
+    await waiting.stop()
 
 
 async def test_a_queue_that_a_topic_got_just_now_takes_no_message(disk: Disk, broker: Broker, peer: Peer) -> None:

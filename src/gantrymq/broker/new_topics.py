@@ -75,16 +75,20 @@ class NewTopics(Part):
         held, self._held = self._held, deque()
         error: StoreError | None = None
         try:
-            await self._topics.written()
-        except StoreError as e:
-            error = e
-        end = monotonic() + _TURN_S
-        while held:
-            self._answer(held.popleft(), error)
-            if monotonic() >= end:
-                # Sends that come meanwhile may be stored first, as Java's many threads may do it.
-                await asyncio.sleep(0)
-                end = monotonic() + _TURN_S
+            try:
+                await self._topics.written()
+            except StoreError as e:
+                error = e
+            end = monotonic() + _TURN_S
+            while held:
+                self._answer(held.popleft(), error)
+                if monotonic() >= end:
+                    # Sends that come meanwhile may be stored first, as Java's many threads may do it.
+                    await asyncio.sleep(0)
+                    end = monotonic() + _TURN_S
+        finally:
+            # Whatever went wrong, the others still wait: the job runs again.
+            self._held.extendleft(reversed(held))
 
     def _answer(self, held: _Held, error: StoreError | None) -> None:
         connection, request = held.connection, held.request

@@ -109,6 +109,7 @@ class RoomMaker:
         """Nobody needs it any more."""
         self._asked.pop(work, None)
         self._problems.pop(work, None)
+        self.wanted.discard(work)
 
     def _step(self) -> float | None:
         if self._stopping:
