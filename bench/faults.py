@@ -125,44 +125,31 @@ class FaultRun:
         whom = self._chance.choice(("broker", "broker", "namesrv", *self._clients))
         how = self._chance.choice(("killed", "stopped", "ended"))
         self.faults[f"{whom} {how}"] += 1
-        if whom in self._clients:
-            self._disturb_client(whom, how, away_s)
-        else:
-            self._disturb_server(self._broker if whom == "broker" else self._name_server, how, away_s)
+        self._disturb(whom, how, away_s)
         count = sum(self.faults.values())
         if count % 10 == 0:
             received = ", ".join(f"{kind} {one.total:,}" for kind, one in self._received.items())
             left_s = max(0.0, self._ends - time.monotonic())
             print(f"{left_s:5.0f} s left: {count} faults; sent {self._sent.total:,}; received {received}", flush=True)
 
-    def _disturb_client(self, kind: str, how: str, away_s: float) -> None:
-        client = self._clients[kind]
+    def _disturb(self, whom: str, how: str, away_s: float) -> None:
+        servers = {"broker": self._broker, "namesrv": self._name_server}
+        victim = servers[whom] if whom in servers else self._clients[whom]
         if how == "stopped":
-            client.send_signal(signal.SIGSTOP)
+            victim.send_signal(signal.SIGSTOP)
             self._look_for(away_s)
-            client.send_signal(signal.SIGCONT)
+            victim.send_signal(signal.SIGCONT)
             return
         if how == "killed":
-            client.kill()
+            victim.kill()
         else:
-            client.stop()
-        self._look()
+            victim.stop()
         self._look_for(away_s)
-        self._clients[kind] = self._client(kind)
-        self._clients[kind].records = client.records
-
-    def _disturb_server(self, server: Server, how: str, away_s: float) -> None:
-        if how == "stopped":
-            server.send_signal(signal.SIGSTOP)
-            self._look_for(away_s)
-            server.send_signal(signal.SIGCONT)
-            return
-        if how == "killed":
-            server.kill()
+        if isinstance(victim, Server):
+            victim.start()
         else:
-            server.stop()
-        self._look_for(away_s)
-        server.start()
+            self._clients[whom] = self._client(whom)
+            self._clients[whom].records = victim.records
 
     def _look_for(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -12,7 +12,7 @@ from sim.cluster import Servers
 from sim.faults import KINDS, Site, happen
 from sim.history import History
 from sim.machine import PROCESS
-from sim.plan import FAULTS_S, Fault, Plan, make_plan
+from sim.plan import Fault, Plan, make_plan
 from sim.system import World, begin
 
 #: When these have settled, producers come, s.
@@ -129,6 +129,3 @@ def run_seed(seed: str, faults: list[Fault] | None = None) -> Outcome:
     if faults is not None:
         plan.faults = faults
     return Run(plan).execute()
-
-
-__all__ = ["FAULTS_S", "Outcome", "Run", "run_seed"]
