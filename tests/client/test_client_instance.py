@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from scripted import serving
 from scripted_producer import ProducerBroker, scripted_cluster
@@ -86,6 +88,23 @@ async def test_who_needs_the_broker_at_once_tells_it_at_once() -> None:
         await until(lambda: not producer.client._greeted)
         await producer.greet_brokers_of("topic")
         assert broker.heartbeats == 2
+
+
+async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
+    """A heartbeat under way counted as taken in: the reply to the next request found nobody."""
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        await client.routes.get("topic")
+        cancelled = asyncio.ensure_future(client.greet_new_brokers())
+        await asyncio.sleep(0)
+        assert client._greeting
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await client.greet_new_brokers()
+        assert broker.heartbeats == 1
+        await client.close()
 
 
 async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

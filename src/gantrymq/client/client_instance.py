@@ -194,7 +194,12 @@ class ClientInstance:
     async def _end_of(self, addresses: Collection[str], timeout_s: float | None = None) -> None:
         self._not_awaited.difference_update(addresses)
         if under_way := [self._greeting[address] for address in addresses if address in self._greeting]:
-            await asyncio.wait(under_way, timeout=timeout_s)
+            try:
+                await asyncio.wait(under_way, timeout=timeout_s)
+            except asyncio.CancelledError:
+                # The next caller's replies and checks depend on it as this one's did.
+                self._not_awaited.update(self._greeting.keys() & set(addresses))
+                raise
 
     def _begin_greeting(self, address: str) -> None:
         """Unless it is under way: it may be what made the connection."""
