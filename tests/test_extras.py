@@ -37,10 +37,13 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("pyspark", "import gantrymq.spark", "spark"),
         ("pyarrow", "import gantrymq.spark", "spark"),
         ("opentelemetry", "import gantrymq.client.otel", "otel"),
+        ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
+        ("google.protobuf", "from gantrymq.codecs import ProtobufCodec", "protobuf"),
+        ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
-    if module != "opentelemetry":
+    if extra == "spark":
         pytest.importorskip("pyspark")
     done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
     assert done.stdout.startswith("MissingExtra "), done

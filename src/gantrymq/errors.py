@@ -25,6 +25,7 @@ GantryError
 │   ├── StoreFull           no room for another record
 │   ├── StoreBusy           no room just now: a file is being made
 │   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
+├── CodecError              a value that a codec can't encode, or bytes that it can't decode
 ├── ConfigError             a configuration key or value
 ├── MissingExtra            a part of the package needs more than is installed; an ImportError, too
 └── ThreadDied              a thread that others count on ended by an exception, its __cause__
@@ -199,6 +200,13 @@ class StoreFull(StoreError):
 
 class SyncFailed(StoreError):
     """fsync itself failed: the kernel counts the pages as written now, so a second one that succeeds says nothing."""
+
+
+class CodecError(GantryError):
+    """A value that a codec can't encode, or a body that it can't decode; of a received message it says where it is.
+
+    Remedy: look at the message with `gantry consume`, and at who sent it; both sides need the same type or schema.
+    """
 
 
 class ConfigError(GantryError):

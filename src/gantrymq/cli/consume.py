@@ -36,6 +36,16 @@ def consume(
         ),
     ] = r"%s\n",
     json: Annotated[bool, typer.Option("--json", help="A JSON object a line; gantry produce --json reads it.")] = False,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            "--decode",
+            metavar="CODEC",
+            help="Bodies as JSON, with --json beside them as 'value': json[:MODULE:TYPE], pydantic:MODULE:MODEL, "
+            "avro:SCHEMA_FILE, protobuf:MODULE:CLASS; modules of this directory, too. Ends at the first body that is "
+            "none.",
+        ),
+    ] = None,
     offset: Annotated[
         str,
         typer.Option(
@@ -66,7 +76,7 @@ def consume(
 
     Without a group it reads all queues and leaves no trace.
     """
-    from gantrymq.cli.consume_format import formatter
+    from gantrymq.cli.consume_format import body, decoded_body, formatter
     from gantrymq.cli.consume_reading import run_consume
     from gantrymq.cli.json_message import encode
     from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
@@ -78,6 +88,7 @@ def consume(
     start = _start(offset)
     if group is not None and start.offset is not None:
         raise typer.BadParameter("a group has its own offsets", param_hint="'-o' / '--offset'")
+    value = decoded_body(decode) if decode is not None else None
     target = find_target(name_servers, context, tls_config, acl_config)
     run_consume(
         topics,
@@ -85,7 +96,7 @@ def consume(
         group,
         (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
         start,
-        (lambda message: encode(message) + b"\n") if json else formatter(form),
+        (lambda message: encode(message, value and value(message)) + b"\n") if json else formatter(form, value or body),
         queue_id=queue_id,
         count=count,
         exit_at_end=exit_at_end,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 
 from gantrymq.cli.options import unescape
@@ -12,8 +14,14 @@ from gantrymq.protocol.properties import KEYS, TAGS
 
 Formatter = Callable[[MessageExt], bytes]
 
+
+def body(message: MessageExt) -> bytes:
+    """As it was sent."""
+    return message.body
+
+
 _FIELDS: dict[str, Formatter] = {
-    "s": lambda message: message.body,
+    "s": body,  # or what it is decoded to
     "S": lambda message: b"%d" % len(message.body),
     "k": lambda message: message.properties.get(KEYS, "").encode(),
     "K": lambda message: b"%d" % len(message.properties.get(KEYS, "").encode()),
@@ -30,8 +38,22 @@ _FIELDS: dict[str, Formatter] = {
 }
 
 
-def formatter(text: str) -> Formatter:
-    """The function that `text` describes. Raises ClientError for a token that isn't there, or a bad escape."""
+def decoded_body(codec_name: str) -> Formatter:
+    """The body as JSON, by the codec; it raises CodecError for one that can't be decoded. Raises CodecError, too."""
+    from gantrymq.codecs import codec_named
+
+    # The command `gantry` has its own directory there; who names a module means one beside them.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    codec = codec_named(codec_name)
+    return lambda message: codec.to_json(codec.value(message))
+
+
+def formatter(text: str, body: Formatter = body) -> Formatter:
+    """The function that `text` describes; %s is `body`.
+
+    Raises ClientError for a token that isn't there, or a bad escape.
+    """
     parts: list[Formatter] = []
     template = b""
     for literal, token in re.findall(r"([^%]+)|%(.?)", text, re.DOTALL):
@@ -44,7 +66,7 @@ def formatter(text: str) -> Formatter:
             template += b"%%"
         elif token in _FIELDS:
             template += b"%b"
-            parts.append(_FIELDS[token])
+            parts.append(body if token == "s" else _FIELDS[token])
         else:
             raise ClientError(
                 f"%{token} in the format {text!r} means nothing: gantry consume --help says what there is"

@@ -153,8 +153,13 @@ async def _write(
         most = MAX_POLL_MESSAGES if left is None else min(left, MAX_POLL_MESSAGES)
         messages = await reader.poll(POLL_TIMEOUT_MS if ends is None else _END_POLL_MS, most)
         if messages:
-            output.write(b"".join([form(message) for message in messages]))
-            output.flush()
+            lines: list[bytes] = []
+            try:
+                lines.extend(map(form, messages))
+            finally:
+                # Also those before one that can't be written as it should be.
+                output.write(b"".join(lines))
+                output.flush()
             if left is not None:
                 left -= len(messages)
         elif ends is not None and _is_at_end(reader, ends):

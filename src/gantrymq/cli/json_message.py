@@ -10,7 +10,10 @@ from gantrymq.protocol.properties import KEYS, TAGS
 
 
 class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """`body` is text, `bodyBase64` takes any bytes. What the broker gave a message is ignored when it is sent again."""
+    """`body` is text, `bodyBase64` takes any bytes.
+
+    What the broker gave a message, and the `value` that its body was decoded to, is ignored when it is sent again.
+    """
 
     body: str | None = None
     body_base64: bytes | None = None
@@ -33,6 +36,7 @@ class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unk
     born_host: str | None = None
     store_timestamp: int | None = None
     reconsume_times: int | None = None
+    value: object = None
 
 
 _decode = msgspec.json.Decoder(JsonMessage).decode
@@ -50,8 +54,8 @@ def decode(line: bytes) -> JsonMessage:
     return message
 
 
-def encode(message: MessageExt) -> bytes:
-    """One line, without its end."""
+def encode(message: MessageExt, value: bytes | None = None) -> bytes:
+    """One line, without its end; `value` is JSON."""
     properties = dict(message.properties)
     line = JsonMessage(
         keys=properties.pop(KEYS, None),
@@ -68,6 +72,7 @@ def encode(message: MessageExt) -> bytes:
         born_host=message.born_host,
         store_timestamp=message.store_timestamp,
         reconsume_times=message.reconsume_times,
+        value=None if value is None else msgspec.Raw(value),
     )
     try:
         line.body = message.body.decode()

@@ -1,0 +1,67 @@
+"""Avro by fastavro: a value's binary encoding, without a header. The extra `gantrymq[avro]`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from gantrymq.codecs.codec import Codec, undecodable, unencodable
+from gantrymq.errors import CodecError
+from gantrymq.extras import missing
+
+try:
+    from fastavro import parse_schema, schemaless_reader, schemaless_writer
+except ImportError as e:
+    raise missing("avro", "gantrymq.codecs.avro", e) from e
+
+
+class AvroCodec(Codec[Any]):
+    """Values of an Avro schema, records as dictionaries: what the schema says and nothing more, so both sides need it.
+
+    `schema` is what its JSON stands for. Logical types are Python's: datetime, Decimal, UUID. Raises CodecError for a
+    schema that is none.
+    """
+
+    content_type = "application/avro"
+
+    def __init__(self, schema: dict[str, Any] | list[Any] | str) -> None:
+        try:
+            self._schema = parse_schema(schema)
+        except Exception as e:
+            raise CodecError(f"no Avro schema: {type(e).__name__}: {e}") from e
+        self._name = schema["name"] if isinstance(schema, dict) and "name" in schema else "value"
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """With the schema of an .avsc file. Raises CodecError, OSError."""
+        try:
+            schema = json.loads(path.read_bytes())
+        except ValueError as e:
+            raise CodecError(f"{path} is no JSON, and so no Avro schema: {e}") from e
+        try:
+            return cls(schema)
+        except CodecError as e:
+            raise CodecError(f"{path}: {e}") from e
+
+    def encode(self, value: Any) -> bytes:
+        data = io.BytesIO()
+        try:
+            schemaless_writer(data, self._schema, value)
+        except Exception as e:
+            raise unencodable(f"Avro's {self._name}", value, e) from e
+        return data.getvalue()
+
+    def decode(self, data: bytes) -> Any:
+        source = io.BytesIO(data)
+        try:
+            value = schemaless_reader(source, self._schema, None)
+        except Exception as e:
+            raise undecodable(f"{self._name} of this Avro schema", e) from e
+        # Another schema's values read as nonsense more often than not: what is left over shows it.
+        if source.tell() != len(data):
+            raise CodecError(
+                f"no {self._name} of this Avro schema: {len(data) - source.tell()} of {len(data)} bytes are left over"
+            )
+        return value

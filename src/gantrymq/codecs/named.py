@@ -1,0 +1,58 @@
+"""Codecs by name, as command lines and options have them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gantrymq.codecs.codec import Codec
+from gantrymq.errors import CodecError
+
+#: What `codec_named` takes, for help texts.
+FORMS = "json[:MODULE:TYPE] | pydantic:MODULE:MODEL | avro:SCHEMA_FILE | protobuf:MODULE:CLASS"
+
+
+def codec_named(text: str) -> Codec[Any]:
+    """The codec that `text` names, one of FORMS: `avro:order.avsc`, `protobuf:shop.orders_pb2:Order`.
+
+    `json` alone takes any JSON. A MODULE is imported as Python would import it. Raises CodecError for what isn't there,
+    MissingExtra where the library isn't installed.
+    """
+    kind, _, what = text.partition(":")
+    if kind == "json":
+        from gantrymq.codecs.json import JsonCodec
+
+        return JsonCodec(_imported(what, text) if what else object)
+    if kind == "pydantic" and what:
+        from gantrymq.codecs.pydantic import PydanticCodec
+
+        return PydanticCodec(_imported(what, text))
+    if kind == "avro" and what:
+        from gantrymq.codecs.avro import AvroCodec
+
+        try:
+            return AvroCodec.from_file(Path(what))
+        except OSError as e:
+            raise CodecError(f"the schema of {text!r}: {e}") from e
+    if kind == "protobuf" and what:
+        from gantrymq.codecs.protobuf import ProtobufCodec
+
+        return ProtobufCodec(_imported(what, text))
+    raise CodecError(f"{text!r} names no codec: {FORMS}")
+
+
+def _imported(place: str, text: str) -> type[Any]:
+    """The class MODULE:NAME; NAME may have dots."""
+    module, _, name = place.partition(":")
+    if not module or not name:
+        raise CodecError(f"{text!r} names no class: MODULE:NAME is wanted after the first colon")
+    try:
+        found: object = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as e:
+        raise CodecError(f"the class of {text!r} can't be imported: {e}") from e
+    if not isinstance(found, type):
+        raise CodecError(f"{name} of {text!r} is no class")
+    return found

@@ -1,0 +1,58 @@
+"""Protocol buffers: messages of a class that protoc made. The extra `gantrymq[protobuf]`."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self, TypeVar
+
+from gantrymq.codecs.codec import Codec, undecodable, unencodable
+from gantrymq.errors import CodecError
+from gantrymq.extras import missing
+
+try:
+    from google.protobuf import json_format
+except ImportError as e:
+    raise missing("protobuf", "gantrymq.codecs.protobuf", e) from e
+
+
+class ProtobufMessage(Protocol):
+    """What is used of google.protobuf.message.Message, which has no types."""
+
+    def SerializeToString(self) -> bytes: ...
+
+    @classmethod
+    def FromString(cls, data: bytes) -> Self: ...
+
+
+P = TypeVar("P", bound=ProtobufMessage)
+
+
+class ProtobufCodec(Codec[P]):
+    """Messages of one class: `ProtobufCodec(orders_pb2.Order)`."""
+
+    content_type = "application/protobuf"
+
+    def __init__(self, message_class: type[P]) -> None:
+        self._class = message_class
+
+    def encode(self, value: P) -> bytes:
+        if not isinstance(value, self._class):
+            # It would be written, and read as another class's fields.
+            raise CodecError(f"{type(value).__name__} is no {self._class.__name__}")
+        try:
+            return value.SerializeToString()
+        except Exception as e:
+            raise unencodable(f"protobuf's {self._class.__name__}", value, e) from e
+
+    def decode(self, data: bytes) -> P:
+        try:
+            return self._class.FromString(data)
+        except Exception as e:
+            raise undecodable(f"protobuf {self._class.__name__}", e) from e
+
+    def to_json(self, value: P) -> bytes:
+        """By protobuf's JSON mapping."""
+        try:
+            text: str = json_format.MessageToJson(value, indent=None)
+        except Exception as e:
+            raise CodecError(f"{self._class.__name__} as JSON: {e}") from e
+        return text.encode()
