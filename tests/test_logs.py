@@ -104,3 +104,11 @@ def test_one_filter_for_a_logger() -> None:
     name = f"test.{uuid.uuid4()}"
     assert peer_log(name) is peer_log(name)
     assert len(peer_log(name).filters) == 1
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_no_test_finds_lines_left_out_by_another(which: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = peer_log("test.of.each")
+    for number in range(LINES):
+        log.warning("line %d of %s", number, which)
+    assert len(caplog.records) == LINES

@@ -45,8 +45,8 @@ def log_text(text: str, longest: int = LONGEST_TEXT) -> str:
 def peer_log(name: str) -> logging.Logger:
     """The logger `name`, for a module whose lines a peer can cause: they are escaped, and limited for each place."""
     log = logging.getLogger(name)
-    if not any(isinstance(known, _PeerFilter) for known in log.filters):
-        log.addFilter(_PeerFilter())
+    if not any(isinstance(known, PeerFilter) for known in log.filters):
+        log.addFilter(PeerFilter())
     return log
 
 
@@ -70,13 +70,17 @@ class LineFormatter(logging.Formatter):
         return "\n".join(_CONTINUED + log_text(line, LONGEST_LINE) for line in super().formatException(ei).split("\n"))
 
 
-class _PeerFilter(logging.Filter):
-    """Of one logger; a place is a line of its module."""
+class PeerFilter(logging.Filter):
+    """The limit of one logger; a place is a line of its module."""
 
     def __init__(self) -> None:
         super().__init__()
         #: Place to [begin of its period, lines in it].
         self._periods: dict[int, list[float]] = {}
+
+    def forget(self) -> None:
+        """Begins anew: no line was written yet."""
+        self._periods.clear()
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = monotonic()
