@@ -13,6 +13,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.config import format_properties
 from gantrymq.errors import BodyError, RequestRefused
 from gantrymq.logs import peer_log
+from gantrymq.namesrv import lost_brokers
 from gantrymq.namesrv.answers import encode_body, in_zone
 from gantrymq.namesrv.brokers import MinBrokerIdChange
 from gantrymq.namesrv.config import NamesrvConfig
@@ -263,7 +264,10 @@ class RequestHandlers:
 
     def _get_kv_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(KVConfigRequestHeader)
-        value = self._kv_config.get(header.namespace, header.key)
+        if header.namespace == lost_brokers.NAMESPACE:
+            value = self._table.lost.of(header.key)
+        else:
+            value = self._kv_config.get(header.namespace, header.key)
         if value is None:
             return _response(
                 ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace} Key: {header.key}"
@@ -274,7 +278,10 @@ class RequestHandlers:
         header = request.read_header(KVConfigRequestHeader)
 
         async def delete() -> RemotingCommand:
-            await self._kv_config.delete(header.namespace, header.key)
+            if header.namespace == lost_brokers.NAMESPACE:
+                self._table.lost.forget(header.key)
+            else:
+                await self._kv_config.delete(header.namespace, header.key)
             log.info("%s deleted KV config %s/%s", connection.address, header.namespace, header.key)
             return _response()
 
@@ -282,7 +289,10 @@ class RequestHandlers:
 
     def _get_kv_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         namespace = request.read_header(GetKVListByNamespaceRequestHeader).namespace
-        table = self._kv_config.namespace(namespace)
+        if namespace == lost_brokers.NAMESPACE:
+            table: dict[str, str] | None = self._table.lost.by_topic()
+        else:
+            table = self._kv_config.namespace(namespace)
         if table is None:
             return _response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return _response(body=encode_body(KVTable(table)))

@@ -31,6 +31,7 @@ from gantrymq.namesrv.brokers import (
     with_acting_master,
 )
 from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.lost_brokers import LostBrokers
 from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig
@@ -71,6 +72,7 @@ class RouteTable:
         self._filter_servers: dict[tuple[str, str], list[str]] = {}
         #: Static topics: topic -> broker name -> TopicQueueMappingInfo.
         self._mappings: dict[str, dict[str, dict[str, Any]]] = {}
+        self.lost = LostBrokers()
 
     # -- brokers come -------------------------------------------------------------------------------------------
 
@@ -117,6 +119,7 @@ class RouteTable:
         if broker is None:
             log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
             broker = self._brokers[name] = BrokerData(header.cluster_name, name, {})
+            self.lost.forget(name)
         self._clusters.setdefault(header.cluster_name, set()).add(name)
         addresses = broker.broker_addrs
         before = (dict(addresses), broker.zone_name, broker.enable_acting_master)
@@ -236,9 +239,12 @@ class RouteTable:
 
     # -- brokers go ---------------------------------------------------------------------------------------------
 
-    def unregister(self, requests: Iterable[BrokerRequestHeader]) -> list[MinBrokerIdChange]:
-        """Takes brokers away; one that isn't there is ignored. Returns whom to notify."""
-        removed: set[str] = set()
+    def unregister(self, requests: Iterable[BrokerRequestHeader], *, is_lost: bool = False) -> list[MinBrokerIdChange]:
+        """Takes brokers away; one that isn't there is ignored. Returns whom to notify.
+
+        `is_lost`: they haven't asked for it, and are remembered (`lost`).
+        """
+        removed: dict[str, str] = {}
         reduced: dict[str, BrokerData] = {}
         offline: dict[str, str] = {}
         for request in requests:
@@ -249,6 +255,8 @@ class RouteTable:
             self._filter_servers.pop(key, None)
             broker = self._brokers.get(name)
             if broker is None:
+                if not is_lost:
+                    self.lost.forget(name)
                 continue
             ids = [i for i, a in broker.broker_addrs.items() if a == address]
             if ids and min(ids) == min(broker.broker_addrs):
@@ -259,11 +267,15 @@ class RouteTable:
                 reduced[name] = broker
             else:
                 del self._brokers[name]
-                removed.add(name)
+                removed[name] = broker.cluster
         # However many brokers went, all topics are gone through once.
         if removed:
-            self._remove_names(removed)
-            self._take_queues(self._topics.names_of(removed), removed)
+            self._remove_names(set(removed))
+            topics = self._topics.names_of(removed)
+            if is_lost:
+                for name, of_name in self._topics.grouped(topics, removed).items():
+                    self.lost.lose(name, removed[name], of_name)
+            self._take_queues(topics, removed)
         led_by_slave = {
             name
             for name, broker in reduced.items()
@@ -292,10 +304,11 @@ class RouteTable:
             if connection in self._keys_of
             for key in self._keys_of[connection]
         ]
-        return self.unregister(gone) if gone else []
+        return self.unregister(gone, is_lost=True) if gone else []
 
     def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
         """Takes the silent brokers away. Returns their connections, to be closed, and whom to notify."""
+        self.lost.forget_old(now_ms)
         silent = [
             (key, live) for key, live in self._live.items() if live.last_update_ms + live.heartbeat_timeout_ms < now_ms
         ]
@@ -306,7 +319,8 @@ class RouteTable:
             )
         if not silent:
             return [], []
-        return [live.connection for _, live in silent], self.unregister([identity(*entry) for entry in silent])
+        gone = [identity(*entry) for entry in silent]
+        return [live.connection for _, live in silent], self.unregister(gone, is_lost=True)
 
     def _remove_names(self, removed: set[str]) -> None:
         for cluster_name, names in list(self._clusters.items()):
@@ -336,6 +350,7 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
         """Forgets a topic, on the brokers of one cluster or everywhere."""
+        self.lost.forget_topic(topic, cluster_name)
         if self._topics.get(topic) is None:
             return
         if cluster_name:

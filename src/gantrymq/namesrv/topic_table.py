@@ -54,6 +54,18 @@ class TopicTable:
         """The topics that any of the brokers has."""
         return self.names_where(lambda queues: any(q.broker_name in broker_names for q in queues.queues))
 
+    def grouped(self, topics: Iterable[str], broker_names: Collection[str]) -> dict[str, set[str]]:
+        """Which of `topics` each of these brokers has."""
+        topics_of: dict[str, set[str]] = {name: set() for name in broker_names}
+        having: dict[TopicQueues, list[set[str]]] = {}
+        for topic in topics:
+            queues = self._topics[topic]
+            if queues not in having:
+                having[queues] = [topics_of[q.broker_name] for q in queues.queues if q.broker_name in topics_of]
+            for of_broker in having[queues]:
+                of_broker.add(topic)
+        return topics_of
+
     def names_where(self, matches: Callable[[TopicQueues], bool]) -> list[str]:
         matching = {queues for queues in self._shared.values() if matches(queues)}
         return [topic for topic, queues in self._topics.items() if queues in matching] if matching else []

@@ -1,0 +1,139 @@
+"""What a NameServer remembers of brokers that went without unregistering."""
+
+from __future__ import annotations
+
+import pytest
+from namesrv_support import broker_header, registration, topics_body
+from waiting import until
+
+from gantrymq.errors import BrokerError
+from gantrymq.namesrv import lost_brokers
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.lost_brokers import KEPT_MS, NAMESPACE, LostBrokers
+from gantrymq.namesrv.route_table import DEFAULT_HEARTBEAT_TIMEOUT_MS, RouteTable
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.namesrv import (
+    BrokerRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    KVConfigRequestHeader,
+)
+from gantrymq.protocol.headers.topic import DeleteTopicInNamesrvRequestHeader
+from gantrymq.remoting.client import RemotingClient
+
+A, B, C = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
+
+
+@pytest.fixture
+def table() -> RouteTable:
+    """broker-a has A and AB, broker-b B and AB; each has a connection named as itself."""
+    table = RouteTable(NamesrvConfig())
+    register(table, "broker-a", A, "A", "AB")
+    register(table, "broker-b", B, "B", "AB")
+    return table
+
+
+def register(table: RouteTable, name: str, address: str, *topics: str, broker_id: int = 0) -> None:
+    header = broker_header(name, address, broker_id=broker_id)
+    table.register(header, topics_body(*topics), zone_name=None, connection=f"{name} {broker_id}", now_ms=0)
+
+
+def unregister(table: RouteTable, name: str, address: str, broker_id: int = 0) -> None:
+    table.unregister(
+        [BrokerRequestHeader(broker_name=name, broker_addr=address, cluster_name="DefaultCluster", broker_id=broker_id)]
+    )
+
+
+def test_a_broker_is_lost_whose_connection_closes(table: RouteTable) -> None:
+    assert table.lost.by_topic() == {}
+    table.connections_closed(["broker-b 0"])
+    assert (table.lost.of("A"), table.lost.of("B"), table.lost.of("AB")) == (None, "broker-b", "broker-b")
+    table.connections_closed(["broker-a 0"])
+    assert table.lost.by_topic() == {"A": "broker-a", "B": "broker-b", "AB": "broker-a;broker-b"}
+    register(table, "broker-b", "10.0.0.9:10911", "AB", "B")
+    assert table.lost.by_topic() == {"A": "broker-a", "AB": "broker-a"}
+
+
+def test_so_is_one_that_falls_silent_until_nobody_keeps_messages_for_so_long(table: RouteTable) -> None:
+    now_ms = DEFAULT_HEARTBEAT_TIMEOUT_MS + 1
+    table.heartbeat("DefaultCluster", A, now_ms)
+    table.expire(now_ms)
+    assert table.lost.of("AB") == "broker-b"
+    table.heartbeat("DefaultCluster", A, now_ms + KEPT_MS)
+    table.expire(now_ms + 1)
+    table.expire(now_ms + KEPT_MS)
+    assert table.lost.of("AB") == "broker-b"
+    table.expire(now_ms + 1 + KEPT_MS)
+    assert table.lost.of("AB") is None
+
+
+def test_one_that_unregisters_is_not_lost_even_late(table: RouteTable) -> None:
+    unregister(table, "broker-b", B)
+    table.connections_closed(["broker-b 0"])
+    assert table.lost.by_topic() == {}
+    table.connections_closed(["broker-a 0"])
+    assert table.lost.of("A") == "broker-a"
+    unregister(table, "broker-a", A)
+    assert table.lost.by_topic() == {}
+
+
+def test_a_broker_is_there_while_one_of_its_replicas_is(table: RouteTable) -> None:
+    register(table, "broker-b", C, "B", "AB", broker_id=1)
+    table.connections_closed(["broker-b 0"])
+    assert table.lost.by_topic() == {}
+    table.connections_closed(["broker-b 1"])
+    assert table.lost.of("AB") == "broker-b"
+
+
+@pytest.mark.parametrize(("cluster", "left"), [(None, None), ("DefaultCluster", None), ("another", "broker-b")])
+def test_a_topic_that_is_deleted_is_forgotten(table: RouteTable, cluster: str | None, left: str | None) -> None:
+    table.connections_closed(["broker-b 0"])
+    table.delete_topic("AB", cluster)
+    table.delete_topic("B", cluster)
+    assert (table.lost.of("AB"), table.lost.of("B")) == (left, left)
+
+
+def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_brokers, "MAX_TOPICS", 5)
+    lost = LostBrokers()
+    for name in ("b-1", "b-2", "b-3"):
+        lost.lose(name, "c", {"one", "two"})
+    assert lost.of("one") == "b-2;b-3"
+    lost.lose("b-4", "c", {"1", "2", "3", "4", "5", "6"})
+    assert lost.by_topic() == {}
+
+
+async def test_it_is_asked_for_as_a_kv_configuration(client: RemotingClient, server: NameServer) -> None:
+    async def ask(code: RequestCode, key: str) -> RemotingCommand:
+        header = KVConfigRequestHeader(namespace=NAMESPACE, key=key)
+        return await client.call(server.address, RemotingCommand.request(code, header))
+
+    async def refused() -> bool:
+        with pytest.raises(BrokerError) as error:
+            await ask(RequestCode.GET_KV_CONFIG, "AB")
+        return error.value.code == ResponseCode.QUERY_NOT_FOUND
+
+    async def listed() -> dict[str, str]:
+        header = GetKVListByNamespaceRequestHeader(namespace=NAMESPACE)
+        response = await client.call(
+            server.address, RemotingCommand.request(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
+        )
+        return decode_json(response.body, KVTable).table
+
+    assert await refused()
+    broker = RemotingClient()
+    await broker.call(server.address, registration(broker_header(), topics_body("A", "AB")))
+    await broker.close()
+    await until(lambda: server.table.lost.of("AB") is not None)
+    response = await ask(RequestCode.GET_KV_CONFIG, "AB")
+    assert response.read_header(GetKVConfigResponseHeader).value == "broker-a"
+    assert await listed() == {"A": "broker-a", "AB": "broker-a"}
+    delete = DeleteTopicInNamesrvRequestHeader(topic="A")
+    await client.call(server.address, RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_NAMESRV, delete))
+    assert await listed() == {"AB": "broker-a"}
+    await ask(RequestCode.DELETE_KV_CONFIG, "broker-a")
+    assert await refused()
