@@ -41,7 +41,7 @@ class Sent:
 class ProducerBroker:
     """Answers sends with `answer` and the ext fields in `more`; keeps them in `sent`, and END_TRANSACTION in `ends`.
 
-    `connection` is the producer's. Heartbeats are answered; `heartbeats` counts them.
+    `connection` is the producer's. Heartbeats are answered unless it `hangs`; `heartbeats` counts them.
     """
 
     def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
@@ -51,6 +51,7 @@ class ProducerBroker:
         self.sent: list[Sent] = []
         self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
         self.heartbeats = 0
+        self.hangs = False
         self.connection: Connection | None = None
         sends = (
             RequestCode.SEND_MESSAGE_V2,
@@ -86,10 +87,10 @@ class ProducerBroker:
     def _end(self, connection: Connection, request: RemotingCommand) -> None:
         self.ends.append((request.read_header(EndTransactionRequestHeader), request.remark))
 
-    def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.connection = connection
         self.heartbeats += 1
-        return RemotingCommand.response()
+        return None if self.hangs else RemotingCommand.response()
 
     def _max_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if self.answer is ResponseCode.SUCCESS:

@@ -107,6 +107,55 @@ async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
         await client.close()
 
 
+async def test_all_who_need_the_broker_wait_for_the_one_heartbeat() -> None:
+    """The second of two went on at once: it was announced, as far as anybody knew."""
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        await client.routes.get("topic")
+
+        async def told() -> int:
+            await client.greet_new_brokers()
+            return broker.heartbeats
+
+        assert await asyncio.gather(told(), told(), told()) == [1, 1, 1]
+        await client.close()
+
+
+async def test_who_has_no_time_leaves_the_wait_to_the_next() -> None:
+    broker = ProducerBroker()
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        await client.routes.get("topic")
+        await client.greet_new_brokers(0.0)
+        assert client._greeting
+        await client.greet_new_brokers()
+        assert broker.heartbeats == 1
+        await client.close()
+
+
+async def test_nobody_waits_again_for_a_broker_that_hangs() -> None:
+    broker = ProducerBroker()
+    broker.hangs = True
+    async with scripted_cluster(broker) as address:
+        client = ClientInstance(address, producer_data=ProducerData("group"))
+        await client.routes.get("topic")
+        waited = [asyncio.ensure_future(client.greet_new_brokers(0.2)) for _ in range(2)]
+        await asyncio.gather(*waited)
+        assert client._greeting
+        async with asyncio.timeout(0.1):
+            await client.greet_new_brokers()
+        # When it is back it counts again.
+        assert broker.connection is not None
+        broker.connection.abort()
+        broker.hangs = False
+        await until(lambda: not client._greeting)
+        await client.greet_again(broker.address)
+        assert client._greeted == {broker.address}
+        assert not client._given_up
+        await client.close()
+
+
 async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
     broker = ProducerBroker()

@@ -38,6 +38,8 @@ log = peer_log(__name__)
 HEARTBEAT_INTERVAL_S = 30.0
 #: A broker whose connection was lost is tried again after so long, and after twice as long each time.
 RECONNECT_S = 0.5
+#: A broker that has not answered a heartbeat while somebody waited so long isn't waited for again.
+IN_VAIN_S = 0.1
 
 _instance_number = itertools.count(1)
 
@@ -90,9 +92,10 @@ class ClientInstance:
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
         self._lost: set[str] = set()
-        #: Heartbeats under way; those that nobody has waited for yet.
+        #: Heartbeats under way.
         self._greeting: dict[str, asyncio.Task[None]] = {}
-        self._not_awaited: set[str] = set()
+        #: Brokers whose heartbeats were waited for in vain, or failed; until they are heard of again.
+        self._given_up: set[str] = set()
         self._is_closing = False
         self._reconnect_s = RECONNECT_S
         self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
@@ -134,6 +137,7 @@ class ClientInstance:
         addresses = self._broker_addresses()
         self._announced &= addresses
         self._greeted &= addresses
+        self._given_up &= addresses
         # What is under way may say what was true before.
         await self._end_of(self._greeting.keys() & addresses)
         await self._greet(addresses)
@@ -141,10 +145,13 @@ class ClientInstance:
     async def greet_new_brokers(self, timeout_s: float | None = None) -> None:
         """Tells those brokers of this client that don't know it yet, or any more; for so long at most.
 
-        Where that fails others do it later: nobody waits for a broker that is gone more than once.
+        Whoever calls it meanwhile waits for the same heartbeats. Where one fails it is repeated later: nobody waits for
+        a broker that is gone more than once.
         """
         addresses = self._broker_addresses()
-        await self._greet(addresses - self._announced | addresses & self._not_awaited, timeout_s)
+        for address in addresses - self._announced:
+            self._begin_greeting(address)
+        await self._end_of(addresses - self._greeted - self._given_up, timeout_s)
 
     async def greet_again(self, address: str) -> None:
         """Tells a broker that has forgotten this client."""
@@ -153,8 +160,8 @@ class ClientInstance:
     def _connected(self, address: str) -> None:
         """A broker that has started again knows nobody, and knows clients by their connections."""
         if address in self._broker_addresses() and address not in self._greeting:
+            self._given_up.discard(address)
             self._begin_greeting(address)
-            self._not_awaited.add(address)
 
     def _disconnected(self, address: str) -> None:
         """The broker has forgotten this client, or will: it is told again as soon as it can be reached."""
@@ -186,20 +193,18 @@ class ClientInstance:
             if broker_id == MASTER_ID or self._consumer_data is not None
         }
 
-    async def _greet(self, addresses: Collection[str], timeout_s: float | None = None) -> None:
+    async def _greet(self, addresses: Collection[str]) -> None:
         for address in addresses:
             self._begin_greeting(address)
-        await self._end_of(addresses, timeout_s)
+        await self._end_of(addresses)
 
     async def _end_of(self, addresses: Collection[str], timeout_s: float | None = None) -> None:
-        self._not_awaited.difference_update(addresses)
-        if under_way := [self._greeting[address] for address in addresses if address in self._greeting]:
-            try:
-                await asyncio.wait(under_way, timeout=timeout_s)
-            except asyncio.CancelledError:
-                # The next caller's replies and checks depend on it as this one's did.
-                self._not_awaited.update(self._greeting.keys() & set(addresses))
-                raise
+        under_way = {self._greeting[address]: address for address in addresses if address in self._greeting}
+        if under_way:
+            _, late = await asyncio.wait(under_way, timeout=timeout_s)
+            # Who had hardly any time, or was cancelled, has learned nothing of the broker.
+            if timeout_s is not None and timeout_s >= IN_VAIN_S:
+                self._given_up.update(under_way[greeting] for greeting in late)
 
     def _begin_greeting(self, address: str) -> None:
         """Unless it is under way: it may be what made the connection."""
@@ -211,7 +216,6 @@ class ClientInstance:
 
     def _greeting_ended(self, address: str) -> None:
         del self._greeting[address]
-        self._not_awaited.discard(address)
 
     async def _greet_one(self, address: str) -> None:
         data = HeartbeatData(
@@ -222,12 +226,14 @@ class ClientInstance:
         try:
             await self.api.heartbeat(address, data)
             self._greeted.add(address)
+            self._given_up.discard(address)
             self.troubles.over(address)
         except ClientClosed:
             pass
         except Exception as e:
             # Whatever it is (hooks are the user's), who heartbeats goes on.
             self._greeted.discard(address)
+            self._given_up.add(address)
             self.troubles.tell(f"heartbeat to broker {address} failed", e)
 
     async def _unregister(self, address: str) -> None:
