@@ -40,6 +40,7 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
         ("google.protobuf", "from gantrymq.codecs import ProtobufCodec", "protobuf"),
         ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
+        ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:

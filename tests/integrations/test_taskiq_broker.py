@@ -1,0 +1,138 @@
+"""The broker for taskiq, with taskiq's own worker: tasks done, delayed, and done again when a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from gantrymq.integrations.held import HeldMessages
+from gantrymq.integrations.taskiq import RocketMQBroker
+from gantrymq.testing.embedded import EmbeddedCluster
+
+INVISIBLE_MS = 1500
+APP = f"""
+import asyncio, os, time
+from pathlib import Path
+from gantrymq.integrations.taskiq import RocketMQBroker
+
+name_servers, topic = os.environ["NAMESRV_ADDR"], os.environ["TOPIC"]
+broker = RocketMQBroker(name_servers, topic, topic, invisible_ms={INVISIBLE_MS})
+
+def note(line):
+    with open("notes", "a") as notes:
+        notes.write(line + "\\n")
+
+@broker.task("add")
+async def add(a: int, b: int) -> None:
+    note(f"{{a}} + {{b}} = {{a + b}} {{time.time()}}")
+
+@broker.task("wait")
+async def wait(name: str) -> None:
+    note(f"begin {{os.getpid()}} {{name}}")
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    note(f"end {{os.getpid()}} {{name}}")
+
+@broker.task("fail")
+def fail() -> None:
+    note("failed")
+    raise ValueError("no")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster() as cluster:
+        yield cluster
+
+
+@contextmanager
+def worker(cluster: EmbeddedCluster, directory: Path, topic: str) -> Iterator[subprocess.Popen[bytes]]:
+    (directory / "app.py").write_text(APP)
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "taskiq", "worker", "app:broker", "--workers", "1"],
+            cwd=directory,
+            env=os.environ | {"NAMESRV_ADDR": cluster.name_server, "TOPIC": topic},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def notes(directory: Path) -> list[str]:
+    path = directory / "notes"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def send(cluster: EmbeddedCluster, topic: str, name: str, *arguments: object, **labels: object) -> None:
+    broker = RocketMQBroker(cluster.name_server, topic, topic)
+    task = broker.register_task(lambda: None, name)
+    await broker.startup()
+    try:
+        await task.kicker().with_labels(**labels).kiq(*arguments)
+    finally:
+        await broker.shutdown()
+
+
+async def test_tasks_are_done_once_and_later(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    with worker(cluster, tmp_path, "taskiq-plain") as process:
+        await send(cluster, "taskiq-plain", "add", 1, 2)
+        await send(cluster, "taskiq-plain", "fail")
+        sent = time.time()
+        await send(cluster, "taskiq-plain", "add", 3, 4, delay=1.5)
+        wait_until(lambda: len(notes(tmp_path)) == 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert sorted(" ".join(line.split()[:5]) for line in notes(tmp_path)) == ["1 + 2 = 3", "3 + 4 = 7", "failed"]
+    assert max(float(line.split()[5]) for line in notes(tmp_path) if "+" in line) > sent + 1
+
+
+async def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    await send(cluster, "taskiq-killed", "wait", "x")
+    with worker(cluster, tmp_path, "taskiq-killed") as process:
+        wait_until(lambda: notes(tmp_path))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    with worker(cluster, tmp_path, "taskiq-killed"):
+        wait_until(lambda: len(notes(tmp_path)) == 2)
+        (tmp_path / "go").touch()
+        wait_until(lambda: len(notes(tmp_path)) == 3)
+    (_, killed, _), (_, other, _), (word, ended, _) = map(str.split, notes(tmp_path))
+    assert killed != other
+    assert (word, ended) == ("end", other)
+
+
+async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: EmbeddedCluster) -> None:
+    broker = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_ms=900)
+    other = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_ms=900)
+    broker.is_worker_process = other.is_worker_process = True
+    await send(cluster, "taskiq-long", "add", 1, 2)
+    await broker.startup()
+    await other.startup()
+    first = await anext(broker.listen())
+    # The other waits for longer than the invisible time, and gets none.
+    held = other._held
+    assert isinstance(held, HeldMessages)
+    assert await held.receive(1, 2000) == []
+    await broker.shutdown()
+    second = await anext(other.listen())
+    assert second.data == first.data
+    await second.ack()
+    assert len(held) == 0
+    await other.shutdown()
