@@ -3,7 +3,8 @@
 A NameServer forgets a broker that has died, with all its queues, and a read of the others would have a part of the
 rows without a word. So where anything says that a topic has more brokers than its route, a read waits for them and
 fails in the end, or warns with failOnDataLoss=false. What says so: the option expectedBrokers, the queues that assign,
-offsets as JSON or a checkpoint name, and the configuration of an order topic.
+offsets as JSON or a checkpoint name, the configuration of an order topic, a static topic's table of queues, another
+NameServer, and GantryMQ's NameServers for brokers that went without unregistering.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
@@ -27,18 +28,22 @@ CHECKPOINT = "the checkpoint"
 
 
 async def find_queues(
-    cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] | None = None
+    cluster: Cluster,
+    options: ReadOptions,
+    known: Iterable[MessageQueue] | None = None,
+    lost: Collection[str] = (),
 ) -> list[MessageQueue]:
     """The readable queues that the options name, of brokers that are there.
 
-    With `known`, a stream's, nothing is waited for: its topics may be away, as may any that a pattern found. Raises
-    NoRouteInfo for another one.
+    With `known`, a stream's, nothing is waited for: its topics may be away, as may `lost` ones and any that a pattern
+    found. Raises NoRouteInfo for another one.
     """
-    may_be_away = {queue.topic for queue in known or ()}
+    may_be_away = {*lost, *(queue.topic for queue in known or ())}
     if options.pattern is None:
         topics = options.topics
     else:
-        topics = [topic for topic in await cluster.topics(wait=known is None) if matches(options.pattern, topic)]
+        wait = known is None and not lost
+        topics = [topic for topic in await cluster.topics(wait=wait) if matches(options.pattern, topic)]
         may_be_away.update(topics)
         if not topics:
             log.warning("no topic matches subscribePattern %r", options.pattern)
@@ -54,43 +59,82 @@ async def find_queues(
 
 
 async def complete_queues(
-    cluster: Cluster, options: ReadOptions, named: Mapping[str, Iterable[MessageQueue]]
+    cluster: Cluster, options: ReadOptions, named: Mapping[str, Iterable[MessageQueue]], *, begins_stream: bool = False
 ) -> list[MessageQueue]:
     """`find_queues`, once all brokers are there that the topics are known to have; `named` are queues by what names
     them, an option as a rule.
 
-    Raises NoRouteInfo, BrokersAway, and ConfigError for a queue that is named and not on a broker that is there.
+    A stream that begins goes on without brokers that the user doesn't name, with a warning: it reads what they have
+    when they are back. Raises NoRouteInfo, BrokersAway, and ConfigError for a queue that is named and not on a broker
+    that is there.
     """
     by_source = {**named, "assign": options.assigned or ()}
 
     async def attempt() -> list[MessageQueue]:
         before = await cluster.brokers()
-        queues = await find_queues(cluster, options)
+        lost = await _lost_brokers(cluster, options)
+        queues = await find_queues(cluster, options, lost=() if begins_stream else lost.keys())
         # Brokers that were there all the time, and not one that has just come or gone.
-        away = await _away(cluster, options, queues, by_source, before & await cluster.brokers())
-        if away and options.fail_on_data_loss:
+        away = await _named_away(cluster, options, queues, by_source, before & await cluster.brokers())
+        unnamed = await _unnamed_away(cluster, options, queues, lost)
+        fatal = away if begins_stream else unnamed | away
+        if fatal and options.fail_on_data_loss:
             raise BrokersAway(
-                f"{'; '.join(away)}. A part of the messages would be missing; "
+                f"{'; '.join(_in_words(fatal))}. A part of the messages would be missing; "
                 'option("failOnDataLoss", "false") reads what is there'
             )
-        for missing in away:
-            log.warning("%s; going on without its messages, as failOnDataLoss is false", missing)
+        for missing in _in_words(unnamed | away):
+            reason = "as a stream that begins" if begins_stream else "as failOnDataLoss is false"
+            log.warning("%s; going on without its messages, %s", missing, reason)
         return queues
 
     return await cluster.until(attempt, passing=(BrokersAway,))
 
 
-async def _away(
+#: (topic, broker): what says that the topic is on that broker, which is away.
+_Away = dict[tuple[str, str], str]
+
+
+def _in_words(away: _Away) -> list[str]:
+    return [
+        f"broker {broker} is away, which has queues of topic {topic} (says {source})"
+        for (topic, broker), source in sorted(away.items())
+    ]
+
+
+async def _lost_brokers(cluster: Cluster, options: ReadOptions) -> dict[str, set[str]]:
+    """By topic of the read; none for single queues, which say themselves what there should be."""
+    if options.assigned is not None:
+        return {}
+    lost = await cluster.lost_brokers(None if options.pattern is not None else options.topics)
+    return {topic: names for topic, names in lost.items() if options.pattern is None or matches(options.pattern, topic)}
+
+
+async def _unnamed_away(
+    cluster: Cluster, options: ReadOptions, queues: list[MessageQueue], lost: Mapping[str, set[str]]
+) -> _Away:
+    """What NameServers know beyond the routes that `queues` are of."""
+    if options.assigned is not None:
+        return {}
+    has = {(queue.topic, queue.broker_name) for queue in queues}
+    known = {(topic, name): "a NameServer, which lost it" for topic, names in lost.items() for name in names}
+    topics = sorted({topic for topic, _ in has})
+    for topic, names in zip(topics, await asyncio.gather(*map(cluster.brokers_elsewhere, topics)), strict=True):
+        known |= {(topic, name): source for name, source in names.items()}
+    return {key: source for key, source in known.items() if key not in has}
+
+
+async def _named_away(
     cluster: Cluster,
     options: ReadOptions,
     queues: list[MessageQueue],
     named: Mapping[str, Iterable[MessageQueue]],
     registered: set[str],
-) -> list[str]:
-    """What is missing, in words. Raises ConfigError as `complete_queues` does."""
+) -> _Away:
+    """What options, checkpoint and configuration name. Raises ConfigError as `complete_queues` does."""
     has = {(queue.topic, queue.broker_name) for queue in queues}
     topics = sorted({topic for topic, _ in has} | set(options.topics))
-    away: dict[tuple[str, str], str] = {}
+    away: _Away = {}
     for topic in topics:
         for broker in options.expected_brokers_of(topic) - {name for of, name in has if of == topic}:
             away[topic, broker] = "the option expectedBrokers"
@@ -106,10 +150,7 @@ async def _away(
         if source != CHECKPOINT and (wrong := sorted(missing - gone)):
             there = ", ".join(map(name_of, queues))
             raise ConfigError(f"option {source} names {', '.join(map(name_of, wrong))}; there are {there}")
-    return [
-        f"broker {broker} is away, which has queues of topic {topic} (says {source})"
-        for (topic, broker), source in sorted(away.items())
-    ]
+    return away
 
 
 def matches(pattern: str, topic: str) -> bool:

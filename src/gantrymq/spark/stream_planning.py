@@ -33,7 +33,7 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     since_ms = starting.timestamp_ms
     if since_ms is None and starting.number == LATEST_NUMBER:
         since_ms = now_ms() - CLOCK_MARGIN_MS
-    queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()})
+    queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()}, begins_stream=True)
     brokers = await cluster.brokers() | {queue.broker_name for queue in queues}
     bounds = await bounds_of(cluster, queues)
     ends = await resolve(cluster, starting, bounds, options)

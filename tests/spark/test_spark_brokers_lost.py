@@ -1,0 +1,216 @@
+"""A plain topic's broker is killed: the NameServer remembers what the route no longer says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from waiting import until, wait_until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.message import Message
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.cluster import LOST_BROKERS_NAMESPACE, BrokersAway, Cluster, run
+from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.planning import plan_batch
+from gantrymq.spark.reader import RocketMQStreamReader
+from gantrymq.spark.rows import read_ranges
+from gantrymq.spark.versions import ReadAllAvailable
+from gantrymq.testing.processes import START_TIMEOUT_S, ProcessCluster
+
+BODY = pa.schema([("body", ARROW_TYPES["body"])])
+ALL = ReadAllAvailable()
+_numbers = itertools.count(1)
+
+
+class Killable(ProcessCluster):
+    """Two brokers, the second of which is killed and started again."""
+
+    def kill(self) -> None:
+        """Returns when the NameServer has noticed."""
+        os.kill(self.brokers[1].pid, signal.SIGKILL)
+        wait_until(lambda: not self.brokers[1].is_running)
+        asyncio.run(self._until_registered({"broker-a"}))
+
+    def start_again(self) -> None:
+        """Returns when it has registered."""
+        self.brokers[1].stop()
+        self.brokers[1] = self._start("broker", "broker-b", self._properties_of_broker(1))
+        self.brokers[1].wait_until_ready(time.monotonic() + START_TIMEOUT_S)
+        asyncio.run(self._until_registered({"broker-a", "broker-b"}))
+
+    async def _until_registered(self, names: set[str]) -> None:
+        async with Cluster([self.namesrv_addr], 20_000) as cluster:
+
+            async def are_registered() -> bool:
+                return await cluster.brokers() == names
+
+            await until(are_registered)
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killable]:
+    with Killable(tmp_path_factory.mktemp("lost"), brokers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(brokers: Killable) -> Iterator[Killable]:
+    """All of it runs before and after a test."""
+    yield brokers
+    if not brokers.brokers[1].is_running:
+        brokers.start_again()
+
+
+@pytest.fixture
+def topic(cluster: Killable) -> str:
+    """With 40 messages, 10 in each of its two queues on each broker."""
+    topic = f"lost-{next(_numbers)}"
+
+    async def make() -> None:
+        async with AdminClient(cluster.namesrv_addr) as admin:
+            await admin.ensure_topic(topic, queues=2)
+        async with Producer(cluster.namesrv_addr, "numbers") as producer:
+            for number in range(40):
+                await producer.send(Message(topic, b"%d" % number))
+
+    asyncio.run(make())
+    return topic
+
+
+async def _make_on(broker: str, name_server: str, topic: str) -> None:
+    """A topic with one queue; returns when the NameServer knows it."""
+    remoting = RemotingClient()
+    api = BrokerApi(remoting)
+    await api.create_topic(broker, TopicConfig(topic, read_queue_nums=1, write_queue_nums=1))
+
+    async def is_known() -> bool:
+        with suppress(NoRouteInfo):
+            await api.route(name_server, topic)
+            return True
+        return False
+
+    await until(is_known)
+    await remoting.close()
+
+
+def options_for(cluster: ProcessCluster, topic: str, **more: str) -> ReadOptions:
+    given = {"nameserver": cluster.namesrv_addr, "retrytimeoutms": "300"} | more
+    return ReadOptions.parse(given if {"assign", "subscribepattern"} & given.keys() else given | {"subscribe": topic})
+
+
+def numbers(options: ReadOptions) -> list[int]:
+    async def plan() -> list[list[int]]:
+        async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+            return await plan_batch(cluster, options, PushedFilters())
+
+    return sorted(
+        int(n)
+        for ranges in run(plan())
+        for batch in read_ranges(ranges, options, BODY)
+        for n in batch.column("body").to_pylist()
+    )
+
+
+@pytest.mark.parametrize("by_pattern", [False, True])
+def test_a_batch_waits_for_a_lost_broker_and_fails_in_the_end(
+    cluster: Killable, topic: str, by_pattern: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    naming = {"subscribepattern": f"{topic}|other"} if by_pattern else {}
+    cluster.kill()
+    with pytest.raises(BrokersAway, match=f"broker-b is away, which has queues of topic {topic}") as caught:
+        numbers(options_for(cluster, topic, **naming))
+    assert "(option retryTimeoutMs)" in "".join(caught.value.__notes__)
+    with caplog.at_level(logging.WARNING):
+        assert len(numbers(options_for(cluster, topic, failondataloss="false", **naming))) == 20
+    assert "broker-b is away" in caplog.text
+    starting = threading.Thread(target=cluster.start_again)
+    starting.start()
+    try:
+        assert numbers(options_for(cluster, topic, retrytimeoutms="30000", **naming)) == list(range(40))
+    finally:
+        starting.join()
+
+
+def test_queues_of_the_others_alone_can_be_read(cluster: Killable, topic: str) -> None:
+    cluster.kill()
+    assert len(numbers(options_for(cluster, topic, assign=json.dumps({topic: ["broker-a:0", "broker-a:1"]})))) == 20
+
+
+def test_a_topic_that_only_the_lost_broker_had(cluster: Killable, caplog: pytest.LogCaptureFixture) -> None:
+    only = f"lost-{next(_numbers)}"
+
+    asyncio.run(_make_on(cluster.brokers[1].address, cluster.namesrv_addr, only))
+    cluster.kill()
+    for naming in ({}, {"subscribepattern": only}):
+        with pytest.raises(BrokersAway, match=f"broker-b is away, which has queues of topic {only}"):
+            numbers(options_for(cluster, only, **naming))
+    with caplog.at_level(logging.WARNING):
+        assert numbers(options_for(cluster, only, failondataloss="false", subscribepattern=only)) == []
+    assert f"broker-b is away, which has queues of topic {only}" in caplog.text
+
+
+def test_a_broker_that_was_stopped_in_order_or_is_given_up_is_not_waited_for(cluster: Killable, topic: str) -> None:
+    cluster.brokers[1].stop()
+    assert len(numbers(options_for(cluster, topic))) == 20
+    cluster.start_again()
+    cluster.kill()
+
+    async def give_up() -> None:
+        async with AdminClient(cluster.namesrv_addr) as admin:
+            await admin.kv_delete(LOST_BROKERS_NAMESPACE, "broker-b")
+
+    with pytest.raises(BrokersAway):
+        numbers(options_for(cluster, topic))
+    asyncio.run(give_up())
+    assert len(numbers(options_for(cluster, topic))) == 20
+
+
+def test_a_stream_begins_without_it_and_a_run_of_what_is_available_does_not(
+    cluster: Killable, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(cluster, topic, startingoffsets="earliest")
+    cluster.kill()
+    stream = RocketMQStreamReader(options, BODY)
+    with caplog.at_level(logging.WARNING):
+        start = stream.initialOffset()
+    assert f"broker-b is away, which has queues of topic {topic}" in caplog.text
+    end = stream.latestOffset(start, ALL)
+    assert sum(len(batch) for p in stream.partitions(start, end) for batch in stream.read(p)) == 20
+    with pytest.raises(BrokersAway, match="broker-b is away"):
+        stream.prepareForTriggerAvailableNow()
+    cluster.start_again()
+    stream.prepareForTriggerAvailableNow()
+    rest = stream.latestOffset(end, ALL)
+    assert sum(len(batch) for p in stream.partitions(end, rest) for batch in stream.read(p)) == 20
+    stream.stop()
+
+
+async def test_any_name_server_may_know(cluster: Killable, topic: str, tmp_path: Path) -> None:
+    """One that has started since remembers nothing, nor do Apache's."""
+    with ProcessCluster(tmp_path, brokers=0) as newer:
+        async with Cluster([newer.namesrv_addr, cluster.namesrv_addr], 300) as both:
+            assert set(await both.brokers_elsewhere(topic)) == {"broker-a", "broker-b"}
+            assert await both.lost_brokers([topic]) == {}
+            await asyncio.to_thread(cluster.kill)
+            assert set(await both.brokers_elsewhere(topic)) == {"broker-a"}
+            assert await both.lost_brokers([topic]) == {topic: {"broker-b"}}
+            assert (await both.lost_brokers(None))[topic] == {"broker-b"}
+        await asyncio.to_thread(cluster.start_again)
