@@ -7,11 +7,11 @@ nothing gets on. Threads' work (`run_in_executor`) runs in a turn of its own, so
 from __future__ import annotations
 
 import asyncio
-import heapq
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Any
 
@@ -30,50 +30,146 @@ class Standstill(Exception):
     """Nothing is ready and no timer is set, but the run isn't over."""
 
 
+class _Handle(asyncio.Handle):
+    """asyncio's, made with fewer steps: there are a hundred for each message."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """So is this."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: SimLoop, context: Context
+    ) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            self._loop.timer_cancelled(self)
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """Runs until the coroutine of `run_until_complete` is done; raises Standstill when it never can be."""
 
     def __init__(self, chance: Random) -> None:
         super().__init__()
-        self._now = 0.0
-        #: Timers that were cancelled and are still in the heap.
+        #: The time, s. `time` is for everybody else: a look at this costs less.
+        self.now = 0.0
+        #: Timers by their time, those of one time in the order in which they were set.
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timer_count = 0
+        #: Those of them that were cancelled.
         self._cancelled_count = 0
         self._chance = chance
         self.network = Network(self, chance)
         #: Exceptions that nobody handled, as asyncio tells them: a message and the error.
         self.unhandled: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
-        self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
-    # -- what asyncio's loop asks its system for ----------------------------------------------------------------
+    # -- what asyncio's loop has, with fewer steps --------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
+        handle = _Handle(callback, args, self, copy_context() if context is None else context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
+        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
+        self._timer_count += 1
+        heappush(self._timers, (when, self._timer_count, timer))
+        return timer
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
+        # Not the names of asyncio, which count all loops' tasks.
+        task = asyncio.Task(coro, loop=self, context=context, name=name or "task")
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None:
+            process.has(task)
+        return task
+
+    def close(self) -> None:
+        super().close()
+        self._timers.clear()
 
     def _run_once(self) -> None:
+        """Turn after turn, until it is told to stop."""
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        self._drop_cancelled(timers)
-        self._now += _TURN_S
-        if not ready:
-            if not timers:
-                if self._stopping:  # type: ignore[attr-defined]
-                    return
-                raise Standstill(f"at {self._now:.6f} s nothing is left to do")
-            self._now = max(self._now, timers[0].when())
-        while timers and timers[0].when() <= self._now:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
-                continue
-            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-            if process is None or process.state is State.RUNNING:
-                handle._run()
-            elif process.state is State.STOPPED:
-                process.parked.append(handle)
+        timers = self._timers
+        running, stopped = State.RUNNING, State.STOPPED
+        while True:
+            now = self.now = self.now + _TURN_S
+            while timers and timers[0][2]._cancelled:
+                self._cancelled_count -= 1
+                heappop(timers)
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                if not timers:
+                    raise Standstill(f"at {now:.6f} s nothing is left to do")
+                if timers[0][0] > now:
+                    now = self.now = timers[0][0]
+            while timers and timers[0][0] <= now:
+                timer = heappop(timers)[2]
+                timer._scheduled = False
+                if timer._cancelled:
+                    self._cancelled_count -= 1
+                else:
+                    ready.append(timer)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context: Context = handle._context  # type: ignore[attr-defined]
+                process = context.get(PROCESS)
+                if process is None or (state := process.state) is running:
+                    try:
+                        context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as e:
+                        self.call_exception_handler(
+                            {"message": f"Exception in callback {_name(handle)}", "exception": e, "handle": handle}
+                        )
+                elif state is stopped:
+                    process.parked.append(handle)
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def ready(self, handle: asyncio.Handle) -> None:
         """Runs in the next turn; the same handle may again."""
@@ -84,21 +180,16 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)  # type: ignore[attr-defined]
         handles.clear()
 
-    def _drop_cancelled(self, timers: list[asyncio.TimerHandle]) -> None:
-        """Those at the head, and all of them when they are half of many."""
-        while timers and timers[0].cancelled():
-            self._cancelled_count -= 1
-            heapq.heappop(timers)._scheduled = False  # type: ignore[attr-defined]
+    def timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        """It stays where it is until its time, or until half of many are cancelled."""
+        self._cancelled_count += timer._scheduled  # type: ignore[attr-defined]
+        timers = self._timers
         if self._cancelled_count > max(_MANY_CANCELLED, len(timers) // 2):
-            for timer in timers:
-                timer._scheduled = not timer.cancelled()  # type: ignore[attr-defined]
-            timers[:] = [timer for timer in timers if not timer.cancelled()]
-            heapq.heapify(timers)
+            timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+            heapify(timers)
             self._cancelled_count = 0
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        # Called by asyncio.
-        self._cancelled_count += handle._scheduled  # type: ignore[attr-defined]
+    # -- what asyncio's loop asks its system for ----------------------------------------------------------------
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are none: the network calls back by itself."""
@@ -160,12 +251,7 @@ def _socket(fd: Any) -> SimSocket:
     return fd
 
 
-def _make_task(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], context: Context | None = None
-) -> asyncio.Task[Any]:
-    # Names in the order of creation, of this run: those of asyncio count all loops' tasks.
-    task = asyncio.Task(coro, loop=loop, context=context, name="task")
-    process = (context or copy_context()).get(PROCESS)
-    if process is not None:
-        process.has(task)
-    return task
+def _name(handle: asyncio.Handle) -> str:
+    """Without an address, which is another in each run."""
+    callback = handle._callback  # type: ignore[attr-defined]
+    return getattr(callback, "__qualname__", type(callback).__name__)
