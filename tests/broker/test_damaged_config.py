@@ -9,6 +9,7 @@ import pytest
 from broker_support import Peer, config
 from pop_support import PopPeer
 from waiting import until
+from writer_support import Writer, numbered
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import ConfigError, StoreError
@@ -20,7 +21,7 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.system.clock import now_ms
 
 DOCS = Path(__file__).parents[2] / "docs" / "store.md"
-CAN_BE_REBUILT = ("consumerFilter.json", "consumerOrderInfo.json", "timermetrics", "timercheck")
+CAN_BE_REBUILT = ("consumerFilter.json", "consumerOrderInfo.json", "gantryWriters.json", "timermetrics", "timercheck")
 CANNOT = (
     "topics.json",
     "subscriptionGroup.json",
@@ -40,6 +41,7 @@ async def use_everything(directory: Path, remoting: RemotingClient) -> None:
     peer = PopPeer(await remoting.connection(broker.address))
     for properties in ({}, {"DELAY": "1"}, {"TIMER_DELIVER_MS": str(now_ms() + 3600_000)}):
         assert (await peer.send("orders", b"x", properties=properties)).code == ResponseCode.SUCCESS
+    assert (await Writer(remoting, broker.port).send(numbered(0))).code == ResponseCode.SUCCESS
     sql = SubscriptionData("orders", sub_string="a = 1", expression_type="SQL92", sub_version=1)
     consumer = ConsumerData("poppers", subscription_data_set=[sql])
     body = encode_json(HeartbeatData(client_id="me", consumer_data_set=[consumer]))

@@ -54,6 +54,7 @@ from gantrymq.broker.timer.recall import Recall
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.transactions import Transactions
+from gantrymq.broker.writers import FILE_NAME, Writers
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
@@ -165,6 +166,7 @@ class Broker:
         room_waits = RoomWaits(store, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule, new_topics)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
+        self.writers = Writers(config, directory / FILE_NAME, appender, jobs, saving=saving)
         self._sending = Sending(
             config,
             appender,
@@ -176,6 +178,7 @@ class Broker:
             long_requests=long_requests,
             new_topics=new_topics,
             room_waits=room_waits,
+            writers=self.writers,
         )
         self._transactions = Transactions(
             config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, jobs
@@ -246,6 +249,7 @@ class Broker:
             self._transactions,
             self._timer,
             self._schedule,
+            self.writers,
             QueueLocking(topics, jobs),
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),

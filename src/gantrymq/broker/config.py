@@ -101,6 +101,9 @@ class BrokerConfig(TlsConfig):
     #: Op messages are written when they have so many bytes, or after so many ms.
     transaction_op_msg_max_size: int = bounded(4096, 1, 1024 * 1024)
     transaction_op_batch_interval: int = bounded(3_000, 0, DAY_MS)
+    #: So long, in ms, it is known up to which row an idempotent writer has written, and of so many at most.
+    idempotent_writer_keep_time: int = bounded(DAY_MS, 1_000, MAX_INT)
+    idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
     #: Delayed messages may be taken back (RECALL_MESSAGE).
     recall_message_enable: bool = False
     broker_config_path: Path | None = None

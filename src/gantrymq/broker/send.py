@@ -21,6 +21,7 @@ from gantrymq.broker.timer.message import recall_handle
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
+from gantrymq.broker.writers import Writers
 from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -38,6 +39,7 @@ from gantrymq.protocol.properties import (
     find_property,
     without_property,
 )
+from gantrymq.protocol.row_ids import AFTER_MARK
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
@@ -73,6 +75,7 @@ class Sending(Part):
         long_requests: LongRequests,
         new_topics: NewTopics,
         room_waits: RoomWaits,
+        writers: Writers,
     ) -> None:
         self._config = config
         self._appender = appender
@@ -92,6 +95,7 @@ class Sending(Part):
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
         self._new_topics = new_topics
         self._room_waits = room_waits
+        self._writers = writers
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -214,9 +218,14 @@ class Sending(Part):
         return self._append_batch(batch, waits, connection, request)
 
     def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
-        queue_offset = batch.queue.max_offset
+        queue_offset, last_row = batch.queue.max_offset, None
+        rows = self._writers.rows(request, batch) if AFTER_MARK in request.raw_ext else None
         try:
-            offsets = self._appender.append_batch(batch)
+            if rows is None:
+                offsets = self._appender.append_batch(batch)
+            else:
+                queue_offset, offsets = self._writers.append(rows)
+                last_row = rows.last_row
         except StoreBusy:
             self._room_waits.hold(connection, request, partial(self._append_batch, batch, waits))
             return None
@@ -227,10 +236,12 @@ class Sending(Part):
                 queue_offset=queue_offset,
                 msg_region=self._config.region_id,
                 trace_on=self._trace_on,
+                gantry_last_row=last_row,
             )
         )
         if waits:
-            self._flush_waits.reply(connection, request, offsets[-1] + batch.sizes[-1], response)
+            # Also rows that were there already: who sends them again is told no sooner.
+            self._flush_waits.reply(connection, request, self._appender.store.max_physical_offset, response)
             return None
         return response
 

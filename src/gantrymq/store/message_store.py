@@ -28,6 +28,7 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
+from gantrymq.store.log_scan import records_with, start_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_batch import RecordBatch, append_batch
@@ -406,6 +407,14 @@ class MessageStore:
     def record_bytes(self, physical_offset: int) -> bytes:
         """A record as it stands in the log. Raises as `read_record` does."""
         return self._log.read_bytes(physical_offset)
+
+    def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
+        """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
+        return records_with(self._log, mark, start)
+
+    def start_of(self, timestamp_ms: int) -> int:
+        """A physical offset before which all was stored by then."""
+        return start_of(self._log, timestamp_ms)
 
     def store_time(self, queue: ConsumeQueue, offset: int) -> int:
         """When the message at a queue offset was stored, ms; -1 when there is none."""

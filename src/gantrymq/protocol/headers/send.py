@@ -48,7 +48,8 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
 class SendMessageResponseHeader(Header):
     """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch.
 
-    `msg_region` and `trace_on` ("true" or "false") tell clients whether to write a trace of it.
+    `msg_region` and `trace_on` ("true" or "false") tell clients whether to write a trace of it. `gantry_last_row`
+    answers an idempotent writer (`protocol.row_ids`).
     """
 
     msg_id: str
@@ -59,6 +60,7 @@ class SendMessageResponseHeader(Header):
     recall_handle: str | None = None
     msg_region: str | None = msgspec.field(name="MSG_REGION", default=None)
     trace_on: str | None = msgspec.field(name="TRACE_ON", default=None)
+    gantry_last_row: Int64 | None = None
 
 
 class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):

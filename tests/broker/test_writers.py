@@ -1,0 +1,373 @@
+"""Idempotent writers: rows that are sent again are dropped, also after kill -9 and by copies that run at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from broker_support import Peer, config
+from writer_support import TOPIC, Writer, numbered
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.writers import FILE_NAME, WriterTable, Written
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.errors import IllegalMessage
+from gantrymq.protocol import binary_header
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.row_ids import (
+    AFTER_FIELD,
+    BEGINNING,
+    GANTRY_ID,
+    GANTRY_SEQ,
+    Place,
+    decode_place,
+    decode_row_id,
+)
+from gantrymq.remoting.client import RemotingClient
+
+KEEP_MS = 60_000
+
+BROKER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from broker_support import config
+from gantrymq.broker.broker import Broker
+
+async def serve():
+    broker = Broker(config(Path(sys.argv[2]), flush_consumer_offset_interval=int(sys.argv[3])))
+    await broker.start()
+    print(broker.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+async def stored(remoting: RemotingClient, port: int, queue_id: int = 0) -> list[bytes]:
+    """The bodies in the queue."""
+    peer = Peer(await remoting.connection(f"127.0.0.1:{port}"))
+    bodies: list[bytes] = []
+    while (response := await peer.pull(TOPIC, len(bodies), queue_id=queue_id)).code == ResponseCode.SUCCESS:
+        bodies += [message.body for message in decode_messages(response.body)]
+    return bodies
+
+
+# -- ids and the table ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [b"", b"w", b"1-2-3", b"-1-2-3", b"w-1-2-x", b"w" * 190 + b"-1-2-3"])
+def test_no_row_id(text: bytes) -> None:
+    with pytest.raises(IllegalMessage):
+        decode_row_id(text)
+
+
+def test_row_ids() -> None:
+    assert decode_row_id(b"0b8d-4f-2-31-400") == ("0b8d-4f-31", 2, 400)
+    for place in (BEGINNING, Place(5, 0xFFFFFFFF)):
+        assert decode_place(str(place)) == place
+    for text in ("", "1", "1:2", "x:00000000", "-2:00000000", "1:0000000g"):
+        with pytest.raises(IllegalMessage):
+            decode_place(text)
+
+
+def written(at_ms: int, row: int = 0) -> Written:
+    return Written(0, row, 0, 0, at_ms)
+
+
+def test_table_forgets_the_oldest() -> None:
+    table = WriterTable()
+    for number in range(3):
+        assert table.put(f"t@0@{number}", written(number), 3) is None
+    # It wrote again.
+    assert table.put("t@0@0", written(3, 9), 3) is None
+    assert table.put("t@0@3", written(4), 3) == written(1)
+    assert list(table.ranges) == ["t@0@2", "t@0@0", "t@0@3"]
+    assert table.forget(3) == 1
+    assert list(table.ranges) == ["t@0@0", "t@0@3"]
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+async def test_rows_that_are_sent_again(broker: Broker, remoting: RemotingClient) -> None:
+    first, again = Writer(remoting, broker.port), Writer(remoting, broker.port)
+    answers = [await first.send(numbered(0, 1, 2)), await first.send(numbered(6, 7))]
+    assert [answer.ext_fields["queueOffset"] for answer in answers] == ["0", "3"]
+    assert [answer.ext_fields["gantryLastRow"] for answer in answers] == ["2", "7"]
+    older, last = await again.send(numbered(0, 1, 2)), await again.send(numbered(6, 7))
+    # Of its last request the queue offset and the ids are known, too.
+    assert older.ext_fields["queueOffset"] == "-1"
+    assert last.ext_fields == answers[1].ext_fields
+    assert [older.ext_fields["gantryLastRow"], last.ext_fields["gantryLastRow"]] == ["7", "7"]
+    _, offset = decode_offset_message_id(last.ext_fields["msgId"].split(",")[1])
+    assert broker.store.read_record(offset).body == b"7"
+    # The copy goes on, and the first one is behind now.
+    assert (await again.send(numbered(8))).ext_fields["queueOffset"] == "5"
+    assert (await first.send(numbered(8))).ext_fields["queueOffset"] == "5"
+    assert await stored(remoting, broker.port) == [b"0", b"1", b"2", b"6", b"7", b"8"]
+
+
+async def test_a_request_with_some_known_rows(broker: Broker, remoting: RemotingClient) -> None:
+    await Writer(remoting, broker.port).send(numbered(0, 1, 2))
+    answer = await Writer(remoting, broker.port).send(numbered(0, 1, 2, 3, 4))
+    assert answer.ext_fields["gantryLastRow"] == "4"
+    assert await stored(remoting, broker.port) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_batches_and_writers_are_told_apart(broker: Broker, remoting: RemotingClient) -> None:
+    for batch in (3, 4):
+        await Writer(remoting, broker.port, batch=batch).send(numbered(0))
+    for queue_id, writer in ((0, "w-8"), (0, "v-7"), (1, "w-7")):
+        await Writer(remoting, broker.port, writer=writer, batch=3, queue_id=queue_id).send(numbered(0))
+    assert len(await stored(remoting, broker.port)) == 4
+    assert len(await stored(remoting, broker.port, 1)) == 1
+    old = await Writer(remoting, broker.port, batch=3).send(numbered(0))
+    assert old.code == ResponseCode.ILLEGAL_OPERATION
+    assert "batch 3 of the writer w-7 comes after its batch 4" in str(old.remark)
+
+
+@pytest.mark.parametrize(
+    ("requests", "refused"),
+    [
+        # Other rows, in the last request.
+        ([[(0, b"0"), (1, b"x")]], 0),
+        # In one before, which shows with the last.
+        ([[(0, b"x")], [(1, b"1")]], 1),
+        # The last row is no row of this queue now.
+        ([[(0, b"0")], [(2, b"2")]], 1),
+        ([[(0, b"0"), (2, b"2")]], 0),
+    ],
+)
+async def test_other_rows_than_before(
+    broker: Broker, remoting: RemotingClient, requests: list[list[tuple[int, bytes]]], refused: int
+) -> None:
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    again = Writer(remoting, broker.port)
+    answers = [await again.send(rows) for rows in requests]
+    assert answers[refused].code == ResponseCode.ILLEGAL_OPERATION
+    assert "other rows, or in another order" in str(answers[refused].remark)
+    assert await stored(remoting, broker.port) == [b"0", b"1"]
+
+
+async def test_rows_that_the_broker_has_lost(broker: Broker, remoting: RemotingClient) -> None:
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    late = Writer(remoting, broker.port)
+    late.command(numbered(0, 1, 2))
+    answer = await late.send(numbered(3))
+    assert answer.code == ResponseCode.ILLEGAL_OPERATION
+    assert "has lost some" in str(answer.remark)
+
+
+async def test_who_doesnt_ask_for_it_isnt_held_to_it(broker: Broker, remoting: RemotingClient) -> None:
+    """Messages that somebody forwards have the properties of those that he read."""
+    for _ in range(2):
+        command = Writer(remoting, broker.port).command(numbered(0, 1))
+        command.raw_ext = command.raw_ext[: command.raw_ext.index(AFTER_FIELD.encode()) - 2]
+        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 5000)
+        assert answer.code == ResponseCode.SUCCESS
+        assert "gantryLastRow" not in answer.ext_fields
+    assert len(await stored(remoting, broker.port)) == 4
+    assert not len(broker.writers)
+
+
+async def test_what_is_no_part_of_a_writers_rows(broker: Broker, remoting: RemotingClient) -> None:
+    behind = Writer(remoting, broker.port)
+    behind.after = Place(3, 0)
+    elsewhere = Writer(remoting, broker.port)
+    commands = [behind.command(numbered(3)), elsewhere.command(numbered(2, 1)), elsewhere.command(numbered(3))]
+    # What was meant for queue 0.
+    commands[2].raw_ext = commands[2].raw_ext.replace(b"\x00\x01e\x00\x00\x00\x010", b"\x00\x01e\x00\x00\x00\x011")
+    commands.append(send_command("g", behind.queue, encode_batch([(0, b"x", b"")]), b"", 1, batch=True))
+    commands[3].raw_ext += binary_header.encode_fields({AFTER_FIELD: str(BEGINNING)})
+    for command in commands:
+        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 5000)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert await stored(remoting, broker.port) == []
+
+
+async def test_copies_at_the_same_time(broker: Broker, remoting: RemotingClient) -> None:
+    """Two attempts of each of two writers, whose requests are cut in different places and come in any order."""
+    rng = random.Random(7)
+
+    async def attempt(writer: str, other: RemotingClient) -> None:
+        sender, row = Writer(other, broker.port, writer=writer), 0
+        while row < 200:
+            count = rng.randrange(1, 12)
+            answer = await sender.send([(n, f"{writer} {n}".encode()) for n in range(row, min(row + count, 200))])
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            row += count
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+
+    others = [RemotingClient() for _ in range(4)]
+    try:
+        await asyncio.gather(*(attempt(f"w-{n % 2}", other) for n, other in enumerate(others)))
+    finally:
+        for other in others:
+            await other.close()
+    bodies = await stored(remoting, broker.port)
+    for writer in ("w-0", "w-1"):
+        assert [body for body in bodies if body.startswith(writer.encode())] == [
+            f"{writer} {n}".encode() for n in range(200)
+        ]
+    assert len(bodies) == 400
+
+
+async def test_a_topic_that_was_made_anew(broker: Broker, remoting: RemotingClient) -> None:
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    delete = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+    assert delete.code == ResponseCode.SUCCESS
+    await peer.send(TOPIC, b"other")
+    await peer.send(TOPIC, b"other")
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    assert await stored(remoting, broker.port) == [b"other", b"other", b"0", b"1"]
+
+
+# -- starts -----------------------------------------------------------------------------------------------------------
+
+
+async def run_broker(root: Path, saved_every_ms: int) -> tuple[asyncio.subprocess.Process, int]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        BROKER,
+        str(Path(__file__).parent),
+        str(root),
+        str(saved_every_ms),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    return process, int(await asyncio.wait_for(process.stdout.readline(), 30))
+
+
+@pytest.mark.parametrize("saved_every_ms", [20, 60_000], ids=["with a new table", "with the empty table"])
+async def test_a_broker_killed_before_it_answers(tmp_path: Path, remoting: RemotingClient, saved_every_ms: int) -> None:
+    process, port = await run_broker(tmp_path, saved_every_ms)
+    sent: list[tuple[int, list[tuple[int, bytes]]]] = []
+    try:
+        writers = [Writer(remoting, port, queue_id=queue_id) for queue_id in range(3)]
+        answers = {}
+        for start in range(0, 300, 10):
+            queue_id = start // 10 % 3
+            sent.append((queue_id, numbered(*range(start, start + 10))))
+            answers[start] = await writers[queue_id].send(sent[-1][1])
+        connection = await remoting.connection(f"127.0.0.1:{port}")
+        # The last requests reach it, and nobody learns of it.
+        for start in range(300, 330, 10):
+            queue_id = start // 10 % 3
+            sent.append((queue_id, numbered(*range(start, start + 10))))
+            await connection.invoke_oneway(writers[queue_id].command(sent[-1][1]), 5000)
+        for queue_id in range(3):
+            while len(await stored(remoting, port, queue_id)) < 110:
+                pass
+    finally:
+        process.kill()
+        await process.wait()
+    process, port = await run_broker(tmp_path, saved_every_ms)
+    try:
+        again = [Writer(remoting, port, queue_id=queue_id) for queue_id in range(3)]
+        repeated = [await again[queue_id].send(rows) for queue_id, rows in sent]
+        assert [answer.code for answer in repeated] == [ResponseCode.SUCCESS] * len(sent)
+        assert [answer.ext_fields["queueOffset"] for answer in repeated[-3:]] == ["100", "100", "100"]
+        for queue_id in range(3):
+            assert (await again[queue_id].send(numbered(400))).ext_fields["queueOffset"] == "110"
+            wanted = [body for of, rows in sent for _, body in rows if of == queue_id] + [b"400"]
+            assert await stored(remoting, port, queue_id) == wanted
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def started(root: Path, **changed: int) -> Broker:
+    broker = Broker(config(root, **changed))
+    await broker.start()
+    return broker
+
+
+@pytest.mark.parametrize("what", ["damaged", "of another log", "ahead of the log"])
+async def test_a_file_that_is_no_good_is_made_from_the_log(tmp_path: Path, remoting: RemotingClient, what: str) -> None:
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    await broker.stop()
+    path = tmp_path / "config" / FILE_NAME
+    path.with_name(path.name + ".bak").unlink()
+    position = {"of another log": 77, "ahead of the log": 1 << 40}.get(what)
+    path.write_text("{" if position is None else f'{{"position":{position},"ranges":{{}}}}')
+    for _ in range(2):
+        broker = await started(tmp_path)
+        assert len(broker.writers) == 1
+        await Writer(remoting, broker.port).send(numbered(0, 1))
+        assert await stored(remoting, broker.port) == [b"0", b"1"]
+        await broker.stop()
+
+
+async def test_copies_elsewhere_in_the_log_count_for_nothing(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0))
+    record = next(broker.store.records_with(b"GANTRY_SEQ", 0))
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    properties = {GANTRY_ID: "w-0-7-500", GANTRY_SEQ: record.properties.split(b"GANTRY_SEQ\x01")[1][:16].decode()}
+    # Forwarded to another queue; and somebody's body that looks like it.
+    await peer.send(TOPIC, record.properties, queue_id=1, properties=properties)
+    await broker.stop()
+    (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
+    broker = await started(tmp_path)
+    assert len(broker.writers) == 1
+    await Writer(remoting, broker.port, queue_id=1).send(numbered(1))
+    assert len(await stored(remoting, broker.port, 1)) == 2
+    await broker.stop()
+
+
+async def test_writers_are_kept_for_a_time(
+    tmp_path: Path, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS, idempotent_writer_max_num=2)
+    for number in range(3):
+        await Writer(remoting, broker.port, writer=f"w-{number}").send(numbered(0))
+    assert len(broker.writers) == 2
+    await broker.stop()
+    now = broker.writers._table.ranges["rows@0@w-2"].at_ms
+    monkeypatch.setattr("gantrymq.broker.writers.now_ms", lambda: now + KEEP_MS + 1)
+    broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
+    assert not len(broker.writers)
+    await broker.stop()
+
+
+async def test_a_broker_without_such_writers_has_no_file(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = await started(tmp_path)
+    await Peer(await remoting.connection(f"127.0.0.1:{broker.port}")).send(TOPIC, b"x")
+    await broker.stop()
+    assert not (tmp_path / "config" / FILE_NAME).exists()
+
+
+async def test_the_log_goes_on_in_its_next_file(tmp_path: Path, remoting: RemotingClient) -> None:
+    """The table is saved when the log stands at the end of a file, behind which is a blank."""
+    broker = await started(tmp_path)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await peer.send(TOPIC, bytes(3 * 1024 * 1024), queue_id=3)
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    await broker.stop()
+    broker = await started(tmp_path)
+    assert broker.store.max_physical_offset < 4 * 1024 * 1024
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    path = tmp_path / "config" / FILE_NAME
+    before = path.read_text()
+    await peer.send(TOPIC, bytes(3 * 1024 * 1024), queue_id=3)
+    again = Writer(remoting, broker.port)
+    await again.send(numbered(0, 1))
+    await again.send(numbered(2))
+    await broker.stop()
+    path.write_text(before)
+    broker = await started(tmp_path)
+    assert broker.writers._table.ranges["rows@0@w-7"].row == 2
+    assert broker.store.max_physical_offset > 4 * 1024 * 1024
+    await broker.stop()
