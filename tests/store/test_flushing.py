@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from store_support import BORN_HOST, open_store, put, read_all, small_config
@@ -384,3 +386,23 @@ def test_checkpoint_advances_while_running(tmp_path):
         store.append(queue, 0, 0, 0, BORN_HOST, 0, b"x", b"", 0)
         wait_until(lambda: load_checkpoint(path).confirm_phy_offset == store.max_physical_offset)
     store.close()
+
+
+def test_a_new_queues_directories_are_on_the_disk_with_it(tmp_path, monkeypatch):
+    """Else a power failure takes the queue, and the checkpoint says that nothing of it has to be made anew."""
+    synced: dict[Path, set[str]] = {}
+    sync_entries = files.sync_entries
+
+    def remember(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced[path] = {entry.name for entry in path.iterdir()}
+        sync_entries(fd)
+
+    monkeypatch.setattr(files, "sync_entries", remember)
+    store = open_store(tmp_path)
+    put(store, store.queue("topic", 3), b"one")
+    store.close()
+    queues = store.config.consume_queue_directory
+    assert synced[queues / "topic" / "3"] == {f"{0:020d}"}
+    assert synced[queues / "topic"] == {"3"}
+    assert synced[queues] == {"topic"}

@@ -293,6 +293,10 @@ class ConsumeQueue:
                     file.sync()
                     if offset * UNIT_SIZE <= base:
                         sync_directory(self._directory)
+                        if base == min(self._files):
+                            # The queue is new, and so may be its directory and its topic's.
+                            sync_directory(self._directory.parent)
+                            sync_directory(self._directory.parent.parent)
                 except FileNotFoundError:
                     # Deleted meanwhile: the queue, or this file.
                     if not self._gone and base in self._files:
