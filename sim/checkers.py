@@ -19,10 +19,8 @@ _EARLY_S = 0.002
 
 def nothing_is_lost(run: Run) -> Iterator[str]:
     """What was acknowledged reaches every group."""
-    groups = run.history.by_group()
-    for group in run.clients.groups:
-        had = groups.get(group, {})
-        lost = [one.name for one in run.history.sent.values() if one.stored_at is not None and one.name not in had]
+    for group in run.clients.scene.reads:
+        lost = run.clients.scene.lacks(group)
         if lost:
             yield f"{group} never had {len(lost)} of the messages that were acknowledged: {', '.join(lost[:5])}"
 
@@ -66,6 +64,8 @@ def nothing_is_twice(run: Run) -> Iterator[str]:
     if run.plan.faults or run.plan.failures:
         return
     for group, had in run.history.by_group().items():
+        if group in run.clients.scene.rewound:
+            continue
         twice = [name for name, deliveries in had.items() if len(deliveries) > 1]
         if twice:
             yield f"{group} had {len(twice)} messages more than once, without a fault: {', '.join(twice[:5])}"
@@ -82,6 +82,12 @@ def producers_get_on(run: Run) -> Iterator[str]:
     for program in run.clients.producers:
         if program.name not in run.clients.done:
             yield f"{program.name} has not sent all of its messages"
+
+
+def workloads_are_content(run: Run) -> Iterator[str]:
+    """What else each workload promises."""
+    for extra in run.clients.extras:
+        yield from extra.problems()
 
 
 def noted_at_once(run: Run) -> Iterator[str]:
@@ -113,6 +119,7 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     nothing_is_twice,
     nobody_is_refused,
     producers_get_on,
+    workloads_are_content,
     noted_at_once,
     nothing_went_unhandled,
     everybody_works,

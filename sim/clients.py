@@ -16,17 +16,15 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program, Servers
-from sim.history import Handling, History, Received, Sent
+from sim.history import History, Sent
 from sim.plan import Plan
+from sim.scene import AGAIN_S, Scene
 from sim.system import World
+from sim.workloads import EXTRAS
 
 TOPIC = "orders"
 KEYS = 4
-#: A send that failed is tried again after, a call of a consumer that failed too, s.
-_AGAIN_S = 0.5
 _HANDLER_S = 0.02
-#: How long a consumer may believe in the lock of a broker that died, with what it takes to come back, s.
-_LOCK_LIFE_S = 90.0
 
 
 class Decisions:
@@ -57,8 +55,9 @@ class Clients:
         self._plan = plan
         self._history = history
         self._names = servers.addresses
-        #: When a broker died last. Its locks die with it, here as in Java, and who had one believes in it for a while.
-        self._broker_died: dict[str, float] = {}
+        self.scene = Scene(world, plan, history, servers)
+        #: What this seed has beside the usual.
+        self.extras = [EXTRAS[name](self.scene) for name in plan.extras]
         self._setup = Program(world.host("setup", "10.0.8.1"), self._make_topic)
         #: The topic is on every broker.
         self.is_set_up = asyncio.Event()
@@ -81,6 +80,9 @@ class Clients:
             for number, kind in enumerate(kinds)
             for n in range(plan.consumers[kind])
         ]
+        for group in self.groups:
+            self.scene.reads[group] = TOPIC
+        self.consumers += [program for extra in self.extras for program in extra.programs]
 
     @property
     def all(self) -> list[Program]:
@@ -90,6 +92,14 @@ class Clients:
     def groups(self) -> list[str]:
         """Those that somebody is in."""
         return [group for group, count in self._plan.consumers.items() if count]
+
+    def is_done(self) -> bool:
+        """All is sent, and what was acknowledged has come to each group."""
+        return (
+            len(self.done) == len(self.producers)
+            and not any(self.scene.lacks(group) for group in self.scene.reads)
+            and all(extra.is_done() for extra in self.extras)
+        )
 
     def set_up(self) -> None:
         """Makes the topic, so that groups share out its queues before there are messages."""
@@ -102,7 +112,7 @@ class Clients:
                     await admin.ensure_topic(TOPIC, queues=4)
                     break
                 except GantryError:
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(AGAIN_S)
         self.is_set_up.set()
 
     # -- producers ----------------------------------------------------------------------------------------------
@@ -119,7 +129,7 @@ class Clients:
                     await self._send(producer, program, number, chance)
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(self._plan.pause_s * chance.random() * 2)
             # It stays: it may be asked what became of a transaction.
             self.done.add(program.name)
@@ -138,49 +148,43 @@ class Clients:
         now = self._world.loop.time()
         if kind < plan.delayed:
             delay_s = chance.choice((1.0, 3.0, 10.0))
-            self._ask(Sent(name, TOPIC, asked_at=now, not_before=now + delay_s))
+            self.scene.ask(Sent(name, TOPIC, asked_at=now, not_before=now + delay_s))
             if chance.random() < 0.5:
                 message = Message(TOPIC, name.encode(), delay_level={1.0: 1, 3.0: 2, 10.0: 3}[delay_s])
                 self._history.sent[name].not_before = now + {1.0: 1, 3.0: 5, 10.0: 10}[delay_s]
             else:
                 message = Message(TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
             await producer.send(message)
-            self._stored(name)
+            self.scene.stored(name)
             return
         kind -= plan.delayed
         if kind < plan.batches:
             names = [f"{name}.{part}" for part in range(chance.randrange(2, 20))]
             for part in names:
-                self._ask(Sent(part, TOPIC, asked_at=now))
+                self.scene.ask(Sent(part, TOPIC, asked_at=now))
             await producer.send_batch([Message(TOPIC, part.encode()) for part in names])
             for part in names:
-                self._stored(part)
+                self.scene.stored(part)
             return
         kind -= plan.batches
         if kind < plan.transactions:
-            self._ask(Sent(name, TOPIC, asked_at=now, is_void=chance.random() < 0.3))
+            self.scene.ask(Sent(name, TOPIC, asked_at=now, is_void=chance.random() < 0.3))
             sent = await producer.send_in_transaction(Message(TOPIC, name.encode()))
             if not self._history.sent[name].is_void and sent is not None:
-                self._stored(name)
+                self.scene.stored(name)
             return
-        self._ask(Sent(name, TOPIC, asked_at=now))
+        self.scene.ask(Sent(name, TOPIC, asked_at=now))
         await producer.send(Message(TOPIC, name.encode() + b" " * chance.choice((0, 0, 100, 3000))))
-        self._stored(name)
+        self.scene.stored(name)
 
     async def _send_ordered(self, producer: TransactionProducer, program: Program, chance: Random) -> None:
         key = f"{program.name}-{chance.randrange(KEYS)}"
         number = self._keys.get(key, 0)
         name = f"{key}:{number}"
-        self._ask(Sent(name, TOPIC, key, number, self._world.loop.time()))
+        self.scene.ask(Sent(name, TOPIC, key, number, self._world.loop.time()))
         await producer.send_with(Message(TOPIC, name.encode(), sharding_key=key), select_by_hash, key)
-        self._stored(name)
+        self.scene.stored(name)
         self._keys[key] = number + 1
-
-    def _ask(self, message: Sent) -> None:
-        self._history.ask(message)
-
-    def _stored(self, name: str) -> None:
-        self._history.acknowledge(name, self._world.loop.time())
 
     # -- consumers ----------------------------------------------------------------------------------------------
 
@@ -192,15 +196,15 @@ class Clients:
         async def handle(message: MessageExt) -> None:
             queue = (message.broker_name, message.topic, message.queue_id)
             if is_orderly:
-                self._begin(group, queue, program.name)
+                self.scene.begin(group, queue, program.name)
             try:
                 await asyncio.sleep(_HANDLER_S * chance.random())
                 if chance.random() < self._plan.failures:
                     raise RuntimeError("a handler fails")
-                self._received(message, group, program.name)
+                self.scene.receive(message, group, program.name)
             finally:
                 if is_orderly:
-                    self._end(group, queue)
+                    self.scene.end(group, queue, program.name)
 
         consumer = PushConsumer(
             self._names,
@@ -223,11 +227,11 @@ class Clients:
             while not program.ending.is_set():
                 try:
                     for message in await consumer.receive(invisible_ms=10_000, await_ms=5_000):
-                        self._received(message, "pop", program.name)
+                        self.scene.receive(message, "pop", program.name)
                         await consumer.ack(message)
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(AGAIN_S)
 
     async def _lite(self, program: Program) -> None:
         consumer = LitePullConsumer(self._names, "lite", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
@@ -237,38 +241,10 @@ class Clients:
             while not program.ending.is_set():
                 try:
                     for message in await consumer.poll(5_000):
-                        self._received(message, "lite", program.name)
+                        self.scene.receive(message, "lite", program.name)
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
-                    await asyncio.sleep(_AGAIN_S)
-
-    def _received(self, message: MessageExt, group: str, by: str) -> None:
-        name = message.body.decode().strip()
-        at = self._world.loop.time()
-        self._history.receive(
-            Received(name, group, at, by, message.broker_name, message.queue_id, message.queue_offset)
-        )
-
-    def _begin(self, group: str, queue: tuple[str, str, int], by: str) -> None:
-        died = self._broker_died.get(queue[0])
-        if died is not None and self._world.loop.time() < died + _LOCK_LIFE_S:
-            return
-        for other in self._history.handling:
-            if (other.group, other.queue) == (group, queue):
-                self._history.problems.append(
-                    f"at {self._world.loop.time():.3f} s two handlers of {group} are at work on {queue}: "
-                    f"{other.by} and {by}"
-                )
-        self._history.handling.append(Handling(group, queue, by))
-
-    def _end(self, group: str, queue: tuple[str, str, int]) -> None:
-        for place, other in enumerate(self._history.handling):
-            if (other.group, other.queue) == (group, queue):
-                del self._history.handling[place]
-                return
+                    await asyncio.sleep(AGAIN_S)
 
     def died(self, program: Program) -> None:
-        """Its handlers are no more, or its locks."""
-        if program.name.startswith("broker"):
-            self._broker_died[program.name] = self._world.loop.time()
-        self._history.handling = [one for one in self._history.handling if one.by != program.name]
+        self.scene.died(program)

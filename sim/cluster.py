@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from gantrymq.broker.admin.broker_config import properties_of
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.config import from_properties, parse_properties, replace_file
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.remoting.tls import TlsMode
 from gantrymq.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
-from sim.machine import Host, State
+from gantrymq.system import files
+from sim.machine import Host, Process, State
 from sim.plan import Plan
 from sim.system import World
 
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
+#: What administrators change is written to it.
+_BROKER_FILE = Path("/broker/broker.properties")
+#: Brokers tell the NameServers about themselves so often, ms: two of these are over soon.
+REGISTER_MS = 10_000
 #: So long a program takes from its start to its first line.
 _START_S = 0.2
+
+T = TypeVar("T")
 
 
 def store_config(plan: Plan) -> StoreConfig:
@@ -47,8 +57,17 @@ class Program:
         self.ending: asyncio.Event | None = None
         self.failure: BaseException | None = None
 
+    @property
+    def is_alive(self) -> bool:
+        return self.host.process is not None and self.host.process.state is not State.DEAD
+
+    def look(self, work: Callable[[], T]) -> T:
+        """What `work` finds in this host, as its process would."""
+        assert self.host.process is not None
+        return self.host.process.context.run(work)
+
     def start(self) -> None:
-        if self.host.process is not None and self.host.process.state is not State.DEAD:
+        if self.is_alive:
             return
         self.ending = asyncio.Event()
         self.host.start(self._run)
@@ -77,12 +96,21 @@ class Servers:
             Program(world.host(f"broker-{n}", f"10.0.2.{n + 1}"), self._broker) for n in range(plan.brokers)
         ]
         self.addresses = ";".join(f"{program.host.address}:{NAMESRV_PORT}" for program in self.name_servers)
-        #: The brokers that run, for those who look into them.
+        #: What runs, or ran last, for those who look into it.
         self.running: dict[str, Broker] = {}
+        self.running_name_servers: dict[str, NameServer] = {}
+        self._lives: dict[str, Process | None] = {}
 
     @property
     def all(self) -> list[Program]:
         return self.name_servers + self.brokers
+
+    def looked_into(self) -> Iterator[tuple[Program, Broker]]:
+        """The brokers that have started and are not dead."""
+        for program in self.brokers:
+            process = program.host.process
+            if process is not None and process.state is not State.DEAD and self._lives.get(program.name) is process:
+                yield program, self.running[program.name]
 
     async def _name_server(self, program: Program) -> None:
         server = NameServer(
@@ -95,26 +123,41 @@ class Servers:
             )
         )
         await server.start()
+        self.running_name_servers[program.name] = server
+        self._lives[program.name] = program.host.process
         assert program.ending is not None
         await program.ending.wait()
         await server.stop()
 
     async def _broker(self, program: Program) -> None:
-        broker = Broker(
-            BrokerConfig(
-                broker_name=program.name,
-                broker_ip1=program.host.address,
-                bind_address=program.host.address,
-                listen_port=BROKER_PORT,
-                namesrv_addr=self.addresses.split(";"),
-                tls_server_mode=TlsMode.DISABLED,
-                default_topic_queue_nums=4,
-                transaction_check_interval=5_000,
-                store=store_config(self._plan),
-            )
-        )
+        broker = Broker(self._broker_config(program))
         await broker.start()
         self.running[program.name] = broker
+        self._lives[program.name] = program.host.process
         assert program.ending is not None
         await program.ending.wait()
         await broker.stop()
+
+    def _broker_config(self, program: Program) -> BrokerConfig:
+        """The run's, with what administrators have changed."""
+        config = BrokerConfig(
+            broker_name=program.name,
+            broker_ip1=program.host.address,
+            bind_address=program.host.address,
+            listen_port=BROKER_PORT,
+            namesrv_addr=self.addresses.split(";"),
+            tls_server_mode=TlsMode.DISABLED,
+            default_topic_queue_nums=4,
+            transaction_check_interval=5_000,
+            recall_message_enable=True,
+            register_name_server_period=REGISTER_MS,
+            broker_config_path=_BROKER_FILE,
+            store=store_config(self._plan),
+        )
+        if not files.exists(_BROKER_FILE):
+            files.make_directory(_BROKER_FILE.parent)
+            replace_file(_BROKER_FILE, b"")
+        text = files.read_bytes(_BROKER_FILE).decode()
+        properties = properties_of(config) | parse_properties(text, source=str(_BROKER_FILE))
+        store = from_properties(StoreConfig, properties, source=str(_BROKER_FILE))
+        return replace(from_properties(BrokerConfig, properties, source=str(_BROKER_FILE)), store=store)

@@ -189,10 +189,30 @@ class SyncError:
         program.start()
 
 
+class All:
+    """A fault of one of the servers that strikes all of its kind at once."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        for one in self._like(site, program):
+            self._kind.begin(site, one, strength)
+
+    def end(self, site: Site, program: Program) -> None:
+        for one in self._like(site, program):
+            self._kind.end(site, one)
+
+    def _like(self, site: Site, program: Program) -> list[Program]:
+        return site.servers.brokers if program in site.servers.brokers else site.servers.name_servers
+
+
 KINDS: dict[str, Kind] = {
     "kill": Kill(),
     "power": Power(),
     "end": End(),
+    "kill-all": All(Kill()),
+    "end-all": All(End()),
     "stop": Stop(),
     "cut": Cut(),
     "slow": Slow(),

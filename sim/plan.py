@@ -10,6 +10,19 @@ from random import Random
 
 #: Faults happen within so many s of simulated time, from the first send on.
 FAULTS_S = 90.0
+#: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
+EXTRAS = (
+    "broadcasts",
+    "comings",
+    "configurations",
+    "dead-letters",
+    "offsets",
+    "recalls",
+    "requests",
+    "retention",
+    "slow-pops",
+    "topics",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Plan:
     #: The share of deliveries that handlers fail.
     failures: float
     tiny_reads: float
+    #: Workloads beside producers and consumers, see workloads/.
+    extras: tuple[str, ...] = ()
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -95,5 +110,11 @@ def make_plan(seed: str) -> Plan:
                 round(chance.random(), 2),
             )
         )
+    # By a chance of their own: what was added later leaves the rest of a seed as it was.
+    extra = Random(f"{seed} extras")
+    plan.extras = tuple(sorted(extra.sample(EXTRAS, extra.choice((0, 0, 1, 1, 2)))))
+    if extra.random() < 0.15:
+        kind, whom = extra.choice((("kill-all", "ns-0"), ("kill-all", "broker-0"), ("end-all", "broker-0")))
+        plan.faults.append(Fault(kind, whom, round(extra.uniform(5, FAULTS_S), 2), round(extra.uniform(1, 20), 2), 1.0))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan

@@ -91,7 +91,7 @@ class Run:
         deadline = loop.time() + PROGRESS_S
         # Jobs that failed are tried again in this time.
         settled = loop.time() + _SETTLE_S
-        while loop.time() < settled or (loop.time() < deadline and not self._is_delivered()):
+        while loop.time() < settled or (loop.time() < deadline and not self.clients.is_done()):
             await asyncio.sleep(_LOOK_S)
             # Whoever ended is started again, as a service is.
             for program in self.servers.all + self.clients.all:
@@ -107,15 +107,6 @@ class Run:
                 program.host.process.go_on()
             self.world.loop.network.without_power.discard(program.host.address)
             self.world.disks[program.host.address].faults.sync_errors = 0.0
-
-    def _is_delivered(self) -> bool:
-        if len(self.clients.done) < len(self.clients.producers):
-            return False
-        had: dict[str, set[str]] = {group: set() for group in self.clients.groups}
-        for one in self.history.received:
-            had[one.group].add(one.name)
-        stored = {sent.name for sent in self.history.sent.values() if sent.stored_at is not None}
-        return all(stored <= names for names in had.values())
 
 
 class _Tracing(logging.Handler):

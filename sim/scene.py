@@ -1,0 +1,119 @@
+"""What all programs of clients share: the history that they tell of, and where they find the servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from gantrymq.errors import GantryError
+from gantrymq.protocol.message import MessageExt
+from sim.cluster import Program, Servers
+from sim.history import Handling, History, Received, Sent
+from sim.plan import Plan
+from sim.system import World
+
+T = TypeVar("T")
+
+#: A call that failed is tried again after, s.
+AGAIN_S = 0.5
+#: How long a consumer may believe in the lock of a broker that died, with what it takes to come back, s.
+_LOCK_LIFE_S = 90.0
+
+Queue = tuple[str, str, int]
+
+
+class Scene:
+    """Of one run."""
+
+    def __init__(self, world: World, plan: Plan, history: History, servers: Servers) -> None:
+        self.world = world
+        self.plan = plan
+        self.history = history
+        self.servers = servers
+        self.names = servers.addresses
+        #: The topic that each group reads, and what it has had of it.
+        self.reads: dict[str, str] = {}
+        self.had: dict[str, set[str]] = defaultdict(set)
+        #: Groups that have messages more than once without a fault.
+        self.rewound: set[str] = set()
+        #: Those who may say that a message need not have come: whatever took it was meant to.
+        self.excuses: list[Callable[[Sent], bool]] = []
+        #: When a broker died last. Its locks die with it, here as in Java, and who had one believes in it for a while.
+        self._broker_died: dict[str, float] = {}
+
+    def now(self) -> float:
+        return self.world.loop.time()
+
+    def program(self, name: str, address: str, main: Callable[[Program], Coroutine[Any, Any, None]]) -> Program:
+        return Program(self.world.host(name, address), main)
+
+    async def until_done(self, program: Program, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call that is made until it succeeds."""
+        while True:
+            try:
+                return await work()
+            except GantryError as e:
+                self.history.fail(self.now(), program.name, e)
+                await asyncio.sleep(AGAIN_S)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Looks now and then."""
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(AGAIN_S)
+
+    # -- what clients see ---------------------------------------------------------------------------------------
+
+    def ask(self, message: Sent) -> None:
+        self.history.ask(message)
+
+    def stored(self, name: str) -> None:
+        self.history.acknowledge(name, self.now())
+
+    def receive(self, message: MessageExt, group: str, by: str) -> str:
+        """Notes a delivery; the message's name."""
+        name = message.body.decode().strip()
+        self.history.receive(
+            Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset)
+        )
+        self.had[group].add(name)
+        return name
+
+    def lacks(self, group: str) -> list[str]:
+        """What was acknowledged and the group has not had."""
+        topic, had = self.reads[group], self.had[group]
+        return [
+            one.name
+            for one in self.history.sent.values()
+            if one.topic == topic
+            and one.stored_at is not None
+            and one.name not in had
+            and not any(excuse(one) for excuse in self.excuses)
+        ]
+
+    # -- orderly handlers ---------------------------------------------------------------------------------------
+
+    def begin(self, group: str, queue: Queue, by: str) -> None:
+        """A handler of an orderly group begins: no other may be at work on the queue."""
+        died = self._broker_died.get(queue[0])
+        if died is not None and self.now() < died + _LOCK_LIFE_S:
+            return
+        for other in self.history.handling:
+            if (other.group, other.queue) == (group, queue):
+                self.history.problems.append(
+                    f"at {self.now():.3f} s two handlers of {group} are at work on {queue}: {other.by} and {by}"
+                )
+        self.history.handling.append(Handling(group, queue, by))
+
+    def end(self, group: str, queue: Queue, by: str) -> None:
+        for place, other in enumerate(self.history.handling):
+            if (other.group, other.queue, other.by) == (group, queue, by):
+                del self.history.handling[place]
+                return
+
+    def died(self, program: Program) -> None:
+        """Its handlers are no more, or its locks."""
+        if program.name.startswith("broker"):
+            self._broker_died[program.name] = self.now()
+        self.history.handling = [one for one in self.history.handling if one.by != program.name]

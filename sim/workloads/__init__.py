@@ -1,0 +1,29 @@
+"""What a seed may have beside the producers and consumers of clients.py: each a workload with programs of its own.
+
+A new one is a subclass of `Workload` (base.py) and its name in `EXTRAS`; plan.py picks some of them for a seed.
+"""
+
+from sim.workloads.base import Workload
+from sim.workloads.broadcasts import Broadcasts
+from sim.workloads.comings import Comings
+from sim.workloads.configurations import Configurations
+from sim.workloads.dead_letters import DeadLetters
+from sim.workloads.offsets import Offsets
+from sim.workloads.recalls import Recalls
+from sim.workloads.requests import Requests
+from sim.workloads.retention import Retention
+from sim.workloads.slow_pops import SlowPops
+from sim.workloads.topics import Topics
+
+EXTRAS: dict[str, type[Workload]] = {
+    "broadcasts": Broadcasts,
+    "comings": Comings,
+    "configurations": Configurations,
+    "dead-letters": DeadLetters,
+    "offsets": Offsets,
+    "recalls": Recalls,
+    "requests": Requests,
+    "retention": Retention,
+    "slow-pops": SlowPops,
+    "topics": Topics,
+}

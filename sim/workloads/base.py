@@ -1,0 +1,78 @@
+"""Workload: programs with a purpose, and what must be true of them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
+from typing import TypeVar
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.message import Message
+from sim.cluster import Program
+from sim.history import Sent
+from sim.scene import AGAIN_S, Scene
+
+T = TypeVar("T")
+
+
+class Workload:
+    """`programs` start with the consumers, before there are messages; none of them is the target of a fault."""
+
+    #: The third number of its hosts' addresses, another one for each class.
+    network = 0
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.chance = Random(f"{scene.plan.seed} {type(self).__name__}")
+        self.programs: list[Program] = []
+
+    def is_done(self) -> bool:
+        """Nothing more is to come of it."""
+        return True
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong at the end of the run."""
+        return iter(())
+
+    # -- for subclasses -----------------------------------------------------------------------------------------
+
+    def add(self, name: str, main: Callable[[Program], Awaitable[None]]) -> None:
+        """A program, whose `main` is called once and need not stay."""
+
+        async def stay(program: Program) -> None:
+            await main(program)
+            assert program.ending is not None
+            await program.ending.wait()
+
+        address = f"10.0.{self.network}.{len(self.programs) + 1}"
+        self.programs.append(self.scene.program(name, address, stay))
+
+    @property
+    def has_faults(self) -> bool:
+        return bool(self.scene.plan.faults)
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self.scene.names)
+
+    async def make_topic(self, program: Program, topic: str, queues: int = 2) -> None:
+        async with self.admin() as admin:
+            await self.scene.until_done(program, lambda: admin.ensure_topic(topic, queues=queues))
+
+    async def send_all(
+        self, program: Program, topic: str, count: int, pause_s: float, make: Callable[[str], Message] | None = None
+    ) -> None:
+        """Sends so many messages, each once: what became of one that failed nobody knows."""
+        async with Producer(self.scene.names, f"{program.name}-producers") as producer:
+            for number in range(count):
+                name = f"{program.name}.{number}"
+                self.scene.ask(Sent(name, topic, asked_at=self.scene.now()))
+                try:
+                    await producer.send(Message(topic, name.encode()) if make is None else make(name))
+                    self.scene.stored(name)
+                except GantryError as e:
+                    self.scene.history.fail(self.scene.now(), program.name, e)
+                    await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(pause_s * 2 * self.chance.random())

@@ -1,0 +1,89 @@
+"""An administrator sends a group back: it has everything from there on once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import MessageExt
+from sim.cluster import Program
+from sim.scene import Scene
+from sim.system import EPOCH_S
+from sim.workloads.base import Workload
+
+_TOPIC = "ledger"
+_GROUP = "auditors"
+_MESSAGES = 50
+
+
+class Offsets(Workload):
+    """Twice in a run."""
+
+    network = 24
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._is_made = asyncio.Event()
+        self._is_done = False
+        #: (when it was told, from which time on) of the resets that succeeded.
+        self._resets: list[tuple[float, float]] = []
+        self.add("bookkeeper", self._send)
+        self.add("auditor-0", self._read)
+        self.add("auditor-1", self._read)
+        self.add("chief", self._reset)
+        scene.reads[_GROUP] = _TOPIC
+        scene.rewound.add(_GROUP)
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    async def _send(self, program: Program) -> None:
+        await self.make_topic(program, _TOPIC)
+        self._is_made.set()
+        await self.send_all(program, _TOPIC, _MESSAGES, 1.0)
+
+    async def _read(self, program: Program) -> None:
+        await self._is_made.wait()
+
+        async def handle(message: MessageExt) -> None:
+            self.scene.receive(message, _GROUP, program.name)
+
+        consumer = PushConsumer(
+            self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
+        )
+        consumer.subscribe(_TOPIC)
+        async with consumer:
+            assert program.ending is not None
+            await program.ending.wait()
+
+    async def _reset(self, program: Program) -> None:
+        await self._is_made.wait()
+        async with self.admin() as admin:
+            for _ in range(2):
+                await asyncio.sleep(self.chance.uniform(15, 40))
+                now = self.scene.now()
+                begin = max(now - self.chance.uniform(1, 30), 0.0)
+                at_ms = int((EPOCH_S + begin) * 1000)
+                await self.scene.until_done(
+                    program,
+                    lambda: admin.reset_offset(_GROUP, _TOPIC, at_ms),  # noqa: B023
+                )
+                self._resets.append((now, begin))
+                self.scene.history.note(self.scene.now(), f"{_GROUP} is sent back to {begin:.3f}")
+        # What comes once more takes its time.
+        await asyncio.sleep(20)
+        self._is_done = True
+
+    def problems(self) -> Iterator[str]:
+        if self.has_faults:
+            # A consumer that wasn't there goes on where it was, and may commit that, as in Java.
+            return
+        received = [one for one in self.scene.history.received if one.group == _GROUP]
+        for told_at, begin in self._resets:
+            again = {one.name for one in received if one.at >= told_at}
+            for one in received:
+                sent = self.scene.history.sent[one.name]
+                if one.at < told_at and sent.asked_at > begin + 0.01 and one.name not in again:
+                    yield f"{_GROUP} was sent back to {begin:.3f} at {told_at:.3f}, and had {one.name} not once more"

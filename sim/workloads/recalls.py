@@ -1,0 +1,92 @@
+"""Timed messages, some of which are taken back in time: those are never delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+from sim.cluster import Program
+from sim.history import Sent
+from sim.scene import AGAIN_S, Scene
+from sim.workloads.base import Workload
+
+_TOPIC = "reminders"
+_GROUP = "reminded"
+_MESSAGES = 30
+#: Taken back so long before it is due a message can't be on its way any more, s: the wheel is read a second ahead.
+_IN_TIME_S = 4.0
+
+
+class Recalls(Workload):
+    """Half of them are taken back."""
+
+    network = 25
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._is_made = asyncio.Event()
+        self._is_done = False
+        #: When it was known that they are taken back.
+        self._recalled: dict[str, float] = {}
+        self.add("planner", self._send)
+        self.add("reminder", self._read)
+        scene.reads[_GROUP] = _TOPIC
+        scene.excuses.append(lambda sent: sent.name in self._recalled)
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    async def _send(self, program: Program) -> None:
+        await self.make_topic(program, _TOPIC)
+        self._is_made.set()
+        async with Producer(self.scene.names, "planners") as producer:
+            for number in range(_MESSAGES):
+                try:
+                    await self._plan(producer, f"{program.name}.{number}")
+                except GantryError as e:
+                    self.scene.history.fail(self.scene.now(), program.name, e)
+                    await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(2 * self.chance.random())
+        self._is_done = True
+
+    async def _plan(self, producer: Producer, name: str) -> None:
+        now = self.scene.now()
+        delay_s = self.chance.uniform(2, 30)
+        self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s))
+        sent = await producer.send(Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000)))
+        self.scene.stored(name)
+        if self.chance.random() < 0.5:
+            await asyncio.sleep(self.chance.random())
+            assert sent.recall_handle is not None
+            # From now on it may be gone, whatever is answered.
+            self._recalled[name] = float("inf")
+            await producer.recall(_TOPIC, sent.recall_handle)
+            self._recalled[name] = self.scene.now()
+            self.scene.history.note(self.scene.now(), f"taken back {name}")
+
+    async def _read(self, program: Program) -> None:
+        await self._is_made.wait()
+
+        async def handle(message: MessageExt) -> None:
+            self.scene.receive(message, _GROUP, program.name)
+
+        consumer = PushConsumer(
+            self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
+        )
+        consumer.subscribe(_TOPIC)
+        async with consumer:
+            assert program.ending is not None
+            await program.ending.wait()
+
+    def problems(self) -> Iterator[str]:
+        for one in self.scene.history.received:
+            if one.group != _GROUP or one.name not in self._recalled:
+                continue
+            at, due = self._recalled[one.name], self.scene.history.sent[one.name].not_before
+            if at < due - _IN_TIME_S:
+                yield f"{_GROUP} had {one.name}, which was taken back {due - at:.1f} s before it was due"

@@ -1,0 +1,90 @@
+"""Requests and their replies: each reply is to its own request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.request_reply import reply_message
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+from sim.cluster import Program
+from sim.history import Sent
+from sim.scene import AGAIN_S, Scene
+from sim.workloads.base import Workload
+
+_TOPIC = "questions"
+_GROUP = "experts"
+_MESSAGES = 30
+_TIMEOUT_MS = 5_000
+
+
+class Requests(Workload):
+    """One asks, one answers."""
+
+    network = 26
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._is_made = asyncio.Event()
+        self._is_done = False
+        self._wrong: list[str] = []
+        self.add("pupil", self._ask)
+        self.add("expert", self._answer)
+        scene.reads[_GROUP] = _TOPIC
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    async def _ask(self, program: Program) -> None:
+        await self.make_topic(program, _TOPIC)
+        self._is_made.set()
+        # The expert's group has the topic's queues before the first question.
+        await asyncio.sleep(5)
+        number = 0
+        async with Producer(self.scene.names, "pupils") as producer:
+            # Until some are answered: when faults are over they must be.
+            while number < _MESSAGES or not self._is_done:
+                name = f"{program.name}.{number}"
+                number += 1
+                self.scene.ask(Sent(name, _TOPIC, asked_at=self.scene.now()))
+                self._is_done = False
+                try:
+                    reply = await producer.request(Message(_TOPIC, name.encode()), _TIMEOUT_MS)
+                except GantryError as e:
+                    self.scene.history.fail(self.scene.now(), program.name, e)
+                    await asyncio.sleep(AGAIN_S)
+                else:
+                    self._is_done = number >= _MESSAGES
+                    self.scene.stored(name)
+                    if reply.body.decode() != f"to {name}":
+                        self._wrong.append(f"the reply to {name} is {reply.body!r}")
+                await asyncio.sleep(2 * self.chance.random())
+
+    async def _answer(self, program: Program) -> None:
+        await self._is_made.wait()
+        async with Producer(self.scene.names, "experts-producers") as producer:
+
+            async def handle(message: MessageExt) -> None:
+                name = self.scene.receive(message, _GROUP, program.name)
+                try:
+                    await producer.send(reply_message(message, f"to {name}".encode()))
+                except GantryError as e:
+                    # Who asked may be gone.
+                    self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
+
+            consumer = PushConsumer(
+                self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
+            )
+            consumer.subscribe(_TOPIC)
+            async with consumer:
+                assert program.ending is not None
+                await program.ending.wait()
+
+    def problems(self) -> Iterator[str]:
+        yield from self._wrong
+        if not self._is_done:
+            yield "no request is answered any more"

@@ -1,0 +1,48 @@
+"""Each workload by itself, without faults and with one: what it promises holds, and it gets to its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_RUN = """
+import os, sys
+from sim import system
+system.install()
+from sim.plan import EXTRAS, Fault, make_plan
+from sim.run import Run
+from sim.workloads import EXTRAS as WORKLOADS
+assert set(EXTRAS) == set(WORKLOADS)
+plan = make_plan("workloads")
+plan.messages, plan.brokers, plan.failures = 20, 2, 0.0
+plan.extras = tuple(sys.argv[1].split(","))
+plan.faults = [Fault("kill-all", "broker-0", 30.0, 3.0, 1.0)] if sys.argv[2] == "fault" else []
+run = Run(plan)
+outcome = run.execute()
+print(*outcome.problems, *("not done: " + type(e).__name__ for e in run.clients.extras if not e.is_done()), sep="\\n")
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("fault", ["calm", "fault"])
+@pytest.mark.parametrize(
+    "extras",
+    [
+        "broadcasts,comings",
+        "configurations,dead-letters",
+        "offsets,recalls",
+        "requests,retention",
+        "slow-pops,topics",
+    ],
+)
+def test_workload(extras: str, fault: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, extras, fault], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "", done.stdout
+    assert done.returncode == 0, done.stderr
