@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from sim import system
 
 system.install()
 
+from sim.many import Results, run_all, summary  # noqa: E402
 from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, run_seed  # noqa: E402
 
@@ -25,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many (%(default)s)")
     parser.add_argument("--from", dest="begin", type=int, default=0, metavar="SEED", help="the first (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where they are kept; seeds in it are left out")
     parser.add_argument("--seed", help="this one alone, in this process")
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
@@ -34,7 +34,7 @@ def main() -> int:
         return _one(args.seed, args.trace)
     if args.planted:
         return find_all(args.seeds, args.jobs)
-    return _many(range(args.begin, args.begin + args.seeds), args.jobs, stop_at_first=args.first)
+    return _many(range(args.begin, args.begin + args.seeds), args.jobs, args.results, stop_at_first=args.first)
 
 
 def _one(seed: str, trace: Path | None) -> int:
@@ -56,53 +56,21 @@ def _print(outcome: Outcome) -> None:
         print(f"  {problem}")
 
 
-def _many(seeds: range, jobs: int, *, stop_at_first: bool) -> int:
+def _many(seeds: range, jobs: int, path: Path | None, *, stop_at_first: bool) -> int:
     began = time.perf_counter()
-    running: dict[int, tuple[int, int]] = {}
-    failed: list[int] = []
-    simulated_s = messages = 0.0
-    left = iter(seeds)
-    while True:
-        while len(running) < jobs and not (failed and stop_at_first) and (seed := next(left, None)) is not None:
-            reader, writer = os.pipe()
-            pid = os.fork()
-            if not pid:
-                os.close(reader)
-                _child(seed, writer)
-            os.close(writer)
-            running[pid] = seed, reader
-        if not running:
-            break
-        # Read before waiting: a full pipe would keep it from ending.
-        pid = next(iter(running))
-        seed, reader = running.pop(pid)
-        with os.fdopen(reader) as file:
-            text = file.read()
-        _, status = os.waitpid(pid, 0)
-        found: dict[str, Any] = {"problems": [f"the run ended with status {status}"], "s": 0.0, "n": 0}
-        if text:
-            found = json.loads(text)
-        simulated_s += found["s"]
-        messages += found["n"]
-        if found["problems"]:
-            failed.append(seed)
-            print(f"seed {seed}:", *found["problems"], sep="\n  ", flush=True)
-    took_s = time.perf_counter() - began
-    print(
-        f"{len(seeds)} seeds in {took_s:.1f} s: {simulated_s / took_s:,.0f} simulated seconds and "
-        f"{messages / took_s:,.0f} messages a second; {len(failed)} failed"
-    )
+    results = Results(path)
+    wanted = [str(seed) for seed in seeds]
+    left = [seed for seed in wanted if seed not in results.all]
+    for result in run_all(left, jobs, run_seed, stop_at_first=stop_at_first):
+        results.add(result)
+        if result.problems:
+            print(f"seed {result.seed}:", *result.problems, sep="\n  ", flush=True)
+    print(summary([results.all[seed] for seed in left if seed in results.all], time.perf_counter() - began))
+    known = [results.all[seed] for seed in wanted if seed in results.all]
+    failed = [result.seed for result in known if result.problems]
+    if path is not None:
+        print(f"{path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
-
-
-def _child(seed: int, writer: int) -> None:
-    try:
-        outcome = run_seed(str(seed))
-        result: dict[str, Any] = {"problems": outcome.problems, "s": outcome.simulated_s, "n": outcome.messages}
-    except BaseException as e:
-        result = {"problems": [f"{type(e).__name__}: {e}"], "s": 0, "n": 0}
-    os.write(writer, json.dumps(result).encode())
-    os._exit(0)
 
 
 if __name__ == "__main__":
