@@ -23,6 +23,7 @@ from gantrymq.config import (
     unknown_keys,
 )
 from gantrymq.errors import ConfigError
+from gantrymq.system import files
 
 
 class Flush(StrEnum):
@@ -182,6 +183,15 @@ def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
     replace_file(path, b"brokerName=a\n")
     found = path.stat()
     assert (found.st_uid, found.st_gid, S_IMODE(found.st_mode)) == (1234, 1235, 0o600)
+
+
+def test_a_replaced_file_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, too: else what an administrator was told is set was not, after a power failure."""
+    synced: list[bytes] = []
+    path = tmp_path / "broker.conf"
+    monkeypatch.setattr(files, "sync_entries", lambda fd: synced.append(path.read_bytes()))
+    replace_file(path, b"brokerName=a\n")
+    assert synced == [b"brokerName=a\n"]
 
 
 def test_a_file_that_cannot_be_replaced_is_named(tmp_path: Path) -> None:

@@ -108,10 +108,15 @@ def changed_properties(text: str, changes: Mapping[str, str]) -> str:
 def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
     """Writes a file so that a crash leaves the old or the new one, never a part; see `write_beside`.
 
-    Raises ConfigError.
+    On return it is the new one, on the disk. Raises ConfigError.
     """
     try:
         files.rename(files.write_beside(path, data, mode), path)
+        directory = files.open(path.parent, files.O_RDONLY | files.O_DIRECTORY | files.O_CLOEXEC)
+        try:
+            files.sync_entries(directory)
+        finally:
+            files.close(directory)
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror or e}") from e
 
