@@ -17,7 +17,7 @@ DOCUMENTS = (
     "README.md",
     "README.zh-CN.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 )
 #: Where a shell's next command begins.
 _END = {"|", "&", ";", "<", ">", "<<<", "&&", "||"}

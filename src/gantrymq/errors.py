@@ -51,23 +51,40 @@ class ProtocolError(GantryError):
 
 
 class FrameError(ProtocolError):
-    """A frame whose length or encoding is impossible; the byte stream has lost its place."""
+    """A frame whose length or encoding is impossible; the byte stream has lost its place.
+
+    Remedy: look for something else than a RocketMQ client or server at the other end of the connection, TLS on a
+    plain port for one.
+    """
 
 
 class HeaderError(ProtocolError):
-    """A command header that can't be read, or lacks a required field."""
+    """A command header that can't be read, or lacks a required field.
+
+    Remedy: the other side speaks another version or is no RocketMQ; its address is in the log.
+    """
 
 
 class BodyError(ProtocolError):
-    """A command body that can't be read."""
+    """A command body that can't be read.
+
+    Remedy: as for HeaderError; after a change of a Java server's version, tell us which.
+    """
 
 
 class RecordError(ProtocolError):
-    """A message record that is cut off, has the wrong magic number or the wrong CRC."""
+    """A message record that is cut off, has the wrong magic number or the wrong CRC.
+
+    Remedy: `gantry store verify` finds what is damaged; the other messages are not concerned.
+    """
 
 
 class CompressionError(ProtocolError):
-    """A message body that doesn't decompress, or would grow over the limit."""
+    """A message body that doesn't decompress, or would grow over the limit.
+
+    Remedy: raise `max_body_size` if the message is meant to be that large, else drop it; other messages are not
+    concerned.
+    """
 
 
 class RemotingError(GantryError):
@@ -79,15 +96,26 @@ class RemotingError(GantryError):
 
 
 class ConnectFailed(RemotingError):
-    """No connection could be made."""
+    """No connection could be made.
+
+    Remedy: start the server, or correct the address; `gantry doctor` tries all that brokers advertise. A word about
+    TLS in the text names the option.
+    """
 
 
 class ConnectionLost(RemotingError):
-    """The connection closed while a request waited for its response."""
+    """The connection closed while a request waited for its response.
+
+    Remedy: try again; clients connect anew by themselves. The server's log says why it closed the connection.
+    """
 
 
 class RequestTimeout(RemotingError):
-    """No response came in time."""
+    """No response came in time.
+
+    Remedy: try again, or allow more time (`timeout_ms`); `gantry doctor` and the broker's slow requests say what
+    hangs.
+    """
 
 
 def _printable(text: str) -> str:
@@ -100,11 +128,17 @@ class SendOutcomeUnknown(RemotingError):
 
     The cause (`__cause__`) is a ConnectionLost, a RequestTimeout or a ProtocolError. All other errors of a send mean
     that the message is not stored. Who sends it again may have it stored twice.
+
+    Remedy: send it again with the same keys, and let consumers drop repeats by them.
     """
 
 
 class RequestRefused(GantryError):
-    """A handler's answer other than success; `code` is the ResponseCode, the message the remark."""
+    """A handler's answer other than success; `code` is the ResponseCode, the message the remark.
+
+    Remedy: nothing for users of a client: it is how a handler of a server answers, and becomes the client's
+    BrokerError.
+    """
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -112,7 +146,10 @@ class RequestRefused(GantryError):
 
 
 class BrokerError(GantryError):
-    """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known."""
+    """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known.
+
+    Remedy: by its `code`, see the table of codes, and by what the remark says.
+    """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         text = f"{address} answered code {code}: {_printable(remark or 'no remark')}"
@@ -128,11 +165,18 @@ class BrokerError(GantryError):
 
 
 class ClientError(GantryError):
-    """The client can't do what was asked."""
+    """The client can't do what was asked.
+
+    Remedy: correct the call as the text says.
+    """
 
 
 class NoRouteInfo(ClientError):
-    """The NameServers that were asked answer, and know no route for the topic; `found` says what else they know."""
+    """The NameServers that were asked answer, and know no route for the topic; `found` says what else they know.
+
+    Remedy: create the topic (`gantry admin updateTopic`, `AdminClient.ensure_topic`); `gantry doctor TOPIC` finds
+    the other causes.
+    """
 
     def __init__(self, topic: str, name_servers: list[str], found: str | None = None) -> None:
         super().__init__(_no_route(topic, ", ".join(name_servers) or "no NameServer", ";".join(name_servers), found))
@@ -158,17 +202,25 @@ def _no_route(topic: str, asked: str, addresses: str, found: str | None) -> str:
 
 
 class IllegalMessage(ClientError):
-    """A message or name that every broker would refuse."""
+    """A message or name that every broker would refuse.
+
+    Remedy: change the message; to send it again as it is can't succeed.
+    """
 
 
 class ClientClosed(ClientError):
-    """The client has not been started, or is closed."""
+    """The client has not been started, or is closed.
+
+    Remedy: use the client inside `async with`, or `with`, or between start() and close().
+    """
 
 
 class PartialFailure(ClientError):
     """Some of several servers did what was asked, others failed; both are named.
 
     `done` has the addresses (host:port) of the former, `failed` the errors of the latter by address.
+
+    Remedy: mend the servers in `failed`, and call it once more: on those in `done` it changes nothing.
     """
 
     def __init__(self, what: str, done: Sequence[str], failed: Mapping[str, GantryError]) -> None:
@@ -179,7 +231,11 @@ class PartialFailure(ClientError):
 
 
 class DataLost(ClientError):
-    """Messages between the offsets that were to be read are no longer there."""
+    """Messages between the offsets that were to be read are no longer there.
+
+    Remedy: messages were deleted before they were read: keep them longer (`fileReservedTime`), or go on where there
+    are some.
+    """
 
 
 class StoreError(GantryError):
@@ -187,19 +243,32 @@ class StoreError(GantryError):
 
 
 class StoreLocked(StoreError):
-    """Another process uses the store directory."""
+    """Another process uses the store directory.
+
+    Remedy: stop the other process, or use another directory.
+    """
 
 
 class StoreBusy(StoreError):
-    """No room for another record just now: a file is being made, and who writes isn't to wait for it."""
+    """No room for another record just now: a file is being made, and who writes isn't to wait for it.
+
+    Remedy: nothing, the broker waits itself; whoever uses the store as a library tries again.
+    """
 
 
 class StoreFull(StoreError):
-    """There is no room for another record."""
+    """There is no room for another record.
+
+    Remedy: make room on the disk, or have messages deleted earlier (`fileReservedTime`, `diskMaxUsedSpaceRatio`).
+    """
 
 
 class SyncFailed(StoreError):
-    """fsync itself failed: the kernel counts the pages as written now, so a second one that succeeds says nothing."""
+    """fsync itself failed: the kernel counts the pages as written now, so a second one that succeeds says nothing.
+
+    Remedy: look after the disk (the kernel's log), then start the broker again: it goes on with what is surely on
+    the disk.
+    """
 
 
 class CodecError(GantryError):
@@ -210,12 +279,21 @@ class CodecError(GantryError):
 
 
 class ConfigError(GantryError):
-    """A configuration key or value that can't be used."""
+    """A configuration key or value that can't be used.
+
+    Remedy: correct the key or value that the text names.
+    """
 
 
 class MissingExtra(GantryError, ImportError):
-    """A part of this package needs a module that `pip install "gantrymq[...]"` brings."""
+    """A part of this package needs a module that `pip install "gantrymq[...]"` brings.
+
+    Remedy: run the `pip install` that the text has.
+    """
 
 
 class ThreadDied(GantryError):
-    """The thread that does the work ended by an exception, which is the cause of this one."""
+    """The thread that does the work ended by an exception, which is the cause of this one.
+
+    Remedy: the cause says what happened; make a new client, or start the server again.
+    """

@@ -33,20 +33,25 @@ class NamesrvConfig(TlsConfig):
     kv_config_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
     #: Where UPDATE_NAMESRV_CONFIG writes the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "namesrv.properties")
+    #: Keys that requests may not change, besides those that none ever may.
     config_black_list: list[str] = field(default_factory=lambda: ["configBlackList", "configStorePath", "kvConfigPath"])
     #: Milliseconds between looks for brokers that fell silent.
     scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
     #: Whether routes carry the topic's value of the KV namespace ORDER_TOPIC_CONFIG.
     order_message_enable: bool = False
+    #: Whether the answer to a registration carries that namespace.
     return_order_topic_config_to_broker: bool = True
     #: Whether the slave with the lowest id stands in for a master that is gone.
     support_acting_master: bool = False
     #: Whether brokers of a name are told when their lowest id changes.
     notify_min_broker_id_changed: bool = False
+    #: Whether all topics are listed for those who ask (GET_ALL_TOPIC_LIST_FROM_NAMESERVER).
     enable_all_topic_list: bool = True
+    #: Whether topics are listed by cluster and by kind, too.
     enable_topic_list: bool = True
-    #: Whether no route is answered in the first `wait_seconds_for_service` seconds.
+    #: Whether no route is answered in the first `waitSecondsForService`.
     need_wait_for_service: bool = False
+    #: Seconds.
     wait_seconds_for_service: int = field(default=45, metadata={"minimum": 0, "maximum": MAX_INT})
     #: Whether a topic that a registration no longer lists is taken from the broker.
     delete_topic_with_broker_registration: bool = False

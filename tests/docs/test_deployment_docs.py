@@ -1,0 +1,248 @@
+"""docs/deployment.md and examples/kubernetes: what can be known of them without systemd, a container or a cluster."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gantrymq import Message, Producer, SyncProducer
+from gantrymq.config import parse_properties
+from gantrymq.testing.embedded import EmbeddedCluster
+
+ROOT = Path(__file__).parent.parent.parent
+KUBERNETES = ROOT / "examples" / "kubernetes"
+TEXT = (ROOT / "docs" / "deployment.md").read_text()
+#: {kind: apiVersion} of what the manifests use.
+KINDS = {"ConfigMap": "v1", "Service": "v1", "PodDisruptionBudget": "policy/v1", "StatefulSet": "apps/v1"}
+#: RFC 1123 labels, as names of objects, ports and volumes must be; ports have 15 characters at most.
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?")
+#: What each object may have here: a word that is misspelled is refused by a cluster, or worse, ignored.
+FIELDS = {
+    "StatefulSet": {"serviceName", "replicas", "podManagementPolicy", "selector", "template", "volumeClaimTemplates"},
+    "Service": {"clusterIP", "publishNotReadyAddresses", "selector", "ports"},
+    "PodDisruptionBudget": {"maxUnavailable", "selector"},
+    "pod": {"terminationGracePeriodSeconds", "securityContext", "affinity", "containers", "volumes"},
+    "container": {
+        "name",
+        "image",
+        "command",
+        "args",
+        "env",
+        "ports",
+        "startupProbe",
+        "readinessProbe",
+        "livenessProbe",
+        "resources",
+        "securityContext",
+        "volumeMounts",
+    },
+    "probe": {"tcpSocket", "httpGet", "periodSeconds", "timeoutSeconds", "failureThreshold"},
+}
+
+Object = dict[str, Any]
+
+
+def objects(name: str) -> list[Object]:
+    return list(yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text()))
+
+
+def of_kind(name: str, kind: str) -> Object:
+    (found,) = [each for each in objects(name) if each["kind"] == kind]
+    return found
+
+
+def pod(name: str) -> Object:
+    spec: Object = of_kind(name, "StatefulSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def configuration(name: str) -> tuple[str, dict[str, str]]:
+    """(file's name, its keys) of a ConfigMap."""
+    ((file, text),) = of_kind(name, "ConfigMap")["data"].items()
+    return file, parse_properties(text, source=file)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def known(server: str, text: str, directory: Path) -> None:
+    """Fails when a server doesn't know a key, or refuses a value."""
+    (directory / "file").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", server, "-c", "file", "-p"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not used here" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["namesrv", "broker"])
+def test_objects_are_whole_and_fit_together(name: str) -> None:
+    found = objects(name)
+    assert sorted(each["kind"] for each in found) == sorted(KINDS)
+    app = {"app": f"gantrymq-{name}"}
+    for each in found:
+        kind = each["kind"]
+        assert each["apiVersion"] == KINDS[kind]
+        assert each.keys() <= {"apiVersion", "kind", "metadata", "spec", "data"}
+        assert each["metadata"]["name"] == f"gantrymq-{name}"
+        assert LABEL.fullmatch(each["metadata"]["name"])
+        if "spec" in each:
+            assert each["spec"].keys() <= FIELDS[kind]
+    stateful = of_kind(name, "StatefulSet")["spec"]
+    service = of_kind(name, "Service")["spec"]
+    assert stateful["serviceName"] == of_kind(name, "Service")["metadata"]["name"]
+    assert service["clusterIP"] == "None"
+    assert service["selector"] == app
+    assert stateful["selector"]["matchLabels"] == app
+    assert of_kind(name, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == app
+    assert stateful["template"]["metadata"]["labels"] == app
+    # Annotations are text: true and 9100 would be refused.
+    assert all(isinstance(text, str) for text in stateful["template"]["metadata"]["annotations"].values())
+
+
+@pytest.mark.parametrize("name", ["namesrv", "broker"])
+def test_a_pod_has_what_it_names(name: str) -> None:
+    spec = pod(name)
+    assert spec.keys() <= FIELDS["pod"]
+    (container,) = spec["containers"]
+    assert container.keys() <= FIELDS["container"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert all(LABEL.fullmatch(port) and len(port) <= 15 for port in ports)
+    for key, probe in container.items():
+        if key.endswith("Probe"):
+            assert probe.keys() <= FIELDS["probe"]
+            (target,) = [probe[way] for way in ("tcpSocket", "httpGet") if way in probe]
+            assert target["port"] in ports
+    for port in of_kind(name, "Service")["spec"]["ports"]:
+        assert port["port"] == ports[port["targetPort"]]
+    stateful = of_kind(name, "StatefulSet")["spec"]
+    claims = {each["metadata"]["name"] for each in stateful.get("volumeClaimTemplates", [])}
+    volumes = {each["name"] for each in spec["volumes"]} | claims
+    assert {each["name"] for each in container["volumeMounts"]} == volumes
+    assert {each["configMap"]["name"] for each in spec["volumes"] if "configMap" in each} == {f"gantrymq-{name}"}
+    for quantities in container["resources"].values():
+        assert all(QUANTITY.fullmatch(str(quantity)) for quantity in quantities.values())
+    # The user is that of the image; the file system can't be written to but where it is mounted.
+    assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
+    assert "USER 10001" in (KUBERNETES / "Dockerfile").read_text()
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("name", ["namesrv", "broker"])
+def test_configuration_fits_the_pod(name: str, tmp_path: Path) -> None:
+    file, keys = configuration(name)
+    known(name, of_kind(name, "ConfigMap")["data"][file], tmp_path)
+    (container,) = pod(name)["containers"]
+    ports = {each["name"]: str(each["containerPort"]) for each in container["ports"]}
+    assert (keys["listenPort"], keys["metricsPort"]) == (ports["remoting"], ports["metrics"])
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert f"{mounts['configuration']}/{file}" in " ".join(container["args"])
+    written = [value for key, value in keys.items() if key.endswith(("Path", "Dir"))]
+    assert written
+    assert all(path.startswith(mounts["data"] + "/") for path in written)
+
+
+def test_the_brokers_list_has_all_name_servers() -> None:
+    _, keys = configuration("broker")
+    stateful, service = of_kind("namesrv", "StatefulSet"), of_kind("namesrv", "Service")
+    port = configuration("namesrv")[1]["listenPort"]
+    name = f"{stateful['metadata']['name']}-{{}}.{service['metadata']['name']}:{port}"
+    assert keys["namesrvAddr"].split(";") == [name.format(n) for n in range(stateful["spec"]["replicas"])]
+    assert pod("broker")["containers"][0]["image"] == pod("namesrv")["containers"][0]["image"]
+
+
+@pytest.fixture
+def name_server() -> Iterator[str]:
+    with EmbeddedCluster() as cluster:
+        yield cluster.name_server
+
+
+def test_the_start_up_script_of_a_broker_runs(name_server: str, tmp_path: Path) -> None:
+    """As a plain process, with other directories and ports; what it writes last counts."""
+    (container,) = pod("broker")["containers"]
+    data, etc = tmp_path / "data", tmp_path / "etc"
+    data.mkdir()
+    etc.mkdir()
+    file, _ = configuration("broker")
+    text = of_kind("broker", "ConfigMap")["data"][file].replace("/var/lib/gantrymq", str(data))
+    text = re.sub("namesrvAddr=.*", f"namesrvAddr={name_server}", text)
+    (etc / file).write_text(re.sub("(listenPort|metricsPort)=.*", r"\1=0", text) + "autoCreateTopicEnable=true\n")
+    gantry = tmp_path / "gantry"
+    gantry.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gantrymq.cli "$@"\n')
+    gantry.chmod(0o755)
+    script = container["args"][0].replace("/var/lib/gantrymq", str(data)).replace("/etc/gantrymq", str(etc))
+    given = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    pods_own = {"metadata.name": "gantrymq-broker-1", "status.podIP": "127.0.0.1"}
+    environment = {name: pods_own[path] for name, path in given.items()}
+    process = subprocess.Popen(
+        [*container["command"], script],
+        env=os.environ | environment | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("broker gantrymq-broker-1 ready at ")
+        with SyncProducer(Producer(name_server, "shop")) as producer:
+            sent = {producer.send(Message("TBW102", b"one")).queue.broker_name for _ in range(20)}
+        assert "gantrymq-broker-1" in sent
+        # The shell has become the broker: the signal reaches it.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_recipe_in_the_text_is_the_file() -> None:
+    (shown,) = blocks("dockerfile")
+    file = [line for line in (KUBERNETES / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    assert shown.splitlines() == file
+    # What it copies is what the package is built from, and what it starts is there.
+    assert 'ENTRYPOINT ["gantry"]' in file
+    assert (ROOT / "pyproject.toml").exists()
+
+
+def test_units_name_what_there_is() -> None:
+    (text,) = blocks("ini")
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text)
+    command = unit["Service"]["ExecStart"].split()
+    assert command[0].endswith("/bin/gantry")
+    assert command[1:3] == ["broker", "-c"]
+    assert unit["Service"]["Type"] == "exec"
+    # Longer than a server takes to stop, gantrymq.cli.servers.STOP_TIMEOUT_S.
+    assert int(unit["Service"]["TimeoutStopSec"]) > 30
+
+
+def test_configuration_in_the_text_is_known(tmp_path: Path) -> None:
+    for text in blocks("properties"):
+        known("broker", text, tmp_path)
+
+
+def test_what_to_watch_is_there() -> None:
+    watched = set(re.findall(r"^\| `((?:rocketmq|gantry)_\w+)`", TEXT, re.MULTILINE))
+    assert watched
+    assert watched <= set(re.findall(r"`((?:rocketmq|gantry)_\w+)`", (ROOT / "docs" / "broker.md").read_text()))
+
+
+def test_it_says_what_never_ran() -> None:
+    assert "never ran on a cluster" in TEXT
+    assert "never ran on a cluster" in (KUBERNETES / "README.md").read_text()

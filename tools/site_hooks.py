@@ -1,0 +1,68 @@
+"""What MkDocs does for the documentation's site beyond its own: pages made from code, and links that leave the pages.
+
+A file in docs/ is read where it lies, too, so it links to files of the sources, and a Chinese page to an English one
+that isn't translated. In the site the former are named instead, the latter lead to the English site, which is one
+directory up.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+sys.path.insert(0, str(Path(__file__).parent))
+import site_reference  # noqa: E402
+
+# [text](target), but no image, no anchor and no address of the web.
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+_FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
+_SAID = {"en": "{text} (`{path}` in the sources)", "zh": "{text}（源码中的 `{path}`）"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made from code."""
+    for path, content in site_reference.pages(_language(config)).items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links that lead out of the site's pages lead somewhere."""
+    directory = posixpath.normpath(
+        posixpath.join(Path(config.docs_dir).relative_to(ROOT).as_posix(), posixpath.dirname(page.file.src_uri))
+    )
+
+    def outside(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        path, _, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(directory, path))
+        docs = Path(config.docs_dir).relative_to(ROOT).as_posix()
+        if path.startswith(f"{docs}/"):
+            return match[0]
+        if path.startswith("docs/") and path.endswith(".md"):
+            # From docs/zh/a.md, which becomes site/zh/a.html, to site/b.html.
+            up = "../" * (page.file.src_uri.count("/") + 1)
+            html = path.removeprefix("docs/").removesuffix(".md") + ".html"
+            return f'<a href="{up}{html}{"#" if anchor else ""}{anchor}">{_html(text)}</a>'
+        return _SAID[_language(config)].format(text=text, path=path)
+
+    parts = _FENCE.split(markdown)
+    # Every second one is a block of code.
+    return "".join(part if number % 2 else _LINK.sub(outside, part) for number, part in enumerate(parts))
+
+
+def _html(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _language(config: MkDocsConfig) -> str:
+    return "zh" if Path(config.docs_dir).name == "zh" else "en"

@@ -1,0 +1,311 @@
+"""Pages of the reference that are made from code: configuration keys, metrics, errors.
+
+Texts come from the code (docstrings, `#:` comments, the metrics' own descriptions); the meaning of a broker's key is
+what the table of docs/broker.md says, which a test compares with the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import re
+import socket
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.request import urlopen
+
+from gantrymq import (
+    CONSUME_FROM_FIRST_OFFSET,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    Producer,
+    PushConsumer,
+    SyncProducer,
+    SyncPushConsumer,
+    SyncTransactionProducer,
+    TransactionProducer,
+    errors,
+)
+from gantrymq.auth.config import AuthConfig
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.admin.broker_config import READ_AT_START
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.config import property_key
+from gantrymq.metrics import render
+from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
+from gantrymq.namesrv.metrics import AnsweredRequests, collect
+from gantrymq.namesrv.route_table import RouteTable
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.store.config import StoreConfig
+from gantrymq.testing.embedded import EmbeddedCluster
+
+ROOT = Path(__file__).parent.parent
+#: A NameServer takes a change of these, as Java's does, and goes on with the old value until its next start.
+_NAMESRV_READ_AT_START = {"listenPort", "bindAddress", "metricsPort", "serverChannelMaxIdleTimeSeconds"}
+#: What a code that users meet comes from, and what they do; the others are said by their names.
+CODES = {
+    ResponseCode.SYSTEM_ERROR: "the remark says what failed; the server's log has more",
+    ResponseCode.SYSTEM_BUSY: "too much waits, or the disk is too full: send less at a time, or later",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "the server has no such request; see Compatibility",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not on the disk in time (`syncFlushTimeout`)",
+    ResponseCode.MESSAGE_ILLEGAL: "change the message: body or properties are too long, or the topic is the system's",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker starts or stops, or its disk takes nothing: the remark says which",
+    ResponseCode.NO_PERMISSION: "the topic, the broker or the user may not: `gantry doctor TOPIC --acl-config FILE`",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic on this broker: `gantry admin updateTopic`",
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "correct the filter; the remark has the place",
+    ResponseCode.SUBSCRIPTION_NOT_EXIST: "the broker hasn't had the consumer's heartbeat yet: it is tried again",
+    ResponseCode.SUBSCRIPTION_NOT_LATEST: "give all members of the group the same subscriptions",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group: `gantry admin updateSubGroup`",
+    ResponseCode.INVALID_PARAMETER: "correct the argument that the remark names",
+    ResponseCode.CONSUMER_NOT_ONLINE: "no consumer of the group is connected; start one",
+    ResponseCode.POLLING_FULL: "too many wait (`popPollingSize`, `maxPopPollingSize`): fewer workers, or larger limits",
+    ResponseCode.USER_NOT_EXIST: "create the user: `gantry admin createUser`",
+    ResponseCode.POLICY_NOT_EXIST: "create the policy: `gantry admin createAcl`",
+}
+_METRIC = re.compile(r"# HELP (\S+) (.*)\n# TYPE \S+ (\w+)\n((?:[^#\n].*\n)*)")
+
+
+def pages(language: str) -> dict[str, str]:
+    """{path below the pages: Markdown}; in Chinese the frame is, and the code's own texts stay English."""
+    title = {page: names[language] for page, names in _TITLES.items()}
+    note = _NOTE[language]
+    return {
+        "reference/configuration.md": f"# {title['configuration']}\n\n{note}\n\n{_configuration(language)}",
+        "reference/metrics.md": f"# {title['metrics']}\n\n{note}\n\n{_metrics(language)}",
+        "reference/errors.md": f"# {title['errors']}\n\n{note}\n\n{_errors(language)}",
+    }
+
+
+_TITLES = {
+    "configuration": {"en": "Configuration keys", "zh": "配置项"},
+    "metrics": {"en": "Metrics", "zh": "监控指标"},
+    "errors": {"en": "Errors", "zh": "错误"},
+}
+_NOTE = {
+    "en": "This page is made from the code.",
+    "zh": "本页由代码生成，说明文字取自代码，因此部分为英文。",
+}
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |\n" for line in lines)
+
+
+# -- configuration ----------------------------------------------------------------------------------------------
+
+
+def broker_keys() -> Iterator[Field[Any]]:
+    for cls in (BrokerConfig, StoreConfig, AuthConfig):
+        yield from (each for each in fields(cls) if each.name not in ("store", "auth"))
+
+
+def comments(cls: type) -> dict[str, str]:
+    """{name of a field: the `#:` comment over it}, those of base classes too."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        text: list[str] = []
+        for line in inspect.getsource(base).splitlines():
+            stripped = line.strip()
+            if stripped.startswith("#:"):
+                text.append(stripped.removeprefix("#:").strip())
+            elif match := re.match(r"    (\w+): .*", line):
+                if text:
+                    found[match[1]] = " ".join(text)
+                text = []
+            elif not line.startswith("     "):
+                text = []
+    return found
+
+
+class Row(NamedTuple):
+    """What the table in broker.md says of a key, links taken out."""
+
+    default: str
+    meaning: str
+
+
+def broker_rows(language: str) -> dict[str, Row]:
+    """{key of a broker: its row}."""
+    translated = ROOT / "docs" / "zh" / "broker.md"
+    path = translated if language == "zh" and translated.exists() else ROOT / "docs" / "broker.md"
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| .*? \| (.*) \|$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {key: Row(default, re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)) for key, default, text in rows}
+
+
+def _configuration(language: str) -> str:
+    said = broker_rows(language)
+    own = comments(NamesrvConfig)
+    broker = [_key_row(each, said.get(property_key(each), Row("", "")), READ_AT_START) for each in broker_keys()]
+    name_server = []
+    for each in fields(NamesrvConfig):
+        row = said.get(property_key(each), Row("", ""))
+        row = row._replace(meaning=own.get(each.name, row.meaning))
+        name_server.append(_key_row(each, row, FIXED_KEYS | _NAMESRV_READ_AT_START))
+    if language == "zh":
+        head = ["键", "类型", "默认值", "取值范围", "运行中可改", "含义"]
+        texts = (
+            "## Broker",
+            "## NameServer",
+            "文件为 Java 的 `.properties` 格式。大小以字节计，时间未注明单位时以毫秒计。",
+        )
+    else:
+        head = ["key", "type", "default", "bounds", "may change while it runs", "meaning"]
+        texts = (
+            "## Broker",
+            "## NameServer",
+            "Files are Java's `.properties`. Sizes are in bytes, times in ms unless a name or text has another unit.",
+        )
+    return f"{texts[2]}\n\n{texts[0]}\n\n{_table(head, broker)}\n{texts[1]}\n\n{_table(head, name_server)}"
+
+
+def _key_row(each: Field[Any], row: Row, fixed: Collection[str]) -> list[str]:
+    key = property_key(each)
+    low, high = each.metadata.get("minimum"), each.metadata.get("maximum")
+    bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
+    return [f"`{key}`", _type(each), _default(each) or row.default, bounds, "" if key in fixed else "✓", row.meaning]
+
+
+def _type(each: Field[Any]) -> str:
+    owner = next(
+        cls for cls in (BrokerConfig, StoreConfig, AuthConfig, NamesrvConfig) if each.name in cls.__dataclass_fields__
+    )
+    hint = typing.get_type_hints(owner)[each.name]
+    if isinstance(hint, types.UnionType):
+        (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " ".join(f"`{member.value}`" for member in hint)
+    return "list" if typing.get_origin(hint) is list else str(hint.__name__).lower()
+
+
+def _default(each: Field[Any]) -> str:
+    """Nothing where a machine has one of its own, or there is none."""
+    if each.name == "broker_name":
+        return ""
+    value = each.default if each.default_factory is MISSING else each.default_factory()
+    if value is MISSING or value is None or value == [] or value == "":
+        return ""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bool):
+        value = str(value).lower()
+    if isinstance(value, list):
+        value = ";".join(value)
+    return f"`{str(value).replace(str(Path.home()), '~')}`"
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------
+
+
+def _metrics(language: str) -> str:
+    head = ["名称", "类型", "标签", "说明"] if language == "zh" else ["name", "kind", "labels", "what"]
+    told = render(collect(RouteTable(NamesrvConfig()), AnsweredRequests(), Jobs(), 0, 0.0)).decode()
+    # A label is there when there is something to count: a name server's are those of the code.
+    name_server = [
+        [f"`{name}`", kind, _NAMESRV_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
+    ]
+    broker = [[f"`{name}`", kind, _labels(samples), text] for name, text, kind, samples in _METRIC.findall(_told())]
+    return f"## Broker\n\n{_table(head, sorted(broker))}\n## NameServer\n\n{_table(head, sorted(name_server))}"
+
+
+_NAMESRV_LABELS = {
+    "rocketmq_namesrv_brokers": "`cluster` `role`",
+    "rocketmq_namesrv_requests_total": "`request_code` `response_code`",
+    **dict.fromkeys(
+        (
+            f"gantry_job_{name}"
+            for name in ("runs_total", "failures_total", "failing_since_seconds", "last_duration_seconds")
+        ),
+        "`job`",
+    ),
+}
+
+
+def _told() -> str:
+    """What a broker tells that has something to tell of each kind."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1") as cluster:
+        address = cluster.name_server
+        received: queue.Queue[MessageExt] = queue.Queue()
+        reader = PushConsumer(address, "readers", received.put, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        reader.subscribe("orders")
+        transactions = TransactionProducer(address, "payers", _Ends())
+        with SyncProducer(Producer(address, "shop")) as producer, SyncTransactionProducer(transactions) as payer:
+            producer.send(Message("orders", b"one"))
+            producer.send(Message("orders", b"later", delay_ms=3_600_000))
+            for state in (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE):
+                payer.send_in_transaction(Message("orders", b"paid"), state)
+            producer.send(Message("%DLQ%readers", b"given up"))
+            with SyncPushConsumer(reader):
+                received.get(timeout=30)
+                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    return str(answer.read().decode())
+
+
+class _Ends:
+    def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
+        return arg
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOW
+
+
+def _labels(samples: str) -> str:
+    names = dict.fromkeys(re.findall(r'[{,](\w+)="', samples))
+    return " ".join(f"`{name}`" for name in names if name != "le")
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[errors.GantryError]]:
+    """All of gantrymq.errors, a class before those that are of its kind."""
+    return [
+        cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.GantryError) and cls.__module__ == errors.__name__
+    ]
+
+
+def described(cls: type) -> tuple[str, str]:
+    """(what it means, what to do) of an error class's docstring."""
+    what, _, remedy = inspect.cleandoc(cls.__doc__ or "").partition("Remedy: ")
+    return " ".join(what.split()), " ".join(remedy.split())
+
+
+def _errors(language: str) -> str:
+    tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    rows = [
+        [f"`{cls.__name__}`", ", ".join(f"`{base.__name__}`" for base in cls.__bases__), *described(cls)]
+        for cls in error_classes()
+    ]
+    codes = [[str(int(code)), f"`{code.name}`", CODES.get(code, "")] for code in ResponseCode]
+    if language == "zh":
+        heads = (["错误", "上级", "含义", "处理办法"], ["代码", "名称", "处理办法"])
+        texts = (
+            "`gantrymq.errors` 中的所有错误都是 `GantryError`：",
+            "## 错误类",
+            "## 响应码",
+            "`BrokerError.code` 的取值：",
+        )
+    else:
+        heads = (["error", "is a", "what it means", "remedy"], ["code", "name", "remedy"])
+        texts = (
+            "All errors are a `GantryError` of `gantrymq.errors`:",
+            "## Classes",
+            "## Codes of answers",
+            "What `BrokerError.code` may be:",
+        )
+    return (
+        f"{texts[0]}\n\n```text\n{tree}\n```\n\n{texts[1]}\n\n{_table(heads[0], rows)}\n"
+        f"{texts[2]}\n\n{texts[3]}\n\n{_table(heads[1], codes)}"
+    )
