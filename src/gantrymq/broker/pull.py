@@ -95,8 +95,13 @@ class Pulling(Part):
             steps = self._pull_filtered(connection, request, header, queue, group, expression)
             return self._long_requests.run(connection, request, steps)
         wanted = self._wanted(header, group)
-        self._commit(header)
-        return self._answer_or_hold(connection, request, header, queue, wanted, self._get(queue, header, wanted), group)
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(header)
+        result = self._get(queue, header, wanted)
+        if result.status is GetStatus.FOUND:
+            # The hot path.
+            return self._answer(request, ResponseCode.SUCCESS, result, group)
+        return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
         """The SQL92 expression by which a pull is filtered, which takes its time; None for tags."""
@@ -112,7 +117,7 @@ class Pulling(Part):
         return self._filters.of_group(group, header.topic, header.sub_version)
 
     def _commit(self, header: PullMessageRequestHeader) -> None:
-        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+        if header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
 
     def _pull_filtered(
@@ -127,7 +132,8 @@ class Pulling(Part):
         """As `pull`, some milliseconds at a time."""
         yield from compiling(expression)
         wanted = self._wanted(header, group)
-        self._commit(header)
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(header)
         result = yield from self._get_filtered(connection, queue, header, wanted)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 

