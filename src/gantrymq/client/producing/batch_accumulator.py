@@ -85,8 +85,8 @@ class BatchAccumulator:
     def add(self, key: BatchKey, part: Outgoing, timeout_ms: int) -> asyncio.Future[SendResult]:
         """Puts a message into a batch; the future is its own result, or the error of the whole batch.
 
-        A batch's time is the longest of its messages', from when it is sent. It isn't sent at all when nothing was
-        answered for so long while it waited.
+        A batch's time is the longest of its messages', from when it is sent. It isn't sent at all when MAX_UNDER_WAY
+        others were, and none of them was answered for so long.
         """
         size = len(part[1]) + len(part[2]) + _OVERHEAD
         batch = self._open.get(key)
@@ -142,8 +142,10 @@ class BatchAccumulator:
 
     async def _run(self, batch: _Batch, begun: float) -> None:
         try:
+            # Who needn't wait is sent, however long this loop was busy with other things.
+            has_to_wait = self._slots.locked()
             async with self._slots:
-                if self._loop.time() - max(begun, self._answered) > batch.timeout_ms / 1000:
+                if has_to_wait and self._loop.time() - max(begun, self._answered) >= batch.timeout_ms / 1000:
                     topic = batch.key[0]
                     raise RequestTimeout(
                         f"no batch to {topic} was answered in {batch.timeout_ms} ms, this waited", topic
