@@ -20,7 +20,8 @@ from typing import Any, Self, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
-from gantrymq.client.consuming.consumer_base import GroupConsumer
+from gantrymq.client.consuming.assignment import WAIT_MS, Health
+from gantrymq.client.consuming.consumer_base import GroupConsumer, PullingConsumer
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
@@ -42,9 +43,9 @@ def _documented_by(asynchronous: type) -> Callable[[S], S]:
     """Gives methods that do what those of the asynchronous class do, and wait, their words."""
 
     def document(synchronous: S) -> S:
-        for name, method in vars(synchronous).items():
-            if not name.startswith("_") and callable(method) and not method.__doc__:
-                method.__doc__ = inspect.getdoc(getattr(asynchronous, name))
+        for name, member in vars(synchronous).items():
+            if not name.startswith("_") and (callable(member) or isinstance(member, property)) and not member.__doc__:
+                member.__doc__ = inspect.getdoc(getattr(asynchronous, name))
         return synchronous
 
     return document
@@ -241,7 +242,33 @@ class _SyncConsumer(_Sync):
         return change() if self._thread is None else self._wait(work())
 
 
-class SyncPushConsumer(_SyncConsumer):
+@_documented_by(PullingConsumer)
+class _SyncPullingConsumer(_SyncConsumer):
+    """A consumer that has queues.
+
+    Its `on_assigned` and `on_revoked` are called in threads, if they are plain functions: they may call this consumer.
+    """
+
+    def __init__(self, consumer: PullingConsumer) -> None:
+        super().__init__(consumer)
+        self._pulling = consumer
+        consumer.tell_in_threads()
+
+    @property
+    def assignment(self) -> set[MessageQueue]:
+        return self._in_loop(lambda: self._pulling.assignment)
+
+    def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
+        return self._wait(self._pulling.wait_assigned(timeout_ms))
+
+    def health(self) -> Health:
+        return self._in_loop(self._pulling.health)
+
+    def lag(self) -> dict[MessageQueue, int]:
+        return self._in_loop(self._pulling.lag)
+
+
+class SyncPushConsumer(_SyncPullingConsumer):
     """A `PushConsumer`, `consumer`, that works between `start` and `close`; its handler should be a plain function."""
 
     def __init__(self, consumer: PushConsumer) -> None:
@@ -269,7 +296,7 @@ class SyncSimpleConsumer(_SyncConsumer):
 
 
 @_documented_by(LitePullConsumer)
-class SyncLitePullConsumer(_SyncConsumer):
+class SyncLitePullConsumer(_SyncPullingConsumer):
     """A `LitePullConsumer`, `consumer`, to be called without `await`: `for message in consumer`."""
 
     def __init__(self, consumer: LitePullConsumer) -> None:
@@ -303,6 +330,10 @@ class SyncLitePullConsumer(_SyncConsumer):
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         self._in_loop(lambda: self._consumer.resume(queues))
+
+    @property
+    def paused(self) -> set[MessageQueue]:
+        return self._in_loop(lambda: self._consumer.paused)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         self._wait(self._consumer.seek(queue, offset))

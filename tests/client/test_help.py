@@ -11,32 +11,20 @@ import pytest
 
 import gantrymq
 
-PUBLIC: dict[str, Any] = {
-    name: getattr(gantrymq, name)
-    for name in (
-        "AclHook",
-        "AdminClient",
-        "CompressionType",
-        "LocalTransactionState",
-        "Message",
-        "MessageQueue",
-        "Producer",
-        "SendContext",
-        "SendResult",
-        "SendStatus",
-        "SyncLitePullConsumer",
-        "SyncProducer",
-        "SyncPushConsumer",
-        "SyncSimpleConsumer",
-        "SyncTransactionProducer",
-        "TransactionListener",
-        "TransactionProducer",
-        "TransactionSendResult",
-        "reply_message",
-        "select_by_hash",
-        "select_by_machine_room",
-        "select_randomly",
-    )
+#: Constants have no documentation of their own.
+PUBLIC: dict[str, Any] = {name: thing for name in gantrymq.__all__ if callable(thing := getattr(gantrymq, name))}
+
+#: What only programs with an event loop need: parts of the client, futures, and what subclasses use.
+FOR_ASYNCIO = {
+    "client",
+    "enqueue",
+    "greet_brokers_of",
+    "handlers",
+    "next_unique_key",
+    "send_alone",
+    "sender",
+    "tell_in_threads",
+    "with_namespace",
 }
 
 
@@ -84,6 +72,16 @@ def gaps(name: str, thing: Any) -> Iterator[str]:
         known = words(document, own.__doc__, *(base.__doc__ for base in thing.__mro__ if is_ours(base)))
         yield from (f"{name}({argument})" for argument in arguments(own) if argument not in known)
     yield from (f"{name}.{member_name}" for member_name, member in members(thing) if not inspect.getdoc(member))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in PUBLIC if f"Sync{name}" in PUBLIC))
+def test_the_synchronous_face_has_the_same(name: str) -> None:
+    theirs = dict(members(PUBLIC[f"Sync{name}"]))
+    assert {member_name for member_name, _ in members(PUBLIC[name])} - theirs.keys() - FOR_ASYNCIO == set()
+    for member_name, member in members(PUBLIC[name]):
+        same = theirs.get(member_name)
+        if inspect.isfunction(member) and inspect.isfunction(same) and member_name not in ("start", "close"):
+            assert arguments(same) == arguments(member), member_name
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))

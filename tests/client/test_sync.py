@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import wait_until
 
+from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -19,7 +20,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, ThreadDied
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
 
 
@@ -64,6 +65,53 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
         lite.seek_to_begin(queues[2])
         assert lite.poll()
     assert bodies == {b"%d" % n for n in range(1, 21)}
+
+
+def test_consumers_tell_how_they_are(name_server: str, topic: str, unique: str) -> None:
+    lite = SyncLitePullConsumer(LitePullConsumer(name_server, f"{unique}_lite"))
+    push = SyncPushConsumer(PushConsumer(name_server, f"{unique}_push", lambda message: None))
+    for consumer in (lite, push):
+        consumer.subscribe(topic)
+        assert not consumer.health().is_open
+        assert not consumer.assignment
+        # On another event loop each time.
+        for _ in range(2):
+            with consumer:
+                queues = consumer.wait_assigned()
+                assert len(queues) == 4
+                assert queues <= consumer.assignment
+                wait_until(lambda consumer=consumer: consumer.health().is_ready)  # type: ignore[misc]
+                assert consumer.lag().keys() >= queues
+    with lite:
+        queues = lite.wait_assigned()
+        lite.pause(queues)
+        assert lite.paused == queues
+
+
+def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: str, unique: str) -> None:
+    """In the client's own thread it would wait for itself."""
+    with SyncProducer(Producer(name_server, "producers")) as producer:
+        for number in range(8):
+            producer.send(Message(topic, b"%d" % number))
+    told: list[str] = []
+
+    def to_begin(queues: set[MessageQueue]) -> None:
+        for queue in queues:
+            consumer.seek_to_begin(queue)
+        told.append("assigned")
+
+    def revoked(queues: set[MessageQueue]) -> None:
+        told.append("revoked")
+
+    inner = LitePullConsumer(
+        name_server, unique, consume_from_where=CONSUME_FROM_END, on_assigned=to_begin, on_revoked=revoked
+    )
+    inner.subscribe(topic)
+    consumer = SyncLitePullConsumer(inner)
+    with consumer:
+        bodies: set[bytes] = set()
+        wait_until(lambda: bodies.update(message.body for message in consumer.poll(200)) or len(bodies) == 8)
+    assert told == ["assigned", "revoked"]
 
 
 def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> None:

@@ -138,7 +138,10 @@ class _Packed:
 
 
 class MessageExt(Message):
-    """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch."""
+    """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch.
+
+    Made from the `record` of a broker, `broker_name`; no body is decompressed to more than `max_body_size` bytes.
+    """
 
     __slots__ = (
         "_body",
@@ -314,6 +317,7 @@ class MessageExt(Message):
 
     @property
     def message_queue(self) -> MessageQueue:
+        """The queue that it was in."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 

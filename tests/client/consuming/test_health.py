@@ -19,7 +19,7 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerError, ClientError, NoRouteInfo, RemotingError
+from gantrymq.errors import BrokerError, ClientClosed, ClientError, NoRouteInfo, RemotingError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -135,6 +135,35 @@ async def test_a_topic_that_comes_later_is_waited_for(name_server: str, producer
         queues = await consumer.wait_assigned()
         assert {queue.topic for queue in queues} == {unique}
         await until(lambda: inbox.messages)
+
+
+@pytest.mark.parametrize("kind", ["push", "lite"])
+async def test_the_close_ends_the_wait_for_queues(kind: str, name_server: str, unique: str) -> None:
+    """It went on for its 30 s, and then blamed others."""
+    consumer = subscribed(kind, name_server, topic=unique)
+    with pytest.raises(ClientClosed):
+        await consumer.wait_assigned()
+    async with consumer:
+        waiting = [asyncio.ensure_future(consumer.wait_assigned()) for _ in range(2)]
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ClientClosed, ClientClosed]
+
+
+@pytest.mark.parametrize("kind", ["push", "lite"])
+def test_waits_for_queues_in_each_life(kind: str, name_server: str, unique: str) -> None:
+    """The second one is on another event loop."""
+
+    async def live() -> None:
+        async with consumer:
+            for _ in range(2):
+                with pytest.raises(ClientError, match="no queue in 50 ms"):
+                    await consumer.wait_assigned(50)
+
+    consumer = subscribed(kind, name_server, topic=unique)
+    for _ in range(2):
+        asyncio.run(live())
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])

@@ -62,31 +62,51 @@ class Assignment:
         self._user_queue = user_queue
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._changed = asyncio.Event()
+        #: One for each who waits: a consumer may live again, on another event loop.
+        self._waiting: set[asyncio.Event] = set()
+        self._threads = False
+
+    def tell_in_threads(self) -> None:
+        """Has plain callbacks called in threads, where they may wait for what the event loop does."""
+        self._threads = True
 
     async def assigned(self, queues: Collection[MessageQueue]) -> None:
         """Queues that are read from now on."""
-        self._changed.set()
+        self.wake()
         await self._tell(self._on_assigned, queues)
 
     async def revoked(self, queues: Collection[MessageQueue]) -> None:
         """Queues that are given up, or were."""
         await self._tell(self._on_revoked, queues)
 
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        for changed in self._waiting:
+            changed.set()
+
     async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_ms: int) -> set[MessageQueue]:
-        """The user's queues, as soon as there are some. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_ms / 1000):
-            while not (found := of_user(queues())):
-                self._changed.clear()
-                await self._changed.wait()
+        """The user's queues, as soon as there are some. Raises TimeoutError, and what `queues` raises."""
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not (found := of_user(queues())):
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            self._waiting.discard(changed)
         return found
 
     async def _tell(self, callback: QueuesCallback | None, queues: Collection[MessageQueue]) -> None:
         told = of_user(queues)
         if callback is None or not told:
             return
+        shown = {self._user_queue(queue) for queue in told}
         try:
-            result = callback({self._user_queue(queue) for queue in told})
+            if self._threads and not inspect.iscoroutinefunction(callback):
+                result = await asyncio.to_thread(callback, shown)
+            else:
+                result = callback(shown)
             if inspect.isawaitable(result):
                 await result
         except Exception:

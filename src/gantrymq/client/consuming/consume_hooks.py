@@ -29,7 +29,10 @@ class ConsumeReturnType(IntEnum):
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """One message in its handler. `return_type` and `error` are set after it; `attributes` are free for the hooks."""
+    """One message in the handler of a consumer: of `group`, known to brokers as `client_id`.
+
+    `return_type` and `error` are set after it; `attributes` are free for the hooks.
+    """
 
     group: str
     message: MessageExt
@@ -42,9 +45,11 @@ class ConsumeContext:
 class ConsumeHook(Protocol):
     """Called where the handler is called: in its task, or in its thread. What a hook raises fails the message."""
 
-    def before(self, context: ConsumeContext) -> None: ...
+    def before(self, context: ConsumeContext) -> None:
+        """Called before the handler."""
 
-    def after(self, context: ConsumeContext) -> None: ...
+    def after(self, context: ConsumeContext) -> None:
+        """Called after it, whatever it did."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -192,12 +192,30 @@ class PullingConsumer(GroupConsumer):
         """The queues that this consumer reads now."""
 
     async def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
-        """Waits until there are queues to read, and returns them. Raises ClientError when none come in that time."""
-        self._check_open()
+        """Waits until there are queues to read, and returns them. Raises ClientError when none come in that time.
+
+        Raises ClientClosed before the start, and when the consumer is closed meanwhile.
+        """
         try:
-            return await self._assigned.wait(lambda: self.assignment, timeout_ms)
+            return await self._assigned.wait(self._checked_assignment, timeout_ms)
         except TimeoutError:
             raise not_assigned(self.group, timeout_ms, self._troubles.last) from None
+
+    def _checked_assignment(self) -> set[MessageQueue]:
+        self._check_open()
+        return self.assignment
+
+    def tell_in_threads(self) -> None:
+        """Has `on_assigned` and `on_revoked` called in threads, if they are plain functions."""
+        self._assigned.tell_in_threads()
+
+    @abstractmethod
+    def health(self) -> Health:
+        """How this consumer is: its queues, their lag and last pulls, and the last error."""
+
+    @abstractmethod
+    def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each pulled queue are stored and not yet consumed, as of the last pull."""
 
     def _health(self, queues: AssignedQueues | None) -> Health:
         held = [] if queues is None else queues.process_queues

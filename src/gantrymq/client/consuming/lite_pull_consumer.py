@@ -61,6 +61,17 @@ class LitePullConsumer(PullingConsumer):
         async with consumer:
             async for message in consumer:
                 ...
+
+    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them;
+    `namespace` is put before topics and the group. A group that has no offset of a queue begins as
+    `consume_from_where` and `consume_timestamp_ms` (since the epoch) say; `pull_batch_size` messages are pulled at a
+    time, `flow_limits` says how many wait here, and `allocate` which queues of a topic are whose in the group.
+    Offsets of `broadcasting` are kept in `offset_directory`, by `instance_name`. Reading the `body` of a message that
+    doesn't decompress, or to more than `max_body_size` bytes, raises CompressionError.
+
+    `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and
+    `on_revoked` with the queues that come and go. `receive_hooks` are called after each `poll`, `hooks` around
+    requests; with an `ssl_context` connections are encrypted.
     """
 
     def __init__(
@@ -147,8 +158,9 @@ class LitePullConsumer(PullingConsumer):
             share = self._share(client, queues.assign)
             rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
             stack.push_async_callback(rebalancer.stop)
-        # Whoever waits for messages waits in vain from now on.
+        # Whoever waits for messages or queues waits in vain from now on.
         stack.callback(self._arrived)
+        stack.callback(self._assigned.wake)
         self._parts = _Parts(client, queues, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues))
         client.start()

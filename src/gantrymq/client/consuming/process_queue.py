@@ -12,14 +12,17 @@ from gantrymq.protocol.message import MessageExt, MessageQueue
 
 @dataclass(slots=True, frozen=True)
 class FlowLimits:
-    """How much of one queue a consumer holds before it stops pulling (`DefaultMQPushConsumer`)."""
+    """How much of one queue a consumer holds before it stops pulling (`DefaultMQPushConsumer`).
+
+    `max_bytes` are those of records as they are stored: bodies may be compressed. `max_span` is the distance between
+    the oldest and the newest of `max_messages`, in queue offsets; consumers that handle a queue in order have none.
+    """
 
     #: pullThresholdForQueue.
     max_messages: int = 1000
-    #: pullThresholdSizeForQueue; of records as they are stored, bodies may be compressed.
+    #: pullThresholdSizeForQueue.
     max_bytes: int = 100 * 1024 * 1024
-    #: consumeConcurrentlyMaxSpan: the distance between the oldest and the newest message's queue offsets. Consumers
-    #: that handle a queue in order have none.
+    #: consumeConcurrentlyMaxSpan.
     max_span: int = 2000
 
 

@@ -96,8 +96,13 @@ class PushConsumer(PullingConsumer):
     `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and
     `on_revoked` with the queues that come and go, `on_statistics` every 10 s with each topic's `ConsumeStatus`.
 
+    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them;
+    `namespace` is put before topics and the group. A group that has no offset of a queue begins as
+    `consume_from_where` and `consume_timestamp_ms` (since the epoch) say; `pull_batch_size` messages are pulled at a
+    time, `flow_limits` says how many wait here, and `allocate` which queues of a topic are whose in the group.
+
     `enable_trace` has each message's consumption told to `trace_topic`; `consume_hooks` are called around the handler,
-    `hooks` around requests.
+    `hooks` around requests; with an `ssl_context` connections are encrypted.
     """
 
     def __init__(
@@ -230,6 +235,8 @@ class PushConsumer(PullingConsumer):
         rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
         stack.push_async_callback(relay.close)
         stack.push_async_callback(rebalancer.stop)
+        # Whoever waits for queues waits in vain from now on.
+        stack.callback(self._assigned.wake)
         self._parts = _Parts(consumption, queues, popped, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues, popped, locks, consumption.pool, handler))
         client.start()

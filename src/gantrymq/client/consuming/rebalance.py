@@ -18,7 +18,10 @@ AllocateStrategy = Callable[[str, Iterable[str], Iterable[MessageQueue]], list[M
 
 
 def allocate_averagely(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Consecutive queues in equal parts; the first consumers get one more each where it doesn't come out even."""
+    """The share of `client_id`, one of the group's `client_ids`: consecutive queues, in equal parts.
+
+    The first consumers get one more each where it doesn't come out even.
+    """
     consumers = sorted(set(client_ids))
     if client_id not in consumers:
         return []
@@ -30,7 +33,7 @@ def allocate_averagely(client_id: str, client_ids: Iterable[str], queues: Iterab
 
 
 def allocate_by_circle(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The queues dealt out in turn, so that each consumer has some of every broker."""
+    """The share of `client_id`, one of the group's `client_ids`: queues dealt out in turn, some of every broker."""
     consumers = sorted(set(client_ids))
     if client_id not in consumers:
         return []

@@ -42,13 +42,17 @@ RETRY_AFTER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 
 
 @dataclass(slots=True, frozen=True)
 class PopOptions:
-    """How a push consumer pops (`DefaultMQPushConsumer`)."""
+    """How a push consumer pops (`DefaultMQPushConsumer`).
 
-    #: popInvisibleTime: a message comes again that is not handled in this time. 5 s to 300 s.
+    A message that is not handled in `invisible_ms`, 5 s to 300 s, comes again. `batch_size` is the most of one pop, 1
+    to 32; with more than `max_messages` of a queue in hand nothing is popped from it.
+    """
+
+    #: popInvisibleTime.
     invisible_ms: int = 60_000
-    #: popBatchNums: the most messages of one pop, 1 to 32.
+    #: popBatchNums.
     batch_size: int = 32
-    #: popThresholdForQueue: with more messages in hand nothing is popped.
+    #: popThresholdForQueue.
     max_messages: int = 96
 
     def __post_init__(self) -> None:

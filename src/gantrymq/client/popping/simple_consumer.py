@@ -73,6 +73,11 @@ class SimpleConsumer(GroupConsumer):
             for message in await consumer.receive():
                 ...
                 await consumer.ack(message)
+
+    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them;
+    `namespace` is put before topics and the group. A group that has not popped from a queue yet begins as
+    `consume_from_where` says. `on_error` is called with what goes wrong in the background, as often as it is logged,
+    `receive_hooks` after each `receive`, `hooks` around requests; with an `ssl_context` connections are encrypted.
     """
 
     def __init__(

@@ -129,6 +129,7 @@ class TransactionProducer(Producer):
         await super()._open(stack)
         self._checks = Tasks(f"a check of a transaction of group {self.group}")
         self._check_bytes = 0
+        self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
         stack.push_async_callback(self._checks.stop)
 
     def _half_message(self, message: Message) -> Message:
