@@ -41,6 +41,7 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("google.protobuf", "from gantrymq.codecs import ProtobufCodec", "protobuf"),
         ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
         ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),
+        ("kombu", "import gantrymq.integrations.celery", "celery"),
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
