@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
 
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.message import Message
 from gantrymq.spark.options import READ_OPTIONS, WRITE_OPTIONS
 from gantrymq.spark.row_messages import COLUMNS
 from gantrymq.spark.store.options import STORE_OPTIONS
@@ -40,13 +43,26 @@ def test_links_lead_somewhere() -> None:
             assert (Path(__file__).parent.parent.parent / "docs" / target).exists(), target
 
 
+def send_json(name_server: str) -> None:
+    """One order and one body that is none."""
+
+    async def send() -> None:
+        async with Producer(name_server, "orders") as producer:
+            order = b'{"id": 1, "at": "2026-01-31T12:00:00Z", "items": [{"name": "tea", "count": 2}]}'
+            await producer.send(Message("json-orders", order))
+            await producer.send(Message("json-orders", b"tea"))
+
+    asyncio.run(send())
+
+
 @pytest.mark.spark
 def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
     """One after the other, as a reader would; the first one's session is the test's."""
     snippets = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
-    assert len(snippets) == 6
+    assert len(snippets) == 7
     with EmbeddedCluster(directory=tmp_path) as cluster:
         send_numbers(cluster, "orders", range(200))
+        send_json(cluster.name_server)
         names: dict[str, object] = {}
         for snippet in snippets:
             code = snippet.replace("127.0.0.1:9876", cluster.name_server).replace("/data/", f"{tmp_path}/")

@@ -37,7 +37,7 @@ def test_defaults_follow_the_kind_of_read() -> None:
     [
         ("subscirbe", "did you mean 'subscribe'"),
         ("startingoffset", "did you mean 'startingOffsets'"),
-        ("kafka.bootstrap.servers", "there are accessKey, assign, checkCrc"),
+        ("kafka.bootstrap.servers", "there are accessKey, assign, bodyFormat"),
         ("topic", "no meaning in a read"),
     ],
 )

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from gantrymq.errors import ConfigError
+from gantrymq.spark.bodies.body_format import VALUE, BodyOptions
 from gantrymq.spark.versions import to_arrow_schema
 
 #: The columns of a read, as `arrow_records.ARROW_TYPES` makes them.
@@ -39,20 +40,44 @@ COLUMNS: dict[str, DataType] = {
 
 
 def default_schema(
-    *, include_properties: bool, include_body_error: bool, property_columns: Iterable[str] = ()
-) -> StructType:
-    """What a read has when no schema is asked for."""
-    is_there = {"properties": include_properties, "bodyError": include_body_error}
+    *,
+    include_properties: bool,
+    include_body_error: bool,
+    property_columns: Iterable[str] = (),
+    body: BodyOptions | None = None,
+) -> StructType | str:
+    """What a read has when no schema is asked for: DDL where the options have a schema as DDL, which only Spark reads.
+
+    A body that is read as a value is there besides when the value may be missing. Raises ConfigError.
+    """
+    is_there = {
+        "properties": include_properties,
+        "bodyError": include_body_error,
+        "body": body is None or include_body_error,
+    }
     kinds = COLUMNS | dict.fromkeys(property_columns, StringType())
-    return StructType([StructField(name, kind) for name, kind in kinds.items() if is_there.get(name, True)])
+    columns = {name: kind for name, kind in kinds.items() if is_there.get(name, True)}
+    value = None if body is None else body.column_type()
+    if isinstance(value, str):
+        quoted = [f"`{name.replace('`', '``')}` {kind.simpleString()}" for name, kind in columns.items()]
+        return ", ".join([*quoted, f"{VALUE} {value}"])
+    if value is not None:
+        columns[VALUE] = value
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def arrow_schema(schema: StructType, property_columns: Iterable[str] = ()) -> pa.Schema:
-    """`property_columns` are columns besides, of single properties.
+def arrow_schema(
+    schema: StructType, property_columns: Iterable[str] = (), body: BodyOptions | None = None
+) -> pa.Schema:
+    """`property_columns` are columns besides, of single properties, and so is the value of a `body`.
 
     Raises ConfigError for a column that no read has, that comes twice, or is of another type.
     """
     kinds = COLUMNS | dict.fromkeys(property_columns, StringType())
+    if body is not None:
+        if VALUE in property_columns:
+            raise ConfigError(f"option propertyColumns: {VALUE!r} is the column of bodies with bodyFormat")
+        kinds[VALUE] = body.type_of(next((field.dataType for field in schema.fields if field.name == VALUE), None))
     seen: set[str] = set()
     for field in schema.fields:
         kind = kinds.get(field.name)
@@ -71,4 +96,8 @@ def arrow_schema(schema: StructType, property_columns: Iterable[str] = ()) -> pa
             raise ConfigError(f"column {field.name} is not null in the schema: leave that out, as messages may lack it")
     if not schema.fields:
         raise ConfigError("a rocketmq read needs at least one column")
-    return to_arrow_schema(schema)
+    columns = to_arrow_schema(schema)
+    if body is not None and VALUE in columns.names:
+        # What its format has nothing for is refused here, before a task meets it.
+        body.decoder(columns.field(VALUE).type)
+    return columns

@@ -33,22 +33,23 @@ class RocketMQDataSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         options = ReadOptions.parse(self.options)
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
             property_columns=options.property_columns,
+            body=options.body,
         )
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns))
+        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns, options.body))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else OlderStreamReader
         options = ReadOptions.parse(self.options, streaming=True)
-        return reader(options, arrow_schema(schema, options.property_columns))
+        return reader(options, arrow_schema(schema, options.property_columns, options.body))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = WriteOptions.parse(self.options)
@@ -66,7 +67,7 @@ class RocketMQPushdownDataSource(RocketMQDataSource):
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQPushdownReader(options, arrow_schema(schema, options.property_columns))
+        return RocketMQPushdownReader(options, arrow_schema(schema, options.property_columns, options.body))
 
 
 def register(spark: SparkSession) -> None:

@@ -110,19 +110,19 @@ class Values:
         if (access_key is None) != (secret_key is None) or (token is not None and access_key is None):
             raise ConfigError("options accessKey and secretKey go together, and securityToken only with them")
 
-        def path(name: str) -> Path | None:
-            text = self.get(name)
-            return None if text is None else Path(text)
-
         tls = TlsConfig(
             tls_enable=self.flag("tls.enable", False),
             tls_client_auth_server=self.flag("tls.client.authServer", False),
             tls_client_check_server_name=self.flag("tls.client.checkServerName", True),
-            tls_client_trust_cert_path=path("tls.client.trustCertPath"),
-            tls_client_cert_path=path("tls.client.certPath"),
-            tls_client_key_path=path("tls.client.keyPath"),
+            tls_client_trust_cert_path=self.path("tls.client.trustCertPath"),
+            tls_client_cert_path=self.path("tls.client.certPath"),
+            tls_client_key_path=self.path("tls.client.keyPath"),
         )
         return Security(access_key, secret_key, token, tls)
+
+    def path(self, name: str) -> Path | None:
+        text = self.get(name)
+        return None if text is None else Path(text)
 
     def number(self, name: str, default: int | None, least: int) -> int | None:
         text = self.get(name)

@@ -14,6 +14,7 @@ from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
+from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary
 from gantrymq.spark.option_values import Values, checked_sql92, checked_tags, expected_brokers, kept_properties
 from gantrymq.spark.record_batches import CorruptBodies
@@ -67,6 +68,7 @@ READ_OPTIONS = (
     "propertyColumns",
     "checkCrc",
     "corruptBodies",
+    *BODY_OPTIONS,
     *_SECURITY,
 )
 WRITE_OPTIONS = (*_BOTH, "topic", "keepProperties", "transactional", "transactionTimeoutMs", *_SECURITY)
@@ -116,6 +118,8 @@ class ReadOptions:
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
     corruptBodies           fail (default): a body that doesn't inflate or has another CRC32 is an error, which names
                             the message; null: its row has a null body, and what is wrong in the column `bodyError`
+    bodyFormat, bodySchema, bodySchemaFile      as `bodies.body_format.BodyOptions` has them: bodies as the column
+                            `value`. corruptBodies holds for bodies that aren't of their format, too
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
     accessKey, secretKey, securityToken     of the cluster's access control
     tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.checkServerName,
@@ -146,6 +150,7 @@ class ReadOptions:
     property_columns: tuple[str, ...] = ()
     check_crc: bool = True
     corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
+    body: BodyOptions | None = None
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
     security: Security = field(default_factory=Security)
 
@@ -191,6 +196,7 @@ class ReadOptions:
             values.property_columns(),
             values.flag("checkCrc", True),
             values.corrupt_bodies(),
+            BodyOptions.parse(values),
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
             values.security(),
         )

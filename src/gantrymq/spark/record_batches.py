@@ -14,8 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantrymq.errors import CompressionError, RecordError
+from gantrymq.errors import CodecError, CompressionError, RecordError
 from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, PulledRecords
+from gantrymq.spark.bodies.body_format import VALUE, BodyOptions
+from gantrymq.spark.bodies.decoding import ValueDecoder
 
 #: A batch is full with so many bytes of bodies; the last one may be as large as `compression.MAX_DECOMPRESSED_SIZE`.
 INFLATED_BYTES = 16 * 1024 * 1024
@@ -26,6 +28,13 @@ class CorruptBodies(StrEnum):
 
     FAIL = "fail"
     NULL = "null"
+
+
+def value_decoder(body: BodyOptions | None, columns: pa.Schema) -> ValueDecoder | None:
+    """For the column of values, where one is wanted."""
+    if body is None or VALUE not in columns.names:
+        return None
+    return body.decoder(columns.field(VALUE).type)
 
 
 def pulled_records(buffer: bytes, corrupt: CorruptBodies, *, check_crc: bool) -> PulledRecords:
@@ -40,17 +49,20 @@ def record_batches(
     broker_name: str | None,
     wanted: pa.Array | None,
     corrupt: CorruptBodies,
+    values: ValueDecoder | None = None,
     *,
     check_crc: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The `wanted` rows (booleans, None for all) in batches, none of them empty.
 
-    `topic` is None where the records say it themselves. Raises CompressionError, which names the message.
+    `topic` is None where the records say it themselves; `values` makes the column VALUE of the bodies. Raises
+    CompressionError, and CodecError for a body that has no value, which name the message.
     """
     count = len(records) if wanted is None else pc.sum(wanted).as_py() or 0
     if not count:
         return
-    others = [name for name in columns.names if name not in (BODY, BODY_ERROR)]
+    of_bodies = (BODY, BODY_ERROR) if values is None else (BODY, BODY_ERROR, VALUE)
+    others = [name for name in columns.names if name not in of_bodies]
     arrays = dict(zip(others, records.columns(others, topic, broker_name), strict=True))
     if wanted is not None:
         arrays = {name: array.filter(wanted) for name, array in arrays.items()}
@@ -58,7 +70,7 @@ def record_batches(
         yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
         return
     wrong_crc = records.has_wrong_crc() if check_crc and corrupt is CorruptBodies.NULL else None
-    if not records.has_compressed and (wrong_crc is None or not wrong_crc.any()):
+    if values is None and not records.has_compressed and (wrong_crc is None or not wrong_crc.any()):
         bodies = records.stored_bodies()
         arrays[BODY] = bodies if wanted is None else bodies.filter(wanted)
         arrays[BODY_ERROR] = pa.nulls(count, ARROW_TYPES[BODY_ERROR])
@@ -67,6 +79,12 @@ def record_batches(
     numbers = np.arange(len(records)) if wanted is None else np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
     for start, bodies, errors in _in_pieces(records, numbers, wrong_crc, corrupt):
         piece = {name: array.slice(start, len(bodies)) for name, array in arrays.items()}
+        if values is not None:
+            piece[VALUE], wrong = values.decode(bodies)
+            for place, error in wrong.items():
+                if corrupt is CorruptBodies.FAIL:
+                    raise CodecError(_told(records, int(numbers[start + place]), error))
+                errors[place] = error
         piece[BODY] = pa.array(bodies, ARROW_TYPES[BODY])
         piece[BODY_ERROR] = pa.array(errors, ARROW_TYPES[BODY_ERROR])
         yield pa.RecordBatch.from_arrays([piece[name] for name in columns.names], schema=columns)
@@ -90,10 +108,7 @@ def _in_pieces(
             body = records.body(i)
         except (CompressionError, RecordError) as e:
             if corrupt is CorruptBodies.FAIL:
-                raise CompressionError(
-                    f"offset {records.queue_offsets[i]} of queue {records.queue_ids[i]}: {e}; "
-                    'option("corruptBodies", "null") reads a null instead'
-                ) from e
+                raise CompressionError(_told(records, i, str(e))) from e
             error = str(e)
         bodies.append(body)
         errors.append(error)
@@ -103,3 +118,10 @@ def _in_pieces(
             bodies, errors, size, start = [], [], 0, n + 1
     if bodies:
         yield start, bodies, errors
+
+
+def _told(records: PulledRecords, i: int, problem: str) -> str:
+    return (
+        f"offset {records.queue_offsets[i]} of queue {records.queue_ids[i]}: {problem}; "
+        'option("corruptBodies", "null") reads a null instead'
+    )

@@ -8,22 +8,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantrymq.errors import ProtocolError
+from gantrymq.errors import CodecError, ProtocolError
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
-from gantrymq.spark.record_batches import pulled_records, record_batches
+from gantrymq.spark.record_batches import pulled_records, record_batches, value_decoder
 from gantrymq.spark.row_messages import GANTRY_ID
 
 
 def read_ranges(ranges: Sequence[OffsetRange], options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of `ranges`, in order. Raises DataLost, ProtocolError for what can't be decoded, which names it."""
+    """The rows of `ranges`, in order. Raises DataLost, and a ProtocolError or CodecError that names what is wrong."""
     rows = _Rows(options, columns)
     for pulled in pull_batches(ranges, options):
         try:
             yield from rows.decode(pulled)
-        except ProtocolError as e:
+        except (CodecError, ProtocolError) as e:
             raise type(e)(f"in {OffsetRange(*pulled[:3])}: {e}") from e
 
 
@@ -32,6 +32,7 @@ class _Rows:
         self._options = options
         self._columns = columns
         self._tags = None if options.tags is None else pa.array(SubscriptionData.parse("", options.tags).tags_set)
+        self._values = value_decoder(options.body, columns)
         self._seen: set[str] = set()
 
     def decode(self, pulled: PulledBatch) -> Iterator[pa.RecordBatch]:
@@ -64,6 +65,7 @@ class _Rows:
             pulled.queue.broker_name,
             keep,
             options.corrupt_bodies,
+            self._values,
             check_crc=options.check_crc,
         )
 

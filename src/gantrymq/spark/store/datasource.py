@@ -53,14 +53,15 @@ class RocketMQStoreDataSource(DataSource):
     def name(cls) -> str:
         return "rocketmq-store"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         options = StoreOptions.parse(self.options)
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
             property_columns=options.property_columns,
+            body=options.body,
         )
 
     def reader(self, schema: StructType) -> RocketMQStoreReader:
         options = StoreOptions.parse(self.options)
-        return RocketMQStoreReader(options, arrow_schema(schema, options.property_columns))
+        return RocketMQStoreReader(options, arrow_schema(schema, options.property_columns, options.body))

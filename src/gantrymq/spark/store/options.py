@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.option_values import Values, comma_list
 from gantrymq.spark.options import DEFAULT_PARTITION_BYTES, READ_OPTIONS, WRITE_OPTIONS
 from gantrymq.spark.record_batches import CorruptBodies
@@ -25,6 +26,7 @@ STORE_OPTIONS = (
     "propertyColumns",
     "checkCrc",
     "corruptBodies",
+    *BODY_OPTIONS,
 )
 
 
@@ -44,6 +46,7 @@ class StoreOptions:
     failOnDataLoss          true (default): fail where the log is damaged; false: warn, go on with the next partition
     includeProperties       true: the default schema has the column `properties`; default false
     checkCrc                true (default): compare each body with its CRC32
+    corruptBodies, bodyFormat, bodySchema, bodySchemaFile       as for topics
     """
 
     path: Path
@@ -58,6 +61,7 @@ class StoreOptions:
     property_columns: tuple[str, ...] = ()
     check_crc: bool = True
     corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
+    body: BodyOptions | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
@@ -81,4 +85,5 @@ class StoreOptions:
             values.property_columns(),
             values.flag("checkCrc", True),
             values.corrupt_bodies(),
+            BodyOptions.parse(values),
         )

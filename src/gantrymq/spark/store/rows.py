@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantrymq.errors import CompressionError, RecordError, StoreError
+from gantrymq.errors import CodecError, CompressionError, RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
 from gantrymq.spark.queues import matches
-from gantrymq.spark.record_batches import pulled_records, record_batches
+from gantrymq.spark.record_batches import pulled_records, record_batches, value_decoder
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
 
@@ -43,8 +43,8 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
                 data, length = _long_record(fd, part, position, data)
             try:
                 yield from rows.decode(data[:length], position)
-            except CompressionError as e:
-                raise CompressionError(f"{part.path} from {position} on: {e}") from e
+            except (CodecError, CompressionError) as e:
+                raise type(e)(f"{part.path} from {position} on: {e}") from e
             except RecordError as e:
                 good = _good_records(data, part.base + position)
                 yield from rows.decode(data[:good], position)
@@ -63,6 +63,7 @@ class _Rows:
         self._part = part
         self._options = options
         self._columns = columns
+        self._values = value_decoder(options.body, columns)
         self._is_wanted: dict[str, bool] = {}
 
     def decode(self, data: bytes, position: int) -> Iterator[pa.RecordBatch]:
@@ -86,6 +87,7 @@ class _Rows:
             options.broker_name,
             wanted,
             options.corrupt_bodies,
+            self._values,
             check_crc=options.check_crc,
         )
 

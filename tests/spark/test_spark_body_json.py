@@ -1,0 +1,122 @@
+"""JSON bodies as values of a type."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.spark.bodies.decoding import ValueDecoder
+from gantrymq.spark.bodies.json_bodies import json_decoder
+
+ITEM = pa.struct([("name", pa.string()), ("count", pa.int32())])
+ORDER = pa.struct(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("total", pa.decimal128(5, 2)),
+        ("paid", pa.bool_()),
+        ("rate", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("data", pa.binary()),
+        ("items", pa.list_(ITEM)),
+        ("labels", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def decoded(kind: pa.DataType, *bodies: bytes | None) -> tuple[list[Any], dict[int, str]]:
+    values, errors = ValueDecoder(json_decoder(kind), kind).decode(bodies)
+    assert values.type == kind
+    return values.to_pylist(), errors
+
+
+def test_every_type() -> None:
+    body = (
+        b'{"id": 7, "total": 12.50, "paid": true, "rate": 3, "at": "2026-01-31T13:00:00+01:00", "day": "2026-01-31",'
+        b'"data": "AAE=", "items": [{"name": "tea", "count": 2, "colour": "green"}, null], "labels": {"a": "b"}}'
+    )
+    (order,), errors = decoded(ORDER, body)
+    assert not errors
+    assert order == {
+        "id": 7,
+        "total": Decimal("12.50"),
+        "paid": True,
+        "rate": 3.0,
+        "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+        "day": date(2026, 1, 31),
+        "data": b"\0\1",
+        "items": [{"name": "tea", "count": 2}, None],
+        "labels": [("a", "b")],
+    }
+
+
+def test_what_is_missing_is_null() -> None:
+    (order, nothing), errors = decoded(ORDER, b'{"id": 1, "items": [{}], "total": null}', None)
+    assert (order["id"], order["items"], order["total"], order["labels"]) == (
+        1,
+        [{"name": None, "count": None}],
+        None,
+        None,
+    )
+    assert nothing is None
+    assert not errors
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b'{"id": 1} 2', "trailing"),
+        (b"null", "Expected `object`"),
+        (b"[1]", "Expected `object`"),
+        (b'{"paid": true}', "missing required field `id`"),
+        (b'{"id": null}', r"Expected `int`.*\$\.id"),
+        (b'{"id": "1"}', r"\$\.id"),
+        (b'{"id": 9223372036854775808}', r"\$\.id"),
+        (b'{"id": 1, "items": [{"count": 2147483648}]}', r"\$\.items\[0\]\.count"),
+        (b'{"id": 1, "at": "yesterday"}', r"\$\.at"),
+        (b'{"id": 1, "data": "?"}', r"\$\.data"),
+        (b'{"id": 1, "labels": {"a": "\xff"}}', "no JSON"),
+        (b'{"id": 1, "total": 1234.5}', "no struct"),
+    ],
+)
+def test_one_bad_body_among_others(body: bytes, problem: str) -> None:
+    values, errors = decoded(ORDER, b'{"id": 1}', body, b'{"id": 3}')
+    assert [value and value["id"] for value in values] == [1, None, 3]
+    assert list(errors) == [1]
+    with pytest.raises(AssertionError, match=problem):
+        raise AssertionError(errors[1])
+
+
+def test_types_that_json_has_nothing_for() -> None:
+    with pytest.raises(ConfigError, match=r"value\.a is duration"):
+        json_decoder(pa.struct([("a", pa.duration("us"))]))
+    with pytest.raises(ConfigError, match="keys of int32"):
+        json_decoder(pa.map_(pa.int32(), pa.string()))
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"name": st.none() | st.text(), "count": st.none() | st.integers(-(2**31), 2**31 - 1)},
+        )
+    )
+)
+def test_what_was_encoded_comes_back(items: list[dict[str, Any]]) -> None:
+    assert decoded(ITEM, *map(encode_json, items)) == (items, {})
+
+
+@given(st.lists(st.binary() | st.none(), max_size=5))
+def test_any_bytes_are_a_value_or_an_error(bodies: list[bytes | None]) -> None:
+    values, errors = decoded(ITEM, *bodies)
+    assert len(values) == len(bodies)
+    assert all((value is None) == (place in errors or bodies[place] is None) for place, value in enumerate(values))
