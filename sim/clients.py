@@ -20,6 +20,7 @@ from sim.history import History, Sent
 from sim.plan import Plan
 from sim.scene import AGAIN_S, Scene
 from sim.system import World
+from sim.watch import Watch
 from sim.workloads import EXTRAS
 
 TOPIC = "orders"
@@ -56,6 +57,9 @@ class Clients:
         self._history = history
         self._names = servers.addresses
         self.scene = Scene(world, plan, history, servers)
+        self.watch = Watch(self.scene)
+        #: What was wrong with the extras when all was over.
+        self.problems: list[str] = []
         #: What this seed has beside the usual.
         self.extras = [EXTRAS[name](self.scene) for name in plan.extras]
         self._setup = Program(world.host("setup", "10.0.8.1"), self._make_topic)
@@ -104,6 +108,17 @@ class Clients:
     def set_up(self) -> None:
         """Makes the topic, so that groups share out its queues before there are messages."""
         self._setup.start()
+        self._watching = self._world.loop.create_task(self.watch.main())
+
+    async def end(self) -> None:
+        """Everybody ends, as told; the servers, too."""
+        self._watching.cancel()
+        # These look into servers that run.
+        self.problems = [problem for extra in self.extras for problem in extra.problems()]
+        self.problems += [
+            f"{type(extra).__name__} has not got to its end" for extra in self.extras if not extra.is_done()
+        ]
+        await self.watch.end_all(self.all)
 
     async def _make_topic(self, program: Program) -> None:
         async with AdminClient(self._names) as admin:
@@ -174,7 +189,9 @@ class Clients:
                 self.scene.stored(name)
             return
         self.scene.ask(Sent(name, TOPIC, asked_at=now))
-        await producer.send(Message(TOPIC, name.encode() + b" " * chance.choice((0, 0, 100, 3000))))
+        body = name.encode() + b" " * chance.choice((0, 0, 100, 3000))
+        self.scene.lengths[name] = len(body)
+        await producer.send(Message(TOPIC, body))
         self.scene.stored(name)
 
     async def _send_ordered(self, producer: TransactionProducer, program: Program, chance: Random) -> None:

@@ -61,6 +61,11 @@ class Program:
     def is_alive(self) -> bool:
         return self.host.process is not None and self.host.process.state is not State.DEAD
 
+    @property
+    def is_ending(self) -> bool:
+        """It was told to."""
+        return self.ending is not None and self.ending.is_set()
+
     def look(self, work: Callable[[], T]) -> T:
         """What `work` finds in this host, as its process would."""
         assert self.host.process is not None
@@ -105,11 +110,16 @@ class Servers:
     def all(self) -> list[Program]:
         return self.name_servers + self.brokers
 
+    def name_servers_looked_into(self) -> Iterator[tuple[Program, NameServer]]:
+        """As `looked_into`."""
+        for program in self.name_servers:
+            if program.is_alive and self._lives.get(program.name) is program.host.process:
+                yield program, self.running_name_servers[program.name]
+
     def looked_into(self) -> Iterator[tuple[Program, Broker]]:
         """The brokers that have started and are not dead."""
         for program in self.brokers:
-            process = program.host.process
-            if process is not None and process.state is not State.DEAD and self._lives.get(program.name) is process:
+            if program.is_alive and self._lives.get(program.name) is program.host.process:
                 yield program, self.running[program.name]
 
     async def _name_server(self, program: Program) -> None:

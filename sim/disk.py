@@ -250,6 +250,8 @@ class Disk:
         self._root = Directory(next(self._numbers))
         self._open: dict[int, Open] = {}
 
+    open_count = property(lambda self: len(self._open), doc="How many descriptors there are.")
+
     # -- descriptors --------------------------------------------------------------------------------------------
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:

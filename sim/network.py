@@ -285,6 +285,8 @@ class End(asyncio.Transport):
         """It has somebody who reads it."""
         self.set_protocol(protocol)
         protocol.connection_made(self)
+        if self._lost:  # Before it was accepted.
+            self._network.loop.call_soon(protocol.connection_lost, None, context=self.context)
         self.peer.out.again()
 
     def accepted_by(self, process: Process | None) -> None:

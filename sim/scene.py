@@ -36,6 +36,9 @@ class Scene:
         #: The topic that each group reads, and what it has had of it.
         self.reads: dict[str, str] = {}
         self.had: dict[str, set[str]] = defaultdict(set)
+        #: How long bodies are, where they are longer than a name; and those that came.
+        self.lengths: dict[str, int] = {}
+        self.received_lengths: dict[str, set[int]] = defaultdict(set)
         #: Groups that have messages more than once without a fault.
         self.rewound: set[str] = set()
         #: Those who may say that a message need not have come: whatever took it was meant to.
@@ -78,6 +81,8 @@ class Scene:
             Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset)
         )
         self.had[group].add(name)
+        if name in self.lengths:
+            self.received_lengths[name].add(len(message.body))
         return name
 
     def lacks(self, group: str) -> list[str]:

@@ -12,7 +12,6 @@ from sim.workloads.base import Workload
 
 #: Keys that may be changed at run time, with values that a cluster must live with.
 _CHOICES = {
-    "flushDiskType": ("SYNC_FLUSH",),
     "flushIntervalCommitLog": ("100", "900"),
     "flushConsumerOffsetInterval": ("1000", "8000"),
     "longPollingEnable": ("true", "false"),

@@ -1,0 +1,33 @@
+"""What must be true of a run, judged by what its clients saw and by the stores at its end.
+
+A new checker is a function that takes the run and yields what is wrong, and its name in `ALL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from sim.checkers import messages, programs
+
+if TYPE_CHECKING:
+    from sim.run import Run
+
+ALL: list[Callable[[Run], Iterator[str]]] = [
+    messages.nothing_is_lost,
+    messages.nothing_is_invented,
+    messages.nothing_is_altered,
+    messages.nothing_is_early,
+    messages.nothing_is_late,
+    messages.orderly_is_in_order,
+    messages.nothing_is_twice,
+    messages.retries_are_few,
+    messages.workloads_are_content,
+    messages.noted_at_once,
+    programs.nobody_is_refused,
+    programs.producers_get_on,
+    programs.everybody_works,
+    programs.nothing_went_unhandled,
+    programs.nothing_was_seen,
+    programs.stores_are_whole,
+]

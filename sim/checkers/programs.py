@@ -1,0 +1,54 @@
+"""What operators may expect of servers and clients: they work, find each other, and leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gantrymq.errors import GantryError
+from gantrymq.store.verify import verify
+from sim.cluster import store_config
+
+if TYPE_CHECKING:
+    from sim.run import Run
+
+
+def nobody_is_refused(run: Run) -> Iterator[str]:
+    """Where nothing goes wrong no call of a client fails."""
+    if not run.plan.faults:
+        yield from (f"without a fault: {problem}" for problem in run.history.errors[:5])
+
+
+def producers_get_on(run: Run) -> Iterator[str]:
+    """When faults are over everybody can send again."""
+    for program in run.clients.producers:
+        if program.name not in run.clients.done:
+            yield f"{program.name} has not sent all of its messages"
+
+
+def nothing_went_unhandled(run: Run) -> Iterator[str]:
+    """No task or callback raised what nobody took."""
+    for context in run.world.loop.unhandled[:5]:
+        yield f"unhandled: {context.get('message')}: {context.get('exception')!r}"
+
+
+def everybody_works(run: Run) -> Iterator[str]:
+    """No server has ended of itself; a client that finds no server when it starts says so, and is started again."""
+    for program in run.servers.all + run.clients.all:
+        is_refused = isinstance(program.failure, GantryError) and program in run.clients.all and run.plan.faults
+        if program.failure is not None and not run.had_disk_faults and not is_refused:
+            yield f"{program.name} ended: {program.failure!r}"
+
+
+def nothing_was_seen(run: Run) -> Iterator[str]:
+    """Neither meanwhile nor at the end: of offsets, jobs, routes, descriptors, memory."""
+    yield from run.clients.watch.problems[:5]
+
+
+def stores_are_whole(run: Run) -> Iterator[str]:
+    """`gantry store verify` finds nothing, after all have ended."""
+    for program in run.servers.brokers:
+        if program.name in run.servers.running:
+            report = program.look(partial(verify, store_config(run.plan)))
+            yield from (f"{program.name}: {problem}" for problem in report.problems[:3])

@@ -1,0 +1,192 @@
+"""Watch: looks into the servers while a run goes on, for what can't be seen at its end; and ends everything in order.
+
+Some things are true at any time (a committed offset doesn't go back by itself), others only of how something changes (a
+job that doesn't run any more is dead), or of what is left of a program when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.repeating import Repeating, Work
+from gantrymq.background.report import JobReport
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from sim.cluster import REGISTER_MS, Program
+from sim.machine import State
+from sim.scene import Scene
+
+#: How often it looks, s.
+_LOOK_S = 2.0
+#: A job whose interval is shorter runs in this time, s; so do these threads.
+_JOBS_S = 20.0
+_OFTEN_S = 5.0
+_THREADS = ("flush the commit log", "flush the consume queues")
+#: A server's connection tells a NameServer at once that it is gone; its other ways take two periods, s.
+PERIODS_S = 2 * REGISTER_MS / 1000
+#: Programs that are told to end have ended after, s.
+_END_S = 60.0
+#: After these a consumer may commit what it knew before others went on, here as in Java.
+_STALE = ("stop", "cut", "slow", "reset")
+#: After these a NameServer can't know whether a broker lives.
+_UNSEEN = ("cut", "slow", "stop", "power")
+
+_Place = tuple[str, str, int]
+
+#: The names of jobs whose interval is short, whatever server they are of.
+_often: set[str] = set(_THREADS)
+_repeating = Jobs.repeating
+
+
+def _noted(jobs: Jobs, name: str, work: Work, interval_s: float = inf, **options: float) -> Repeating:
+    if interval_s <= _OFTEN_S:
+        _often.add(name)
+    return _repeating(jobs, name, work, interval_s, **options)
+
+
+# A report doesn't tell how often its job should run.
+Jobs.repeating = _noted  # type: ignore[method-assign, assignment]
+
+
+class Watch:
+    """Of one run. `problems` is what it found."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.problems: list[str] = []
+        self._scene = scene
+        kinds = {fault.kind for fault in scene.plan.faults}
+        self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
+        self._are_deaths_seen = not kinds & set(_UNSEEN)
+        #: Of each life of a broker: what its groups have committed.
+        self._offsets: dict[str, dict[_Place, int]] = {}
+        #: How often each job of a life had run, at several times.
+        self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
+        #: Since when a NameServer has been wrong about a broker.
+        self._wrong_since: dict[tuple[str, str], float] = {}
+
+    async def main(self) -> None:
+        """Until the run is over."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._look_at_routes()
+            for program, broker in self._scene.servers.looked_into():
+                assert program.host.process is not None
+                if program.host.process.state is State.RUNNING:
+                    life = program.host.process.name
+                    self._look_at_jobs(life, broker.jobs)
+                    if self._are_offsets_sure:
+                        self._look_at_offsets(life, broker.offsets)
+            for program, server in self._scene.servers.name_servers_looked_into():
+                assert program.host.process is not None
+                if program.host.process.state is State.RUNNING:
+                    self._look_at_jobs(program.host.process.name, server.jobs)
+
+    # -- offsets ------------------------------------------------------------------------------------------------
+
+    def _look_at_offsets(self, life: str, offsets: ConsumerOffsets) -> None:
+        known = self._offsets.setdefault(life, {})
+        for group, topic in self._scene.reads.items():
+            if group in self._scene.rewound:
+                continue
+            for queue_id, offset in offsets.queues(group, topic).items():
+                place = group, topic, queue_id
+                if offset < known.get(place, 0):
+                    self.problems.append(
+                        f"at {self._scene.now():.0f} s {group}'s offset of queue {queue_id} of {topic} at {life} "
+                        f"went back from {known[place]} to {offset}"
+                    )
+                known[place] = offset
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def _look_at_jobs(self, life: str, jobs: Iterable[JobReport]) -> None:
+        runs: Counter[str] = Counter()
+        for report in jobs:
+            runs[report.name] += report.runs
+        self._runs.setdefault(life, []).append((self._scene.now(), runs))
+
+    def dead_jobs(self) -> Iterator[str]:
+        """Those that have to run often and haven't at the end, of each life that has lasted until then."""
+        for life, looks in self._runs.items():
+            ended, last = looks[-1]
+            before = next((runs for at, runs in reversed(looks) if at <= ended - _JOBS_S), None)
+            if before is not None and ended > self._scene.now() - 2 * _LOOK_S:
+                for name in sorted(_often & last.keys()):
+                    if last[name] == before[name]:
+                        yield f"{life}: the job {name!r} has not run for {_JOBS_S:.0f} s"
+
+    # -- routes -------------------------------------------------------------------------------------------------
+
+    def _look_at_routes(self) -> None:
+        """Within two periods a NameServer knows who is there and who isn't."""
+        if not self._are_deaths_seen:
+            return
+        servers, now = self._scene.servers, self._scene.now()
+        for name_server, server in servers.name_servers_looked_into():
+            for broker in servers.brokers:
+                key = name_server.name, broker.name
+                is_known = bool(server.table.broker_addresses(broker.name))
+                # As long as it takes to start or to end it may be either.
+                is_right = name_server.is_ending or broker.is_ending or is_known == broker.is_alive
+                since = self._wrong_since.setdefault(key, now)
+                if is_right:
+                    del self._wrong_since[key]
+                elif now > since + PERIODS_S + _LOOK_S:
+                    state = "still has" if is_known else "lacks"
+                    self.problems.append(f"at {now:.0f} s {key[0]} {state} {key[1]}, for {now - since:.0f} s")
+                    self._wrong_since[key] = inf
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def end_all(self, clients: list[Program]) -> None:
+        """Ends clients, then servers, as told; whoever stays, or leaves something, is a problem."""
+        servers = self._scene.servers
+        self.problems += self.dead_jobs()
+        for program, broker in servers.looked_into():
+            self._look_at_failures(program, broker.jobs)
+        for program, server in servers.name_servers_looked_into():
+            self._look_at_failures(program, server.jobs)
+        await self._end(clients)
+        if self._are_deaths_seen:
+            for program, broker in servers.looked_into():
+                self.problems += [
+                    f"{program.name} has {count} {what}, and no client is there"
+                    for what, count in _held(broker).items()
+                    if count
+                ]
+        await self._end(servers.brokers)
+        await self._end(servers.name_servers)
+        for program in servers.all:
+            count = self._scene.world.disks[program.host.address].open_count
+            if count and program.failure is None and not program.is_alive:
+                self.problems.append(f"{program.name} has ended with {count} descriptors open")
+
+    def _look_at_failures(self, program: Program, jobs: Iterable[JobReport]) -> None:
+        for report in jobs:
+            if report.failing_since is not None:
+                self.problems.append(f"{program.name}: the job {report.name!r} fails: {report.last_error!r}")
+
+    async def _end(self, programs: list[Program]) -> None:
+        for program in programs:
+            if program.ending is not None:
+                program.ending.set()
+        deadline = self._scene.now() + _END_S
+        while any(program.is_alive for program in programs) and self._scene.now() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        self.problems += [f"{program.name} doesn't end" for program in programs if program.is_alive]
+
+
+def _held(broker: Broker) -> dict[str, int]:
+    """What a broker keeps for clients that are connected."""
+    server = broker._server
+    answers = server._rooms_for_answers.all
+    return {
+        "long polls": len(broker.polling),
+        "connections": len(server.connections),
+        "requests that wait for an answer": answers.requests,
+        "bytes of answers": answers.bytes,
+    }
