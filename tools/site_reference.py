@@ -134,10 +134,13 @@ class Row(NamedTuple):
 
 def broker_rows(language: str) -> dict[str, Row]:
     """{key of a broker: its row}."""
-    translated = ROOT / "docs" / "zh" / "broker.md"
-    path = translated if language == "zh" and translated.exists() else ROOT / "docs" / "broker.md"
-    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| .*? \| (.*) \|$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {key: Row(default, re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)) for key, default, text in rows}
+    found = {}
+    # A key that nobody has translated yet has its English row.
+    for directory in ("docs", "docs/zh") if language == "zh" else ("docs",):
+        text = (ROOT / directory / "broker.md").read_text(encoding="utf-8")
+        for key, default, meaning in re.findall(r"^\| `([^`]+)` \| (.*?) \| .*? \| (.*) \|$", text, re.MULTILINE):
+            found[key] = Row(default, re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", meaning))
+    return found
 
 
 def _configuration(language: str) -> str:
