@@ -138,6 +138,33 @@ async def test_a_clock_that_was_set_back_costs_no_more_than_that(
         assert [one.body for one in await waiting] == [b"0"]
 
 
+@pytest.mark.parametrize("queue_id", [0, -1])
+@pytest.mark.parametrize("is_notification", [False, True])
+async def test_a_millisecond_that_begins_during_a_try(
+    peer: PopPeer, queue_id: int, is_notification: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue was still blocked for the try, and no more for who was to say when to try again: that was never."""
+    await pop(peer, count=1, invisible_ms=300)
+    real, loop, looked = clock.now_ms, asyncio.get_running_loop(), 0.0
+
+    def ticking() -> int:
+        """Five milliseconds later when it is looked at again in the same turn of the loop."""
+        nonlocal looked
+        is_second, looked = looked == loop.time(), loop.time()
+        return real() + 5 * is_second
+
+    monkeypatch.setattr(clock, "now_ms", ticking)
+    async with asyncio.timeout(8):
+        if is_notification:
+            ask = NotificationRequestHeader(
+                consumer_group=GROUP, topic=TOPIC, queue_id=queue_id, poll_time=15_000, born_time=real(), order=True
+            )
+            answer = await peer.ask(RequestCode.NOTIFICATION, ask, timeout_ms=20_000)
+            assert answer.ext_fields["hasMsg"] == "true"
+        else:
+            assert [one.body for one in await pop(peer, count=1, queue_id=queue_id, poll_ms=15_000)] == [b"0"]
+
+
 async def test_only_the_last_batch_has_times_of_its_own(peer: PopPeer, broker: Broker) -> None:
     (first,) = await pop(peer, count=1)
     other = Popped(first.message, first.handle)

@@ -46,31 +46,32 @@ class PopNotifications:
         request = request.without_content()
         key = (header.topic, header.consumer_group, header.queue_id)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
+        now_ms = clock.now_ms()
         if self._has_message(header, topic):
             return _answer(has_message=True)
 
         def attempt(expired: bool) -> bool:
+            tried_ms = clock.now_ms()
             has_message = not connection.is_closed and self._has_message(header, topic)
             if has_message or expired:
                 connection.reply(request, _answer(has_message=has_message))
             else:
-                self._wake_when_free(header, topic)
+                self._wake_when_free(header, topic, tried_ms)
             return has_message or expired or connection.is_closed
 
-        now_ms = clock.now_ms()
         left_ms = min((header.born_time or now_ms) + header.poll_time - now_ms, header.poll_time, MAX_SUSPEND_MS)
         if left_ms <= 0 or self._waiting.is_stopped:
             return _answer(has_message=False)
         queues = self._queues.watched(topic, header.consumer_group, header.queue_id)
         if self._waiting.hold(key, queues, Waiter(connection, request, self._loop.time() + left_ms / 1000, attempt)):
-            self._wake_when_free(header, topic)
+            self._wake_when_free(header, topic, now_ms)
             return None
         return _answer(has_message=False, polling_full=True)
 
-    def _wake_when_free(self, header: NotificationRequestHeader, topic: TopicConfig) -> None:
+    def _wake_when_free(self, header: NotificationRequestHeader, topic: TopicConfig, tried_ms: int) -> None:
         if header.order:
             key = (header.topic, header.consumer_group, header.queue_id)
-            wake_when_free(self._waiting, self._orderly, key, self._queues.ids(topic, header.queue_id))
+            wake_when_free(self._waiting, self._orderly, key, self._queues.ids(topic, header.queue_id), tried_ms)
 
     def _has_message(self, header: NotificationRequestHeader, topic: TopicConfig) -> bool:
         group = header.consumer_group

@@ -88,10 +88,11 @@ class Popping:
         self, connection: Connection, request: RemotingCommand, header: PopMessageRequestHeader, topic: TopicConfig
     ) -> Reply:
         wanted = self._filter(header)
+        tried_ms = clock.now_ms()
         reply = None if self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
         if reply is not None:
             return reply
-        return self._hold(connection, request, header, topic, wanted)
+        return self._hold(connection, request, header, topic, wanted, tried_ms)
 
     def peek(self, connection: Connection, request: RemotingCommand) -> Reply:
         """What the group would pop next, which it still can."""
@@ -143,6 +144,7 @@ class Popping:
         header: PopMessageRequestHeader,
         topic: TopicConfig,
         wanted: MessageFilter,
+        tried_ms: int,
     ) -> Reply:
         # What the answer needs of it; body and fields, of which a client may send megabytes, aren't kept.
         request = request.without_content()
@@ -151,6 +153,7 @@ class Popping:
         def attempt(expired: bool) -> bool:
             if connection.is_closed:
                 return True
+            tried_ms = clock.now_ms()
             # A peer that doesn't take what is sent to it may wait with any number of pops: no more is gathered for it.
             is_full = connection.is_full
             try:
@@ -160,7 +163,7 @@ class Popping:
             if reply is None and (expired or is_full):
                 reply = _nothing(request, header, ResponseCode.POLLING_TIMEOUT)
             if reply is None:
-                self._wake_when_free(header, topic)
+                self._wake_when_free(header, topic, tried_ms)
                 return False
             connection.reply(request, reply)
             return True
@@ -172,13 +175,13 @@ class Popping:
         waiter = Waiter(connection, request, self._loop.time() + left_ms / 1000, attempt)
         if not self._waiting.hold(key, queues, waiter):
             return _nothing(request, header, ResponseCode.POLLING_FULL)
-        self._wake_when_free(header, topic)
+        self._wake_when_free(header, topic, tried_ms)
         return None
 
-    def _wake_when_free(self, header: PopMessageRequestHeader, topic: TopicConfig) -> None:
+    def _wake_when_free(self, header: PopMessageRequestHeader, topic: TopicConfig, tried_ms: int) -> None:
         if header.order:
             key = (header.topic, header.consumer_group, header.queue_id)
-            wake_when_free(self._waiting, self._orderly, key, self._queues.ids(topic, header.queue_id))
+            wake_when_free(self._waiting, self._orderly, key, self._queues.ids(topic, header.queue_id), tried_ms)
 
 
 def _nothing(request: RemotingCommand, header: PopMessageRequestHeader, code: int) -> Reply:

@@ -247,10 +247,14 @@ class PopWaiting(Part):
             self._count -= 1
 
 
-def wake_when_free(waiting: PopWaiting, orderly: OrderlyPops, line: LineKey, queue_ids: Iterable[int]) -> None:
-    """Has an orderly line tried again when the first of its queues is free that are blocked now."""
+def wake_when_free(
+    waiting: PopWaiting, orderly: OrderlyPops, line: LineKey, queue_ids: Iterable[int], tried_ms: int
+) -> None:
+    """Has an orderly line tried again when the first of its queues is free that was not when it was tried.
+
+    `tried_ms` is before that: a queue that was free a moment later may have been taken for a blocked one.
+    """
     topic, group, _ = line
-    now_ms = clock.now_ms()
-    free_ms = orderly.free_at(topic, group, queue_ids, now_ms)
+    free_ms = orderly.free_at(topic, group, queue_ids, tried_ms)
     if free_ms is not None:
-        waiting.wake_in(line, (free_ms - now_ms) / 1000)
+        waiting.wake_in(line, (free_ms - clock.now_ms()) / 1000)
