@@ -13,8 +13,10 @@ from sim import system
 system.install()
 
 from sim.many import Results, run_all, summary  # noqa: E402
+from sim.plan import Plan  # noqa: E402
 from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, run_seed  # noqa: E402
+from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
 _HASH_SEED = "0"
 
@@ -25,11 +27,14 @@ def main() -> int:
     parser.add_argument("--from", dest="begin", type=int, default=0, metavar="SEED", help="the first (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where they are kept; seeds in it are left out")
-    parser.add_argument("--seed", help="this one alone, in this process")
+    parser.add_argument("--seed", help="this one alone, in this process; or a plan as --shrink prints it")
+    parser.add_argument("--shrink", action="store_true", help="the smallest plan that fails as --seed does")
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--planted", action="store_true", help="whether each planted bug is found")
     args = parser.parse_args()
+    if args.shrink and args.seed is not None:
+        return _shrink(args.seed, args.jobs)
     if args.seed is not None:
         return _one(args.seed, args.trace)
     if args.planted:
@@ -47,6 +52,25 @@ def _one(seed: str, trace: Path | None) -> int:
     sys.stdout.flush()
     # Nothing of the run is to go on while Python takes it apart.
     os._exit(1 if outcome.problems else 0)
+
+
+def _shrink(seed: str, jobs: int) -> int:
+    def run(plans: list[Plan]) -> list[list[str]]:
+        texts = [to_json(plan) for plan in plans]
+        found = {result.seed: result.problems for result in run_all(texts, jobs, run_seed)}
+        return [found[text] for text in texts]
+
+    plan = plan_of(seed)
+    problems = run([plan])[0]
+    if not problems:
+        print(f"seed {seed} doesn't fail")
+        return 1
+    print(*problems, sep="\n")
+    print(size(plan), flush=True)
+    plan = shrink(plan, problems, run, lambda said: print(said, flush=True), at_once=jobs)
+    print(*map(str, plan.faults), sep="\n")
+    print(f"./dev sim --seed '{to_json(plan)}'")
+    return 0
 
 
 def _print(outcome: Outcome) -> None:

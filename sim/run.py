@@ -13,7 +13,8 @@ from sim.cluster import Servers
 from sim.faults import KINDS, Site, happen
 from sim.history import History
 from sim.machine import PROCESS
-from sim.plan import Fault, Plan, make_plan
+from sim.plan import Fault, Plan
+from sim.shrink import plan_of
 from sim.system import World, begin
 
 #: When these have settled, producers come, s.
@@ -127,9 +128,6 @@ class _Tracing(logging.Handler):
         self._run.history.note(self._run.world.loop.time(), f"{name} {record.levelname}: {record.getMessage()}")
 
 
-def run_seed(seed: str, faults: list[Fault] | None = None) -> Outcome:
-    """With these faults alone, or with all of the seed's plan."""
-    plan = make_plan(seed)
-    if faults is not None:
-        plan.faults = faults
-    return Run(plan).execute()
+def run_seed(seed: str) -> Outcome:
+    """A seed, or a plan as sim/shrink.py writes it."""
+    return Run(plan_of(seed)).execute()
