@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pb2
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -80,14 +81,39 @@ def test_a_body_that_is_none_is_named_or_a_null(cluster: EmbeddedCluster, new_to
     assert [row["value"] is None for row in texts] == [False, False, True, False]
 
 
+def test_avro_and_protobuf(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    schema = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
+    kind = StructType([StructField("value", StructType([StructField("id", LongType())]))])
+    part = send(cluster, new_topic(1), b"\x04", b"\x08\x02", b"\x06")
+    rows = rows_of(cluster, part, kind, bodyformat="avro", bodyschema=schema, corruptbodies="null")
+    assert [row["value"] and row["value"]["id"] for row in rows] == [2, None, 3]
+
+    shop = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    number = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
+    shop.message_type.add(name="Order").field.add(name="id", number=1, type=number, label=1)
+    file = tmp_path / "shop.desc"
+    file.write_bytes(descriptor_pb2.FileDescriptorSet(file=[shop]).SerializeToString())
+    of_proto = {"bodyformat": "protobuf", "bodyschemafile": str(file), "bodymessage": "shop.Order"}
+    rows = rows_of(cluster, part, kind, corruptbodies="null", **of_proto)
+    assert [row["value"] and row["value"]["id"] for row in rows] == [None, 2, None]
+    with pytest.raises(CodecError, match="offset 0 of queue 0: no protobuf Order"):
+        rows_of(cluster, part, kind, **of_proto)
+    other = StructType([StructField("value", StructType([StructField("id", IntegerType())]))])
+    with pytest.raises(ConfigError, match="column value is struct<id:bigint>, not struct<id:int>"):
+        arrow_schema(other, (), options_of(**of_proto).body)
+
+
 def test_options(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text("id BIGINT NOT NULL, items STRING\n")
     for wrong, problem in [
-        ({"bodyformat": "xml"}, "'xml' is none of string, json"),
+        ({"bodyformat": "xml"}, "'xml' is none of string, json, avro, protobuf"),
         ({"bodyschema": "id INT"}, "no meaning without bodyFormat"),
         ({"bodyformat": "string", "bodyschema": "id INT"}, "no meaning with bodyFormat string"),
         ({"bodyformat": "json", "bodyschema": "id INT", "bodyschemafile": str(file)}, "exclude each other"),
+        ({"bodyformat": "json", "bodymessage": "shop.Order"}, "bodyMessage has no meaning with bodyFormat json"),
+        ({"bodyformat": "avro"}, "avro needs one of the options bodySchema"),
+        ({"bodyformat": "protobuf", "bodyschemafile": str(file)}, "needs the options bodySchemaFile and bodyMessage"),
         ({"bodyformat": "json", "bodyschemafile": str(tmp_path / "none")}, "bodySchemaFile: can't read"),
     ]:
         with pytest.raises(ConfigError, match=problem):

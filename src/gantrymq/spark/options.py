@@ -118,8 +118,8 @@ class ReadOptions:
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
     corruptBodies           fail (default): a body that doesn't inflate or has another CRC32 is an error, which names
                             the message; null: its row has a null body, and what is wrong in the column `bodyError`
-    bodyFormat, bodySchema, bodySchemaFile      as `bodies.body_format.BodyOptions` has them: bodies as the column
-                            `value`. corruptBodies holds for bodies that aren't of their format, too
+    bodyFormat, bodySchema, bodySchemaFile, bodyMessage     as `bodies.body_format.BodyOptions` has them: bodies as the
+                            column `value`. corruptBodies holds for bodies that aren't of their format, too
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
     accessKey, secretKey, securityToken     of the cluster's access control
     tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.checkServerName,

@@ -46,7 +46,7 @@ class StoreOptions:
     failOnDataLoss          true (default): fail where the log is damaged; false: warn, go on with the next partition
     includeProperties       true: the default schema has the column `properties`; default false
     checkCrc                true (default): compare each body with its CRC32
-    corruptBodies, bodyFormat, bodySchema, bodySchemaFile       as for topics
+    corruptBodies, bodyFormat, bodySchema, bodySchemaFile, bodyMessage      as for topics
     """
 
     path: Path
