@@ -12,10 +12,11 @@ from sim import system
 
 system.install()
 
+from sim import timeline  # noqa: E402
 from sim.many import Results, run_all, summary  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.planted import find_all  # noqa: E402
-from sim.run import Outcome, run_seed  # noqa: E402
+from sim.run import Outcome, Run, run_seed  # noqa: E402
 from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
 _HASH_SEED = "0"
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where they are kept; seeds in it are left out")
     parser.add_argument("--seed", help="this one alone, in this process; or a plan as --shrink prints it")
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help="where a picture of it goes, an SVG")
     parser.add_argument("--shrink", action="store_true", help="the smallest plan that fails as --seed does")
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
@@ -36,19 +38,22 @@ def main() -> int:
     if args.shrink and args.seed is not None:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:
-        return _one(args.seed, args.trace)
+        return _one(args.seed, args.trace, args.timeline)
     if args.planted:
         return find_all(args.seeds, args.jobs)
     return _many(range(args.begin, args.begin + args.seeds), args.jobs, args.results, stop_at_first=args.first)
 
 
-def _one(seed: str, trace: Path | None) -> int:
+def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
     began = time.perf_counter()
-    outcome = run_seed(seed)
+    run = Run(plan_of(seed))
+    outcome = run.execute()
     _print(outcome)
     print(f"{outcome.simulated_s:.0f} s in {time.perf_counter() - began:.2f} s; {outcome.messages} messages")
     if trace is not None:
         trace.write_text("".join(f"{at:12.6f} {what}\n" for at, what in outcome.trace))
+    if picture is not None:
+        picture.write_text(timeline.draw(timeline.of(run, outcome.problems)))
     sys.stdout.flush()
     # Nothing of the run is to go on while Python takes it apart.
     os._exit(1 if outcome.problems else 0)

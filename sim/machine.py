@@ -39,6 +39,8 @@ class Host:
         self.clock_ahead_s = 0.0
         self.clock_drift = 0.0
         self.process: Process | None = None
+        #: What its process was, and from when on, s.
+        self.states: list[tuple[float, State]] = []
         #: Those before it. Kept, or else Python would take their tasks apart, and run the `finally` of each.
         self._dead: list[Process] = []
         self._loop = loop
@@ -56,6 +58,7 @@ class Host:
             self._dead.append(self.process)
         self._count += 1
         self.process = Process(self._loop, self, self._count)
+        self.states.append((self._loop.now, State.RUNNING))
         self.process.main = self.process.spawn(main())
         return self.process
 
@@ -88,21 +91,25 @@ class Process:
 
     def stop(self) -> None:
         if self.state is State.RUNNING:
-            self.state = State.STOPPED
+            self._becomes(State.STOPPED)
 
     def go_on(self) -> None:
         if self.state is State.STOPPED:
-            self.state = State.RUNNING
+            self._becomes(State.RUNNING)
             self._loop.unpark(self.parked)
 
     def kill(self, *, machine: bool = False) -> None:
         """SIGKILL; with `machine` the power goes: nobody hears of it, and files lose what wasn't synced."""
         if self.state is State.DEAD:
             return
-        self.state = State.DEAD
+        self._becomes(State.DEAD)
         self.parked.clear()
         for dies in reversed(self.at_death):
             dies(machine)
+
+    def _becomes(self, state: State) -> None:
+        self.state = state
+        self.host.states.append((self._loop.now, state))
 
     def has(self, task: asyncio.Task[Any]) -> None:
         if len(self.tasks) > 1000:
