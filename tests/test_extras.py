@@ -42,6 +42,7 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
         ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),
         ("kombu", "import gantrymq.integrations.celery", "celery"),
+        ("faststream", "import gantrymq.integrations.faststream", "faststream"),
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ ADDRESS = "127.0.0.1:9876"
 WORKERS = {
     "taskiq_shop": ["taskiq", "worker", "taskiq_shop:broker", "--workers", "1"],
     "celery_shop": ["celery", "-A", "celery_shop", "worker", "-c", "1"],
+    "faststream_shop": ["faststream", "run", "faststream_shop:app"],
 }
 
 
@@ -68,3 +70,14 @@ def test_the_workers(name: str, cluster: EmbeddedCluster, tmp_path: Path) -> Non
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_the_test_and_the_asyncapi_page_of_faststream(tmp_path: Path) -> None:
+    (code,) = [code for code in examples() if "TestRocketMQBroker" in code]
+    (tmp_path / "faststream_shop.py").write_text((ROOT / "examples" / "tasks" / "faststream_shop.py").read_text())
+    (tmp_path / "test_shop.py").write_text(code)
+    subprocess.run([sys.executable, "test_shop.py"], cwd=tmp_path, check=True, timeout=60)
+    generate = ["faststream", "docs", "gen", "faststream_shop:app"]
+    subprocess.run([sys.executable, "-m", *generate], cwd=tmp_path, check=True, timeout=60)
+    page = json.loads((tmp_path / "asyncapi.json").read_text())
+    assert {channel["address"] for channel in page["channels"].values()} == {"shop-orders", "shop-invoices"}

@@ -1,0 +1,201 @@
+"""Publishing: FastStream's producer over the client's, publishers of a topic, and replies to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+from faststream._internal.configs import BrokerConfig, PublisherSpecificationConfig, PublisherUsecaseConfig
+from faststream._internal.endpoint.publisher import PublisherSpecification, PublisherUsecase
+from faststream._internal.endpoint.publisher.fake import FakePublisher
+from faststream._internal.endpoint.utils import ParserComposition
+from faststream._internal.parser import DefaultCodec
+from faststream._internal.producer import ProducerProto
+from faststream.exceptions import FeatureNotSupportedException
+from faststream.response.publish_type import PublishType
+from faststream.response.response import PublishCommand
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import Message as SchemaMessage
+from faststream.specification.schema import Operation, PublisherSpec
+
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.client.producing.request_reply import reply_message
+from gantrymq.codecs.codec import MessageOptions
+from gantrymq.integrations.faststream.messages import RocketMQPublishCommand, decode, parse
+from gantrymq.integrations.held import ConnectionOptions
+from gantrymq.protocol.message import MessageExt
+
+TIMEOUT_MS = 3000
+
+
+class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
+    """Sends commands; `client` is started by the broker."""
+
+    def __init__(self, client: Producer, parser: Any, decoder: Any, codec: Any) -> None:
+        self.client = client
+        self.serializer: Any = None
+        self.codec = codec or DefaultCodec()
+        self._parser = ParserComposition(parser, parse)
+        self._decoder = ParserComposition(decoder, decode)
+
+    async def publish(self, cmd: RocketMQPublishCommand) -> SendResult:
+        """Returns when a broker has it; raises what `Producer.send` raises."""
+        body, content_type = await self.codec.encode(cmd.body, self.serializer)
+        if cmd.request is not None:
+            reply = reply_message(cmd.request, body)
+            reply.properties.update(cmd.properties(content_type))
+            return await self.client.send(reply, timeout_ms=cmd.timeout_ms)
+        message = cmd.message(body, content_type)
+        if key := cmd.options.get("sharding_key"):
+            return await self.client.send_with(message, select_by_hash, key, timeout_ms=cmd.timeout_ms)
+        return await self.client.send(message, timeout_ms=cmd.timeout_ms)
+
+    async def request(self, cmd: RocketMQPublishCommand) -> MessageExt:
+        """The reply; raises RequestTimeout when none comes."""
+        body, content_type = await self.codec.encode(cmd.body, self.serializer)
+        return await self.client.request(cmd.message(body, content_type), timeout_ms=cmd.timeout_ms)
+
+    async def publish_batch(self, cmd: RocketMQPublishCommand) -> Any:
+        """Not there."""
+        raise FeatureNotSupportedException("publish messages one by one; those of a moment share a packet anyway")
+
+
+@dataclass(kw_only=True)
+class RocketMQBrokerConfig(BrokerConfig):
+    """What subscribers and publishers know of their broker."""
+
+    name_servers: str = ""
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+
+
+@dataclass(kw_only=True)
+class RocketMQPublisherSpecificationConfig(PublisherSpecificationConfig):
+    """What the AsyncAPI page says of a publisher."""
+
+    topic: str
+
+
+class RocketMQPublisherSpecification(
+    PublisherSpecification[RocketMQBrokerConfig, RocketMQPublisherSpecificationConfig]
+):
+    """A publisher's part of the AsyncAPI page; AsyncAPI has no binding for RocketMQ."""
+
+    @property
+    def topic(self) -> str:
+        """With its router's prefix."""
+        return f"{self._outer_config.prefix}{self.config.topic}"
+
+    @property
+    def name(self) -> str:
+        """The channel's."""
+        return self.config.title_ or f"{self.topic}:Publisher"
+
+    def get_schema(self) -> dict[str, PublisherSpec]:
+        """The channel."""
+        payload = resolve_payloads(self.get_payloads(), "Publisher")
+        message = SchemaMessage(title=f"{self.name}:Message", payload=payload)
+        return {
+            self.name: PublisherSpec(
+                address=self.topic,
+                description=self.config.description_,
+                operation=Operation(message=message, bindings=None),
+                bindings=None,
+            )
+        }
+
+
+class RocketMQPublisher(PublisherUsecase):
+    """Publishes to one topic; as a decorator what the handler returns."""
+
+    def __init__(
+        self,
+        topic: str,
+        headers: dict[str, str],
+        options: MessageOptions,
+        config: PublisherUsecaseConfig,
+        specification: Any,
+    ) -> None:
+        super().__init__(config, specification)
+        self._topic = topic
+        self._headers = headers
+        self._options = options
+
+    @property
+    def topic(self) -> str:
+        """With its router's prefix."""
+        return f"{self._outer_config.prefix}{self._topic}"
+
+    async def publish(
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        headers: dict[str, str] | None = None,
+        correlation_id: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        **options: Unpack[MessageOptions],
+    ) -> SendResult:
+        """Sends to the topic, or another; `options` are those of Message. Returns when a broker has it."""
+        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.PUBLISH)
+        result: SendResult = await self._basic_publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=()
+        )
+        return result
+
+    async def request(
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        headers: dict[str, str] | None = None,
+        correlation_id: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        **options: Unpack[MessageOptions],
+    ) -> Any:
+        """Sends, and returns the reply, a RocketMQMessage. Raises RequestTimeout."""
+        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.REQUEST)
+        return await self._basic_request(command, producer=self._outer_config.producer)
+
+    def _command(
+        self,
+        message: Any,
+        topic: str,
+        headers: dict[str, str] | None,
+        correlation_id: str | None,
+        timeout_ms: int,
+        options: MessageOptions,
+        publish_type: PublishType,
+    ) -> RocketMQPublishCommand:
+        return RocketMQPublishCommand(
+            message,
+            topic or self.topic,
+            headers=self._headers | (headers or {}),
+            correlation_id=correlation_id or self._outer_config.id_generator(),
+            options=MessageOptions(**{**self._options, **options}),
+            timeout_ms=timeout_ms,
+            publish_type=publish_type,
+        )
+
+    async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
+        command = RocketMQPublishCommand.of(cmd)
+        command.destination = command.destination or self.topic
+        command.add_headers(self._headers, override=False)
+        command.options = MessageOptions(**{**self._options, **command.options})
+        await self._basic_publish(command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
+
+
+class ReplyPublisher(FakePublisher):
+    """Sends what a handler returns to who has asked."""
+
+    def __init__(self, producer: ProducerProto[Any], request: MessageExt) -> None:
+        super().__init__(producer=producer)
+        self._request = request
+
+    def patch_command(self, cmd: PublishCommand) -> RocketMQPublishCommand:
+        """To the request's sender."""
+        command = RocketMQPublishCommand.of(super().patch_command(cmd))
+        command.request = self._request
+        return command

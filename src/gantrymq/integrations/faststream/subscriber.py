@@ -1,0 +1,168 @@
+"""Subscribing: a PushConsumer that has FastStream process each message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from faststream._internal.configs import SubscriberSpecificationConfig, SubscriberUsecaseConfig
+from faststream._internal.constants import EMPTY
+from faststream._internal.endpoint.publisher import PublisherProto
+from faststream._internal.endpoint.subscriber import SubscriberSpecification, SubscriberUsecase
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream.exceptions import FeatureNotSupportedException, StopConsume
+from faststream.message import AckStatus, StreamMessage
+from faststream.middlewares import AckPolicy
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import Message as SchemaMessage
+from faststream.specification.schema import Operation, SubscriberSpec
+
+from gantrymq.background.tasks import Tasks
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.errors import ClientError
+from gantrymq.integrations.faststream.messages import RocketMQMessage, decode
+from gantrymq.integrations.faststream.publisher import ReplyPublisher, RocketMQBrokerConfig
+from gantrymq.protocol.message import MessageExt
+
+
+@dataclass(kw_only=True)
+class RocketMQSubscriberConfig(SubscriberUsecaseConfig):
+    """By default what a handler raises has the message come again, as it is in RocketMQ."""
+
+    @property
+    def ack_policy(self) -> AckPolicy:
+        """The subscriber's, else the broker's."""
+        for policy in (self._ack_policy, self._outer_config.ack_policy):
+            if policy is not EMPTY:
+                return policy
+        return AckPolicy.NACK_ON_ERROR
+
+
+@dataclass(kw_only=True)
+class RocketMQSubscriberSpecificationConfig(SubscriberSpecificationConfig):
+    """What the AsyncAPI page says of a subscriber."""
+
+    topic: str
+
+
+class RocketMQSubscriberSpecification(
+    SubscriberSpecification[RocketMQBrokerConfig, RocketMQSubscriberSpecificationConfig]
+):
+    """A subscriber's part of the AsyncAPI page; AsyncAPI has no binding for RocketMQ."""
+
+    @property
+    def topic(self) -> str:
+        """With its router's prefix."""
+        return f"{self._outer_config.prefix}{self.config.topic}"
+
+    @property
+    def channel_labels(self) -> list[str]:
+        """One."""
+        return [self.topic]
+
+    def get_schema(self) -> dict[str, SubscriberSpec]:
+        """The channel."""
+        message = SchemaMessage(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads()))
+        return {
+            self.name: SubscriberSpec(
+                address=self.topic,
+                description=self.description,
+                operation=Operation(message=message, bindings=None),
+                bindings=None,
+            )
+        }
+
+
+class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
+    """A topic's messages for a group; `options` are those of PushConsumer."""
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        expression: str,
+        expression_type: str,
+        options: dict[str, Any],
+        config: RocketMQSubscriberConfig,
+        specification: Any,
+        calls: CallsCollection[MessageExt],
+    ) -> None:
+        config.parser = self._parse
+        config.decoder = decode
+        super().__init__(config, specification, calls)
+        self.group = group
+        self._topic = topic
+        self._expression = expression, expression_type
+        self._options = options
+        self._consumer: PushConsumer | None = None
+        #: What was decided about messages in handlers.
+        self._outcomes: dict[MessageExt, list[AckStatus]] = {}
+        self._stopping = Tasks(f"stopping the subscriber of {topic}")
+
+    @property
+    def topic(self) -> str:
+        """With its router's prefix."""
+        return f"{self._outer_config.prefix}{self._topic}"
+
+    @property
+    def consumer(self) -> PushConsumer | None:
+        """The client's consumer, while it runs: its health, lag and assignment."""
+        return self._consumer
+
+    async def start(self) -> None:
+        """Joins the group. Raises what `PushConsumer.start` raises."""
+        await super().start()
+        self._post_start()
+        if self.calls:
+            config: RocketMQBrokerConfig = self._outer_config.broker_config  # type: ignore[attr-defined]
+            consumer = PushConsumer(config.name_servers, self.group, self._handle, **self._options, **config.connection)
+            consumer.subscribe(self.topic, *self._expression)
+            await consumer.start()
+            self._consumer = consumer
+
+    async def stop(self) -> None:
+        """Leaves the group, after handlers have ended."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            graceful_s = self._outer_config.graceful_timeout
+            await (consumer.close() if graceful_s is None else consumer.close(graceful_s))
+        await super().stop()
+
+    async def _handle(self, message: MessageExt) -> None:
+        """The consumer's handler: what it raises has the message come again."""
+        outcomes = self._outcomes[message] = []
+        try:
+            await self.process_message(message)
+        except (StopConsume, SystemExit) as e:
+            # Beside the handler, which the stop waits for.
+            self._stopping.start(self.stop())
+            if isinstance(e, SystemExit) and (app := self._outer_config.context.get("app")):
+                app.exit()
+            return
+        except Exception:
+            # FastStream has logged it.
+            if not outcomes or outcomes[0] is AckStatus.NACKED:
+                raise
+        finally:
+            del self._outcomes[message]
+        if not outcomes or outcomes[0] is AckStatus.NACKED:
+            raise ClientError(f"{message.place} was {'nacked' if outcomes else 'not acknowledged'}, and comes again")
+
+    async def _parse(self, message: MessageExt) -> RocketMQMessage:
+        return RocketMQMessage(message, self._outcomes.get(message, []))
+
+    def _make_response_publisher(self, message: StreamMessage[MessageExt]) -> Iterable[PublisherProto]:
+        return (ReplyPublisher(self._outer_config.producer, message.raw_message),)
+
+    def get_log_context(self, message: StreamMessage[MessageExt] | None) -> dict[str, str]:
+        """What each line of the log has."""
+        return {"topic": self.topic, "group": self.group, "message_id": getattr(message, "message_id", "")}
+
+    async def get_one(self, *, timeout: float = 5) -> RocketMQMessage | None:  # noqa: ASYNC109
+        """Not there."""
+        raise FeatureNotSupportedException("to ask for messages yourself use gantrymq.LitePullConsumer")
+
+    def __aiter__(self) -> AsyncIterator[RocketMQMessage]:
+        """Not there."""
+        raise FeatureNotSupportedException("to iterate over messages use gantrymq.LitePullConsumer")
