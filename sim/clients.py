@@ -65,6 +65,8 @@ class Clients:
         self._setup = Program(world.host("setup", "10.0.8.1"), self._make_topic)
         #: The topic is on every broker.
         self.is_set_up = asyncio.Event()
+        #: When producers began, from where on faults count.
+        self.sending_at = 0.0
         #: Producers that have sent all.
         self.done: set[str] = set()
         #: Numbers go on where a killed producer was.
@@ -102,7 +104,7 @@ class Clients:
         return (
             len(self.done) == len(self.producers)
             and not any(self.scene.lacks(group) for group in self.scene.reads)
-            and all(extra.is_done() for extra in self.extras)
+            and all(extra.has_sent and extra.is_done() for extra in self.extras)
         )
 
     def set_up(self) -> None:
@@ -135,6 +137,7 @@ class Clients:
     async def _produce(self, program: Program) -> None:
         chance = Random(f"{self._plan.seed} {program.name} {self._next.get(program.name, 0)}")
         listener = Decisions(self._history)
+        self.sending_at = self.sending_at or self._world.loop.time()
         assert program.ending is not None
         async with TransactionProducer(self._names, "producers", listener) as producer:
             while (number := self._next.get(program.name, 0)) < self._plan.messages:

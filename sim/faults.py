@@ -6,9 +6,13 @@ A new kind is a class here with `begin` and `end`, and its name in plan.py.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 from typing import Protocol
 
+from gantrymq.protocol.record import BODY_AT_V4
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store.message_store import MessageStore
 from sim.clients import Clients
 from sim.cluster import Program, Servers
 from sim.history import History
@@ -189,6 +193,36 @@ class SyncError:
         program.start()
 
 
+class Rot:
+    """A bit of a delayed message flips, at rest and in what is mapped of it; that one is lost, no other."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        broker = next((broker for one, broker in site.servers.looked_into() if one is program), None)
+        found = program.look(partial(_waiting, broker.store)) if broker is not None else None
+        if broker is None or found is None:
+            return
+        place, name = found
+        size = broker.config.store.mapped_file_size_commit_log
+        base = place // size * size
+        path = f"{broker.config.store.commit_log_directory}/{base:020d}"
+        site.world.disks[program.host.address].flip_bit(path, place - base + BODY_AT_V4, int(strength * 7))
+        site.history.note(site.world.loop.time(), f"{name} rots at {place} of {program.name}")
+        site.clients.scene.rotten[program.name] = place
+        site.clients.scene.excuses.append(lambda sent: sent.name == name)
+
+    def end(self, site: Site, program: Program) -> None:
+        """It stays as it is."""
+
+
+def _waiting(store: MessageStore) -> tuple[int, str] | None:
+    """Where the last message of a level is, and its name."""
+    for level in (3, 2):
+        queue = store.queue(SCHEDULE_TOPIC, level - 1)
+        if queue.max_offset > queue.min_offset and (unit := queue.unit(queue.max_offset - 1)) is not None:
+            return unit[0], store.read_record(unit[0]).body.decode().strip()
+    return None
+
+
 class All:
     """A fault of one of the servers that strikes all of its kind at once."""
 
@@ -211,6 +245,7 @@ KINDS: dict[str, Kind] = {
     "kill": Kill(),
     "power": Power(),
     "end": End(),
+    "rot": Rot(),
     "kill-all": All(Kill()),
     "end-all": All(End()),
     "stop": Stop(),

@@ -116,5 +116,13 @@ def make_plan(seed: str) -> Plan:
     if extra.random() < 0.15:
         kind, whom = extra.choice((("kill-all", "ns-0"), ("kill-all", "broker-0"), ("end-all", "broker-0")))
         plan.faults.append(Fault(kind, whom, round(extra.uniform(5, FAULTS_S), 2), round(extra.uniform(1, 20), 2), 1.0))
+    # Recovery takes a damaged record for the end of the log, as Java's does: only on what runs through.
+    restarted = {fault.whom for fault in plan.faults if fault.kind in ("kill", "power", "end", "sync-error")}
+    steady = [f"broker-{n}" for n in range(plan.brokers) if f"broker-{n}" not in restarted]
+    are_all_restarted = any(fault.kind in ("kill-all", "end-all") for fault in plan.faults)
+    is_kept = not {"dead-letters", "retention"} & set(plan.extras)
+    if plan.delayed and steady and not are_all_restarted and is_kept and extra.random() < 0.2:
+        at = round(extra.uniform(1, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
+        plan.faults.append(Fault("rot", extra.choice(steady), at, 0.1, round(extra.random(), 2)))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan

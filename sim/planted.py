@@ -26,6 +26,11 @@ class Planted(NamedTuple):
     new: str
 
 
+_REFUSED = (
+    "            raise RequestRefused("
+    'ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e\n        '
+)
+
 BUGS = (
     Planted("a sync is skipped", "store/mapped_file.py", "files.fdatasync(fd)", "fd"),
     Planted("an entry is not synced", "store/mapped_file.py", "files.sync_entries(fd)", "fd"),
@@ -107,6 +112,92 @@ BUGS = (
     ),
     Planted(
         "long polls are never answered at their end", "broker/long_polling.py", "if second < int(now)", "if second < 0"
+    ),
+    Planted(
+        "what there is no room for is acknowledged",
+        "broker/appender.py",
+        _REFUSED + "self._polling.message_arrived(queue)",
+        "            return PutResult(queue.max_offset, self.store.max_physical_offset, 0, 0)\n"
+        "        self._polling.message_arrived(queue)",
+    ),
+    Planted(
+        "a group's offsets are not saved",
+        "broker/consumer_offsets.py",
+        "        queues[queue_id] = offset\n        self._file.changed()",
+        "        queues[queue_id] = offset",
+    ),
+    Planted(
+        "a timer's slot is delivered twice",
+        "broker/timer/delivery.py",
+        "slot.places.append(place)",
+        "slot.places.extend((place, place))",
+    ),
+    Planted(
+        "what was popped comes back too early",
+        "broker/pop/revive_queue.py",
+        "revive_ms = min(checkpoint.revive_time, stored_ms + CHECKPOINT_LEAD_MS)",
+        "revive_ms = min(checkpoint.revive_time, stored_ms + CHECKPOINT_LEAD_MS) - 5_000",
+    ),
+    Planted(
+        "a broker that lives is taken away",
+        "namesrv/route_table.py",
+        "live.last_update_ms + live.heartbeat_timeout_ms < now_ms",
+        "live.last_update_ms + 2_000 < now_ms",
+    ),
+    Planted(
+        "a queue is unlocked while a handler has its message",
+        "client/consuming/orderly.py",
+        "        if waits:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "no descriptor counts as a dead disk",
+        "store/mapped_file.py",
+        "        with self._descriptor() as fd:\n            _sync_content(fd, self.path)",
+        "        try:\n            with self._descriptor() as fd:\n                _sync_content(fd, self.path)\n"
+        "        except OSError as e:\n            raise SyncFailed(str(e)) from e",
+    ),
+    Planted(
+        "a damaged message holds up its delay level",
+        "broker/queue_reader.py",
+        "        except RecordError as e:\n",
+        "        except ZeroDivisionError as e:\n",
+    ),
+    Planted(
+        "what was taken back is delivered",
+        "broker/timer/delivery.py",
+        "for key in delete_keys(fields)} & slot.taken_back:",
+        "for key in delete_keys(fields)} & set():",
+    ),
+    Planted(
+        "a broadcast's offsets are not saved",
+        "client/consuming/offset_store.py",
+        "        try:\n            self._save()",
+        "        try:\n            pass",
+    ),
+    Planted(
+        "a changed configuration is not written",
+        "broker/admin/broker_config.py",
+        "replace_file(path, changed_properties(text, changes).encode())",
+        "changed_properties(text, changes)",
+    ),
+    Planted(
+        "a message is among the dead letters too early",
+        "broker/retry.py",
+        "record.reconsume_times >= max_times or",
+        "record.reconsume_times >= max_times - 1 or",
+    ),
+    Planted(
+        "a directory's descriptor stays open",
+        "store/mapped_file.py",
+        "        sync_entries(fd, path)\n    finally:\n        files.close(fd)",
+        "        sync_entries(fd, path)\n    finally:\n        pass",
+    ),
+    Planted(
+        "consumers aren't told of a reset",
+        "broker/admin/offsets.py",
+        "        self._relay.push_reset(header.group, header.topic, header.timestamp, body)\n",
+        "",
     ),
 )
 

@@ -36,6 +36,8 @@ class Scene:
         #: The topic that each group reads, and what it has had of it.
         self.reads: dict[str, str] = {}
         self.had: dict[str, set[str]] = defaultdict(set)
+        #: Where a bit of a broker's log has flipped.
+        self.rotten: dict[str, int] = {}
         #: How long bodies are, where they are longer than a name; and those that came.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)

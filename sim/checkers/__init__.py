@@ -22,6 +22,7 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     messages.orderly_is_in_order,
     messages.nothing_is_twice,
     messages.retries_are_few,
+    messages.what_is_done_is_kept,
     messages.workloads_are_content,
     messages.noted_at_once,
     programs.nobody_is_refused,

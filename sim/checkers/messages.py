@@ -15,6 +15,10 @@ _EARLY_S = 0.002
 _LATE_S = 5.0
 #: A producer that didn't know is asked after transactionTimeOut, in a round each transactionCheckInterval, s.
 _ASKED_S = 15.0
+#: What a group has handled is on the broker's disk after, with an offset that comes and goes each 5 s, s.
+_KEPT_S = 20.0
+#: So long after a fault clients find back, s.
+_SETTLED_S = 60.0
 #: A fault may have what is under way delivered once more when it begins, when its victim is missed, and at its end.
 _DELIVERIES_PER_FAULT = 3
 
@@ -76,6 +80,21 @@ def retries_are_few(run: Run) -> Iterator[str]:
         for name, deliveries in had.items():
             if len(deliveries) > most:
                 yield f"{group} had {name} {len(deliveries)} times, with {len(run.plan.faults)} faults"
+
+
+def what_is_done_is_kept(run: Run) -> Iterator[str]:
+    """What was handled while nothing was wrong, nor soon afterwards, doesn't come again because of a fault."""
+    if run.plan.failures:
+        return
+    begin = run.clients.sending_at
+    spans = [(begin + fault.at - _KEPT_S, begin + fault.at + fault.lasts + _SETTLED_S) for fault in run.plan.faults]
+    for group, had in run.history.by_group().items():
+        if group in run.clients.scene.rewound:
+            continue
+        for name, deliveries in had.items():
+            first = deliveries[0].at
+            if len(deliveries) > 1 and not any(since <= first <= until for since, until in spans):
+                yield f"{group} had {name} at {first:.1f} s, and at {deliveries[-1].at:.1f} s once more"
 
 
 def orderly_is_in_order(run: Run) -> Iterator[str]:

@@ -23,14 +23,17 @@ class Workload:
 
     #: The third number of its hosts' addresses, another one for each class.
     network = 0
+    #: It uses `send_all`.
+    sends = False
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.chance = Random(f"{scene.plan.seed} {type(self).__name__}")
         self.programs: list[Program] = []
+        self.has_sent = not self.sends
 
     def is_done(self) -> bool:
-        """Nothing more is to come of it."""
+        """Nothing more is to come of it, once all is sent."""
         return True
 
     def problems(self) -> Iterator[str]:
@@ -76,3 +79,4 @@ class Workload:
                     self.scene.history.fail(self.scene.now(), program.name, e)
                     await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(pause_s * 2 * self.chance.random())
+        self.has_sent = True

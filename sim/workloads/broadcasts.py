@@ -22,6 +22,7 @@ class Broadcasts(Workload):
     """Listeners come and go, too, and go on where they were."""
 
     network = 20
+    sends = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)

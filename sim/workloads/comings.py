@@ -23,6 +23,7 @@ class Comings(Workload):
     """Orderly or not, by seed: then no queue is in two members' hands."""
 
     network = 21
+    sends = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -32,6 +33,8 @@ class Comings(Workload):
         for number in range(_MEMBERS):
             self.add(f"member-{number}", self._come_and_go)
         scene.reads["members"] = _TOPIC
+        # Who takes a queue over goes on where it was committed last.
+        scene.rewound.add("members")
 
     async def _send(self, program: Program) -> None:
         await self.make_topic(program, _TOPIC, 4)

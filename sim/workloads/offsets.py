@@ -22,6 +22,7 @@ class Offsets(Workload):
     """Twice in a run."""
 
     network = 24
+    sends = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)

@@ -25,6 +25,7 @@ class SlowPops(Workload):
     """Of ten messages three aren't acknowledged the first time."""
 
     network = 28
+    sends = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
