@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
 import pytest
+from waiting import wait_until
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ThreadDied
@@ -112,3 +114,24 @@ def test_what_fails_while_it_dies_is_logged(caplog: pytest.LogCaptureFixture) ->
     thread.stop()
     assert "the thread consumer left something behind" in caplog.text
     assert "no network" in caplog.text
+
+
+def test_what_comes_while_it_stops_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """Its task was made and never began: "Task was destroyed but it is pending!"."""
+
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    def submit_and_stop() -> None:
+        futures.append(threads[0].submit(work()))
+        threads[0]._loop.stop()
+
+    futures: list[Future[None]] = []
+    threads = [LoopThread("gantrymq-test")]
+    threads[0].start()
+    threads[0]._loop.call_soon_threadsafe(submit_and_stop)
+    wait_until(lambda: futures)
+    threads.pop().stop()
+    assert futures.pop().cancelled()
+    gc.collect()
+    assert not caplog.records

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
-from inspect import CORO_CREATED, getcoroutinestate
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -38,8 +37,8 @@ class LoopThread:
         self._at_death = at_death
         self._loop = new_event_loop()
         self._thread = SupervisedThread(name, self._run, self._died)
-        #: What was given to the loop and hasn't ended.
-        self._futures: dict[Future[Any], Coroutine[Any, Any, Any]] = {}
+        #: Of what was given to the loop and hasn't ended.
+        self._futures: dict[Future[Any], None] = {}
         #: The loop runs no more: nobody is to wait for it.
         self._is_over = False
         self._stopping: asyncio.Task[None] | None = None
@@ -68,7 +67,7 @@ class LoopThread:
             if self._is_over:
                 work.close()
                 raise ThreadDied(f"the thread {self._name} has ended")
-            self._futures[future] = work
+            self._futures[future] = None
             self._loop.call_soon_threadsafe(self._begin, work, future)
         return future
 
@@ -97,9 +96,9 @@ class LoopThread:
         self._loop.run_forever()
         with self._lock:
             self._is_over = True
-        for future, work in list(self._futures.items()):
-            if getcoroutinestate(work) == CORO_CREATED:
-                work.close()
+        # What came after the stop: tasks that have not begun, or are not even made.
+        self._loop.run_until_complete(_end_others())
+        for future in list(self._futures):
             future.cancel()
 
     def _begin_stop(self) -> None:
