@@ -61,6 +61,7 @@ READ_OPTIONS = (
     "minPartitions",
     "maxPartitions",
     "maxPartitionBytes",
+    "maxBytesPerSecondPerBroker",
     "failOnDataLoss",
     "expectedBrokers",
     "deduplicate",
@@ -104,6 +105,8 @@ class ReadOptions:
     maxPartitions           at most so many partitions, with about as many bytes each
     maxPartitionBytes       larger queues are split into partitions of about so many bytes, estimated from samples;
                             default 134217728. Not with minPartitions, which counts messages
+    maxBytesPerSecondPerBroker  so many bytes a second are pulled from a broker at most, of messages as they are stored;
+                            one task reads all that the read has there. Not with the options for partitions
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
     expectedBrokers         names of brokers that every topic is on, separated by commas, or JSON of those of each
                             topic, `{"orders": ["broker-a", "broker-b"]}`: while one of them is away a read waits, and
@@ -142,6 +145,7 @@ class ReadOptions:
     min_partitions: int | None = None
     max_partitions: int | None = None
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
+    max_bytes_per_second: int | None = None
     fail_on_data_loss: bool = True
     #: By topic; those of "" for all topics.
     expected_brokers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -170,6 +174,8 @@ class ReadOptions:
         values.exclude("minPartitions", "deduplicate")
         values.exclude("minPartitions", "maxPartitions")
         values.exclude("minPartitions", "maxPartitionBytes")
+        for name in ("minPartitions", "maxPartitions", "maxPartitionBytes"):
+            values.exclude("maxBytesPerSecondPerBroker", name)
         topics, assigned = values.topics()
         group = values.get("consumerGroup")
         if group is not None and (problem := group_problem(group)):
@@ -189,6 +195,7 @@ class ReadOptions:
             values.number("minPartitions", None, 1),
             values.number("maxPartitions", None, 1),
             values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
+            values.number("maxBytesPerSecondPerBroker", None, 1),
             values.flag("failOnDataLoss", True),
             expected_brokers(values.get("expectedBrokers")),
             values.flag("deduplicate", False),

@@ -7,6 +7,7 @@ queue that has nine tenths of a topic is read by several tasks, and queues with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from math import ceil
 
 from gantrymq.protocol.message import MessageQueue
@@ -28,7 +29,7 @@ async def message_sizes(
     cluster: Cluster, options: ReadOptions, start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
 ) -> MessageSizes:
     """Of the queues with so much to read that it may be too much for one task. Raises what a pull raises."""
-    if options.min_partitions is not None or options.deduplicate:
+    if options.min_partitions is not None or options.deduplicate or options.max_bytes_per_second is not None:
         return {}
     large = [part for part in plan_ranges(start, end) if part.end - part.start >= SAMPLED_ROWS]
     found = await estimate_sizes(cluster, options.pull_group, large)
@@ -42,6 +43,10 @@ def plan_partitions(
     ranges = plan_ranges(start, end, options.min_partitions or 1)
     if options.deduplicate:
         return [ranges] if ranges else []
+    if options.max_bytes_per_second is not None:
+        # The rate is a task's (`pull_rate`).
+        by_broker = sorted(ranges, key=lambda part: part.queue.broker_name)
+        return [list(parts) for _, parts in groupby(by_broker, key=lambda part: part.queue.broker_name)]
     if options.min_partitions is not None:
         partitions = [[part] for part in ranges]
     else:

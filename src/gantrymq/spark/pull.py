@@ -22,6 +22,7 @@ from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.connections import connected
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.pull_rate import PullRate
 
 log = peer_log(__name__)
 
@@ -120,23 +121,29 @@ async def _pieces(
     todo = deque(ranges)
     under_way: deque[tuple[OffsetRange, asyncio.Task[PullResult]]] = deque()
     pace = Pace()
+    rate = None if options.max_bytes_per_second is None else PullRate(options.max_bytes_per_second)
+    pull_bytes = PULL_BYTES if rate is None else min(PULL_BYTES, rate.pull_bytes)
     patience = _Patience(options.retry_timeout_ms / 1000)
 
     def begin(part: OffsetRange) -> tuple[OffsetRange, asyncio.Task[PullResult]]:
         wanted = part.end - part.start
-        pull = cluster.pull(part.queue, part.start, wanted, PULL_BYTES, options.pull_group, options.filter_expression)
+        pull = cluster.pull(part.queue, part.start, wanted, pull_bytes, options.pull_group, options.filter_expression)
         return part, asyncio.create_task(pull)
 
     try:
         while todo or under_way:
-            while todo and len(under_way) < pace.pulls:
+            while todo and len(under_way) < (pace.pulls if rate is None else 1):
                 part = todo.popleft()
+                if rate is not None:
+                    await asyncio.sleep(rate.pause_s(part.queue.broker_name, time.monotonic()))
                 cut = min(part.end, part.start + pace.rows)
                 if cut < part.end:
                     todo.appendleft(part._replace(start=cut))
                 under_way.append(begin(part._replace(end=cut)))
             part, task = under_way.popleft()
             result = await task
+            if rate is not None:
+                rate.took(part.queue.broker_name, len(result.body), time.monotonic())
             end = _end_of(result, part, options, patience)
             if result.status is PullStatus.FOUND:
                 pace.learn(part.end - part.start, end - part.start, len(result.body))
