@@ -21,7 +21,8 @@ class AvroCodec(Codec[Any]):
     """Values of an Avro schema, records as dictionaries: what the schema says and nothing more, so both sides need it.
 
     `schema` is what its JSON stands for. Logical types are Python's: datetime, Decimal, UUID. Raises CodecError for a
-    schema that is none.
+    schema that is none. With a schema that contains itself, or has arrays of null, fastavro can be brought to take all
+    memory or to crash: such bytes had better come from friends.
     """
 
     content_type = "application/avro"
