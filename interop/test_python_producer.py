@@ -122,13 +122,15 @@ async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) ->
 async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "traced", enable_trace=True) as producer:
         result = await producer.send(Message(topic, b"body", tags="tag", keys="key"), TIMEOUT_MS)
-    deadline = time.monotonic() + 60
-    output = ""
-    while time.monotonic() < deadline and "traced" not in output:
-        output = await asyncio.to_thread(mqadmin, cluster.address, "queryMsgTraceById", "-i", result.msg_id)
-    (line,) = (line for line in output.splitlines() if line.startswith("Pub"))
-    assert line.split()[1] == "traced"
-    assert "success" in line
+        batch = await producer.send_batch([Message(topic, b"one"), Message(topic, b"two")], TIMEOUT_MS)
+    for msg_id in (result.msg_id, *batch.msg_id.split(",")):
+        deadline = time.monotonic() + 60
+        output = ""
+        while time.monotonic() < deadline and "traced" not in output:
+            output = await asyncio.to_thread(mqadmin, cluster.address, "queryMsgTraceById", "-i", msg_id)
+        (line,) = (line for line in output.splitlines() if line.startswith("Pub"))
+        assert line.split()[1] == "traced"
+        assert "success" in line
 
 
 async def test_a_timer_message_is_taken_back(cluster: Cluster, topic: str) -> None:

@@ -3,7 +3,7 @@
     dispatcher = TraceDispatcher(producer.send)
     dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
 
-The text of a trace is what Java's tools read (client/trace/TraceDataEncoder); `client.admin_trace` decodes it.
+The text of a trace is what Java's tools read (client/trace/TraceDataEncoder); `client.admin.trace` decodes it.
 Source of the dispatcher: client/trace/AsyncTraceDispatcher.
 """
 
@@ -36,8 +36,9 @@ BATCH = 10
 FLUSH_INTERVAL_S = 5.0
 #: So long does a client that closes wait for its traces.
 CLOSE_TIMEOUT_S = 3.0
-#: A trace message is closed when its text has so many characters.
+#: A trace message is closed when its text has so many characters, or its keys, which are properties of it.
 MAX_TEXT = 128_000
+MAX_KEYS = 10_000
 #: The group of the producer that sends a consumer's traces begins so (`TraceConstants`).
 TRACE_GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 
@@ -108,72 +109,72 @@ class TraceContext:
 
 
 def encode_trace(context: TraceContext) -> str:
-    """The lines of a context: one per message of a consumption, one in all of anything else."""
-    lines = {
-        TraceType.PUB: _pub,
-        TraceType.RECALL: _recall,
-        TraceType.SUB_BEFORE: _sub_before,
-        TraceType.SUB_AFTER: _sub_after,
-        TraceType.END_TRANSACTION: _end_transaction,
-    }[context.trace_type](context)
-    kind = context.trace_type.value
-    return "".join(f"{kind}{_FIELD_END}{_FIELD_END.join(map(_text, line))}{_LINE_END}" for line in lines)
+    """The lines of a context, one for each of its messages."""
+    return "".join(_line(context, bean) for bean in context.beans)
 
 
 def trace_keys(context: TraceContext) -> set[str]:
-    """What a trace message is found by: the messages' ids (a batch has several) and keys."""
-    keys: set[str] = set()
-    for bean in context.beans:
-        keys.update(bean.msg_id.split(","), bean.keys.split(KEY_SEPARATOR))
-    keys.discard("")
-    return keys
+    """What a trace message is found by: the messages' ids and keys."""
+    return set().union(*map(_keys, context.beans))
+
+
+def _line(context: TraceContext, bean: TraceBean) -> str:
+    fields = _FIELDS[context.trace_type](context, bean)
+    return f"{context.trace_type.value}{_FIELD_END}{_FIELD_END.join(map(_text, fields))}{_LINE_END}"
+
+
+def _keys(bean: TraceBean) -> set[str]:
+    """A message's own keys may be as long as all properties together; with such a trace couldn't be sent."""
+    keys = set(bean.keys.split(KEY_SEPARATOR)) if len(bean.keys) <= MAX_KEYS else set()
+    return (keys | {bean.msg_id}) - {""}
 
 
 def _text(value: object) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-_Lines = Iterable[tuple[object, ...]]
-
-
 def _head(context: TraceContext) -> tuple[object, ...]:
     return context.timestamp, context.region_id, context.group
 
 
-def _pub(context: TraceContext) -> _Lines:
-    bean = context.beans[0]
-    yield (
+def _pub(context: TraceContext, bean: TraceBean) -> tuple[object, ...]:
+    return (
         *_head(context),
         *(bean.topic, bean.msg_id, bean.tags, bean.keys, bean.store_host, bean.body_length),
         *(context.cost_time_ms, int(bean.message_type), bean.offset_msg_id, context.success),
     )
 
 
-def _recall(context: TraceContext) -> _Lines:
-    bean = context.beans[0]
-    yield (*_head(context), bean.topic, bean.msg_id, context.success)
+def _recall(context: TraceContext, bean: TraceBean) -> tuple[object, ...]:
+    return (*_head(context), bean.topic, bean.msg_id, context.success)
 
 
-def _sub_before(context: TraceContext) -> _Lines:
-    for bean in context.beans:
-        yield (*_head(context), context.request_id, bean.msg_id, bean.retry_times, bean.keys)
+def _sub_before(context: TraceContext, bean: TraceBean) -> tuple[object, ...]:
+    return (*_head(context), context.request_id, bean.msg_id, bean.retry_times, bean.keys)
 
 
-def _sub_after(context: TraceContext) -> _Lines:
-    for bean in context.beans:
-        yield (
-            *(context.request_id, bean.msg_id, context.cost_time_ms, context.success, bean.keys),
-            *(context.context_code, context.timestamp, context.group),
-        )
+def _sub_after(context: TraceContext, bean: TraceBean) -> tuple[object, ...]:
+    return (
+        *(context.request_id, bean.msg_id, context.cost_time_ms, context.success, bean.keys),
+        *(context.context_code, context.timestamp, context.group),
+    )
 
 
-def _end_transaction(context: TraceContext) -> _Lines:
-    bean = context.beans[0]
-    yield (
+def _end_transaction(context: TraceContext, bean: TraceBean) -> tuple[object, ...]:
+    return (
         *_head(context),
         *(bean.topic, bean.msg_id, bean.tags, bean.keys, bean.store_host, int(bean.message_type)),
         *(bean.transaction_id, bean.transaction_state, bean.from_transaction_check),
     )
+
+
+_FIELDS: dict[TraceType, Callable[[TraceContext, TraceBean], tuple[object, ...]]] = {
+    TraceType.PUB: _pub,
+    TraceType.RECALL: _recall,
+    TraceType.SUB_BEFORE: _sub_before,
+    TraceType.SUB_AFTER: _sub_after,
+    TraceType.END_TRANSACTION: _end_transaction,
+}
 
 
 class TraceDispatcher:
@@ -237,13 +238,16 @@ class TraceDispatcher:
 
 
 def trace_messages(contexts: Iterable[TraceContext], topic: str) -> Iterable[Message]:
-    """The messages that tell of `contexts`: one, or more where the text is long."""
-    text, keys = "", set[str]()
+    """The messages that tell of `contexts`: one, or more where text or keys are long."""
+    text, keys, keys_length = "", set[str](), 0
     for context in contexts:
-        text += encode_trace(context)
-        keys |= trace_keys(context)
-        if len(text) >= MAX_TEXT:
-            yield Message(topic, text.encode(), keys=sorted(keys))
-            text, keys = "", set()
+        for bean in context.beans:
+            text += _line(context, bean)
+            new = _keys(bean) - keys
+            keys |= new
+            keys_length += sum(len(key) + len(KEY_SEPARATOR) for key in new)
+            if len(text) >= MAX_TEXT or keys_length >= MAX_KEYS:
+                yield Message(topic, text.encode(), keys=sorted(keys))
+                text, keys, keys_length = "", set(), 0
     if text:
         yield Message(topic, text.encode(), keys=sorted(keys))

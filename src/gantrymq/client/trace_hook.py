@@ -28,21 +28,34 @@ class SendTraceHook:
             return
         if result is not None and not result.trace_on:
             return
-        bean = TraceBean(
-            topic=first.topic,
-            msg_id=result.msg_id if result is not None else context.msg_id,
-            offset_msg_id=result.offset_msg_id if result is not None else "",
-            tags=first.tags or "",
-            keys=first.properties.get(names.KEYS, ""),
-            store_host=context.address,
-            body_length=sum(len(message.body) for message in context.messages),
-            message_type=message_type(context.properties[0]),
-        )
+        ids, offset_ids = [context.msg_id], [""]
+        if result is not None:
+            ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
+        if len(offset_ids) != len(ids):
+            # A queue that keeps batches whole (BatchCQ) has one for all.
+            offset_ids = [result.offset_msg_id if result is not None else ""] * len(ids)
+        # A line for each message of a batch. Java's producer has one in all, in which its reader finds none of them: it
+        # compares the ids that are asked for with all of a line's.
+        beans = [
+            TraceBean(
+                topic=message.topic,
+                msg_id=msg_id,
+                offset_msg_id=offset_id,
+                tags=message.tags or "",
+                keys=message.properties.get(names.KEYS, ""),
+                store_host=context.address,
+                body_length=len(message.body),
+                message_type=message_type(properties),
+            )
+            for message, properties, msg_id, offset_id in zip(
+                context.messages, context.properties, ids, offset_ids, strict=False
+            )
+        ]
         self._dispatcher.append(
             TraceContext(
                 TraceType.PUB,
                 context.group,
-                [bean],
+                beans,
                 timestamp=context.began_ms,
                 region_id=(result.region_id if result is not None else "") or DEFAULT_REGION,
                 cost_time_ms=max(0, now_ms() - context.began_ms),

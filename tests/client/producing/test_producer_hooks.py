@@ -111,11 +111,56 @@ async def test_one_way_sends_have_hooks_and_traces() -> None:
     assert (view.msg_id, view.topic, view.success, view.store_host) == (context.msg_id, "topic", True, broker.address)
 
 
-async def test_a_batch_has_one_trace_that_each_of_its_messages_finds() -> None:
+def as_java_reads(body: bytes) -> dict[str, list[str]]:
+    """The fields of each send by its message id, as `TraceDataEncoder` takes them apart and `TraceView` finds them."""
+    found = {}
+    for line in body.decode().rstrip("\x02").split("\x02"):
+        # Java's split drops what is empty at the end.
+        fields = line.rstrip("\x01").split("\x01")
+        assert fields[0] == "Pub"
+        assert len(fields) == 14
+        for number in (1, 9, 10, 11):
+            int(fields[number])
+        assert fields[13] in ("true", "false")
+        found[fields[5]] = fields
+    return found
+
+
+async def test_traces_are_what_javas_reader_expects() -> None:
     broker = ProducerBroker()
     async with producer_over(broker, topics=TOPICS, enable_trace=True) as producer:
-        result = await producer.send_batch([MESSAGE, MESSAGE])
+        await producer.send_oneway(MESSAGE)
+        batch = await producer.send_batch([Message("topic", bytes(n), tags=f"t{n}") for n in range(1, 4)])
+    oneway, _, traced = broker.sent
+    found = as_java_reads(traced.body)
+    assert list(found) == [oneway.properties["UNIQ_KEY"], *batch.msg_id.split(",")]
+    assert found.keys() == set(traced.properties["KEYS"].split()) - {"k1", "k2"}
+    # Java's reader shows a line only to who asks for its whole message id.
+    for size, msg_id, offset_id in zip(
+        range(1, 4), batch.msg_id.split(","), batch.offset_msg_id.split(","), strict=True
+    ):
+        fields = found[msg_id]
+        assert fields[3:10] == ["producers", "topic", msg_id, f"t{size}", "", broker.address, str(size)]
+        assert fields[12:] == [offset_id, "true"]
+
+
+async def test_the_traces_of_a_large_batch_have_room_for_their_keys() -> None:
+    """A thousand ids were more than properties may be long: the trace was not sent."""
+    broker = ProducerBroker()
+    async with producer_over(broker, topics=TOPICS, enable_trace=True, compress_over=1 << 22) as producer:
+        batch = await producer.send_batch([Message("topic", b"x")] * 1500)
+    found: set[str] = set()
+    for traced in broker.sent[1:]:
+        ids = as_java_reads(traced.body).keys()
+        assert ids == set(traced.properties["KEYS"].split())
+        found |= ids
+    assert found == set(batch.msg_id.split(","))
+
+
+async def test_keys_that_would_fill_a_trace_are_no_keys_of_it() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, topics=TOPICS, enable_trace=True, compress_over=1 << 22) as producer:
+        sent = await producer.send(Message("topic", b"x", keys="k" * 32_000))
     traced = broker.sent[1]
-    assert set(result.msg_id.split(",")) <= set(traced.properties["KEYS"].split())
-    (view,) = decode_trace(traced.body, "")
-    assert (view.msg_id, view.success) == (result.msg_id, True)
+    assert traced.properties["KEYS"] == sent.msg_id
+    assert as_java_reads(traced.body)[sent.msg_id][7] == "k" * 32_000
