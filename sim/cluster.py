@@ -94,6 +94,8 @@ class Servers:
 
     def __init__(self, world: World, plan: Plan) -> None:
         self._plan = plan
+        #: SYNC_FLUSH.
+        self.is_synced = plan.is_synced
         self.name_servers = [
             Program(world.host(f"ns-{n}", f"10.0.1.{n + 1}"), self._name_server) for n in range(plan.name_servers)
         ]

@@ -20,6 +20,9 @@ from sim.machine import State
 from sim.plan import Fault
 from sim.system import World
 
+#: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
+_UNSYNCED_S = 3.0
+
 
 class Site:
     """All that a fault can reach."""
@@ -68,6 +71,11 @@ class Power:
         site.world.disks[program.host.address].power_failed()
         site.world.loop.network.without_power.add(program.host.address)
         site.died(program)
+        if not site.servers.is_synced:
+            now = site.world.loop.time()
+            site.clients.scene.excuses.append(
+                lambda sent: sent.stored_at is not None and now - _UNSYNCED_S <= sent.stored_at <= now
+            )
 
     def end(self, site: Site, program: Program) -> None:
         site.world.loop.network.without_power.discard(program.host.address)

@@ -62,6 +62,8 @@ class Plan:
     #: The share of deliveries that handlers fail.
     failures: float
     tiny_reads: float
+    #: The share of messages that are sent one-way.
+    oneway: float = 0.0
     #: Workloads beside producers and consumers, see workloads/.
     extras: tuple[str, ...] = ()
     faults: list[Fault] = field(default_factory=list)
@@ -116,6 +118,12 @@ def make_plan(seed: str) -> Plan:
     if extra.random() < 0.15:
         kind, whom = extra.choice((("kill-all", "ns-0"), ("kill-all", "broker-0"), ("end-all", "broker-0")))
         plan.faults.append(Fault(kind, whom, round(extra.uniform(5, FAULTS_S), 2), round(extra.uniform(1, 20), 2), 1.0))
+    plan.oneway = extra.choice((0.0, 0.0, 0.05))
+    # What was given back, popped or taken back in the last moment may be lost without SYNC_FLUSH.
+    is_lossless = not plan.failures and not {"dead-letters", "recalls", "slow-pops"} & set(plan.extras)
+    if not plan.is_synced and not plan.consumers["pop"] and is_lossless and extra.random() < 0.5:
+        whom, at = f"broker-{extra.randrange(plan.brokers)}", round(extra.uniform(1, FAULTS_S), 2)
+        plan.faults.append(Fault("power", whom, at, round(extra.uniform(1, 20), 2), 1.0))
     # Recovery takes a damaged record for the end of the log, as Java's does: only on what runs through.
     restarted = {fault.whom for fault in plan.faults if fault.kind in ("kill", "power", "end", "sync-error")}
     steady = [f"broker-{n}" for n in range(plan.brokers) if f"broker-{n}" not in restarted]
