@@ -22,6 +22,7 @@ from gantrymq.broker.pop.revive import REVIVE_GROUP, PopRevive
 from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.broker.pop.revive_queue import LIMIT, ReviveQueue
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
@@ -169,7 +170,14 @@ class World:
         self.groups.get("g")
         self.offsets = ConsumerOffsets(root / "offsets.json", saving=saving)
         schedule = Schedule(root / "delays.json", [1000], self.appender, Jobs(), saving=saving)
-        retry = RetryTopics(self.appender, self.topics, self.groups, schedule, NewTopics(self.topics, Jobs()))
+        retry = RetryTopics(
+            self.appender,
+            self.topics,
+            self.groups,
+            schedule,
+            NewTopics(self.topics, Jobs()),
+            RoomWaits(self.store, Jobs()),
+        )
         self.log = ReviveLog(self.appender, "c", 2, lambda queue, properties, code: (queue, properties, code))
         self.revive = PopRevive(self.log, self.appender, self.topics, self.groups, self.offsets, retry, config)
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
+from transaction_support import Producer
+from waiting import until
 
 from gantrymq.broker import room_waits
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.system import files
@@ -36,6 +39,8 @@ class SlowMaking:
 @pytest.fixture
 def making(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> Iterator[SlowMaking]:
     making = SlowMaking()
+    # Its files are made in another way.
+    broker.config.store.message_index_enable = False
     make, reserve = MappedFile.make, MappedFile.reserve
     monkeypatch.setattr(MappedFile, "make", lambda file, *place: (making.wait(), make(file, *place))[1])
     monkeypatch.setattr(MappedFile, "reserve", lambda file, *place: (making.wait(), reserve(file, *place))[1])
@@ -114,9 +119,58 @@ async def test_what_waits_when_the_broker_stops_is_stored(
     await stopping
 
 
-async def test_what_is_done_in_the_background_waits(peer: Peer, making: SlowMaking) -> None:
-    """A delayed message comes to its queue, whose first it is."""
+async def test_what_is_delivered(peer: Peer, making: SlowMaking) -> None:
+    """A delayed message comes to its queue, whose first it is, and so does a timer message."""
     await peer.send("orders", b"first", queue_id=1)
-    assert (await peer.send("orders", b"delayed", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
-    answer = await peer.pull("orders", suspend_ms=10_000)
-    assert [message.body for message in decode_messages(answer.body)] == [b"delayed"]
+    for queue_id, properties in enumerate(({"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"})):
+        answer = await peer.send("later", b"delayed", queue_id=queue_id, properties=properties)
+        assert answer.code == ResponseCode.SUCCESS
+        answer = await peer.pull("later", queue_id=queue_id, suspend_ms=10_000)
+        assert [message.body for message in decode_messages(answer.body)] == [b"delayed"]
+    assert making.threads == {"gantry-room-maker"}
+
+
+async def test_ends_of_transactions(broker: Broker, making: SlowMaking) -> None:
+    producer = await Producer().connect(broker.port)
+    half = await producer.prepare("orders", b"paid")
+    await producer.send("orders", b"first", queue_id=1)
+    making.works.clear()
+    end = asyncio.ensure_future(producer.end(half))
+    assert (await producer.send("orders", b"second", queue_id=1)).code == ResponseCode.SUCCESS
+    assert not end.done()
+    making.works.set()
+    assert (await end).code == ResponseCode.SUCCESS
+    pulled = decode_messages((await producer.pull("orders")).body)
+    assert [message.body for message in pulled] == [b"paid"]
+    assert making.threads == {"gantry-room-maker"}
+    await producer.client.close()
+
+
+async def test_what_consumers_give_back(broker: Broker, peer: Peer, making: SlowMaking) -> None:
+    await peer.send("orders", b"again")
+    (message,) = decode_messages((await peer.pull("orders")).body)
+    back = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=1)
+    dead = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=-1)
+    making.works.clear()
+    waiting = [asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)) for header in (back, dead)]
+    assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
+    await until(lambda: len(making.threads) > 0)
+    making.works.set()
+    assert [(await answer).code for answer in waiting] == [ResponseCode.SUCCESS] * 2
+    (message,) = decode_messages((await peer.pull("%DLQ%consumers")).body)
+    assert message.body == b"again"
+    assert making.threads == {"gantry-room-maker"}
+
+
+async def test_replies(peer: Peer, making: SlowMaking) -> None:
+    await peer.send("orders", b"first", queue_id=1)
+    making.works.clear()
+    reply = asyncio.ensure_future(
+        peer.send("DefaultCluster_REPLY_TOPIC", b"answer", code=RequestCode.SEND_REPLY_MESSAGE_V2)
+    )
+    await until(lambda: len(making.threads) > 0)
+    making.works.set()
+    await reply
+    pulled = decode_messages((await peer.pull("DefaultCluster_REPLY_TOPIC")).body)
+    assert [message.body for message in pulled] == [b"answer"]
+    assert making.threads == {"gantry-room-maker"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantrymq.broker.long_polling import LongPolling
-from gantrymq.errors import RequestRefused, StoreBusy, StoreError, StoreFull
+from gantrymq.errors import RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.record import BLANK_SIZE, Record, encode_host
@@ -16,6 +16,9 @@ from gantrymq.store.record_batch import RecordBatch
 
 #: A record is longer than its body by its fixed part, two names and the properties, and a file of the log by a blank.
 _BESIDE_BODY = 34 * 1024
+
+#: While a file of the store is made, what goes on in the background tries again after this time, s.
+ROOM_S = 0.002
 
 
 def born_host(connection: Connection) -> bytes:
@@ -53,7 +56,7 @@ class Appender:
         file_size = config.mapped_file_size_commit_log
         self.max_message_size = min(config.max_message_size, max(file_size - _BESIDE_BODY, file_size // 2))
 
-    def append_or_busy(
+    def append(
         self,
         queue: ConsumeQueue,
         flag: int,
@@ -70,7 +73,8 @@ class Appender:
     ) -> PutResult:
         """Stores a message. Raises RequestRefused: too large (a body that `is_again` stored never is), or no room.
 
-        Raises StoreBusy while a file is made for it, StoreError while the store can't be written; see `is_passing`.
+        Raises StoreBusy while a file is made for it (requests then wait in `RoomWaits`, others for ROOM_S), StoreError
+        while the store can't be written; see `is_passing`.
         """
         if (len(body) > self.max_message_size and not is_again) or len(properties) > self.max_properties_length:
             raise RequestRefused(
@@ -96,36 +100,10 @@ class Appender:
         self._polling.message_arrived(queue)
         return result
 
-    def append(
-        self,
-        queue: ConsumeQueue,
-        flag: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int,
-        body: bytes,
-        properties: bytes,
-        tags_code: int,
-        prepared_transaction_offset: int = 0,
-        *,
-        is_again: bool = False,
-    ) -> PutResult:
-        """As `append_or_busy`, but waits for a file that is being made.
-
-        For what is done once in a while, or in the background: it comes to that at the first message of a queue.
-        """
-        message = (flag, sys_flag, born_timestamp, born_host, reconsume_times, body, properties, tags_code)
-        try:
-            return self.append_or_busy(queue, *message, prepared_transaction_offset, is_again=is_again)
-        except StoreBusy:
-            with self.store.waiting():
-                return self.append_or_busy(queue, *message, prepared_transaction_offset, is_again=is_again)
-
     def append_batch(self, batch: RecordBatch) -> list[int]:
         """Stores all of a batch; the messages' physical offsets.
 
-        Raises RequestRefused: too large, or no room; StoreBusy and StoreError as `append_or_busy` does.
+        Raises RequestRefused: too large, or no room; StoreBusy and StoreError as `append` does.
         """
         size, file_size = sum(batch.sizes), self.store.config.mapped_file_size_commit_log
         if size + BLANK_SIZE > file_size:

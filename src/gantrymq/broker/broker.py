@@ -164,7 +164,7 @@ class Broker:
         self._timer = Timer(config.store, appender, jobs)
         new_topics = NewTopics(topics, jobs)
         room_waits = RoomWaits(store, jobs)
-        retry = RetryTopics(appender, topics, groups, self._schedule, new_topics)
+        retry = RetryTopics(appender, topics, groups, self._schedule, new_topics, room_waits)
         flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
         self.writers = Writers(config, directory / FILE_NAME, appender, jobs, saving=saving)
         self._sending = Sending(
@@ -181,7 +181,7 @@ class Broker:
             writers=self.writers,
         )
         self._transactions = Transactions(
-            config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, jobs
+            config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, room_waits, jobs
         )
         self.pops = PopService(
             config,
@@ -263,7 +263,7 @@ class Broker:
             self._pulling,
             self._sending,
             retry,
-            Recall(config, appender, topics, self._timer, flush_waits),
+            Recall(config, appender, topics, self._timer, flush_waits, room_waits),
             Replies(config, self.address, appender, topics, members),
             self._clients,
             QueueOffsets(store, topics),

@@ -6,13 +6,16 @@ the topic CLUSTER_REPLY_TOPIC unless storeReplyMessageEnable is off. The replier
 
 from __future__ import annotations
 
-from gantrymq.broker.appender import Appender, born_host
+import asyncio
+
+from gantrymq.broker.appender import ROOM_S, Appender, born_host
 from gantrymq.broker.budget import Budget
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.part import Part
+from gantrymq.broker.room_waits import WAIT_S
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import RemotingError, RequestRefused
+from gantrymq.errors import RemotingError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -29,6 +32,7 @@ from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_propertie
 from gantrymq.protocol.topic_name import may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.system import clock, randomness
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -119,7 +123,7 @@ class Replies(Part):
             if self._config.store_reply_message_enable:
                 if not self._topics.is_written(header.topic):
                     await self._topics.written()
-                self._store(connection, request, header, answer)
+                await self._store(connection, request, header, answer)
         return RemotingCommand.response(ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS, problem, answer)
 
     async def _push(
@@ -169,7 +173,24 @@ class Replies(Part):
             names.TRACE_SWITCH: "true" if self._config.trace_on else "false",
         }
 
-    def _store(
+    async def _store(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: SendMessageRequestHeader,
+        answer: SendMessageResponseHeader,
+    ) -> None:
+        late = monotonic() + WAIT_S
+        while True:
+            try:
+                self._append(connection, request, header, answer)
+                return
+            except StoreBusy:
+                if monotonic() >= late:
+                    raise
+            await asyncio.sleep(ROOM_S)
+
+    def _append(
         self,
         connection: Connection,
         request: RemotingCommand,

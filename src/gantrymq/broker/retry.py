@@ -9,6 +9,7 @@ from __future__ import annotations
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
@@ -42,15 +43,17 @@ class RetryTopics(Part):
         groups: SubscriptionGroupTable,
         schedule: Schedule,
         new_topics: NewTopics,
+        room_waits: RoomWaits,
     ) -> None:
         self._appender = appender
         self._topics = topics
         self._groups = groups
         self._schedule = schedule
         self._new_topics = new_topics
+        self._send_back = room_waits.holding(self.send_back)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
 
     def send_back(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A consumer gives a message back to have it again later."""
@@ -86,7 +89,7 @@ class RetryTopics(Part):
                 )
             queue = self._appender.store.queue(topic.topic_name, randomness.randrange(group.retry_queue_nums))
         if not self._topics.is_written(queue.topic):
-            self._new_topics.hold(connection, request, self.send_back)
+            self._new_topics.hold(connection, request, self._send_back)
             return None
         if not is_dead:
             delayed = self._schedule.redirect(queue, properties, level, now_ms())

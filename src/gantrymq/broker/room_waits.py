@@ -1,4 +1,4 @@
-"""Sends for which the store has no room just now, since a file is being made: they wait until it has, 3 s at most.
+"""Requests for whose message the store has no room just now: they wait until a file has been made, 3 s at most.
 
 Java's threads wait for the file themselves (`AllocateMappedFileService.putRequestAndReturnMappedFile`, 5 s).
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.part import Part
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
-from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic
 
@@ -45,7 +46,6 @@ class RoomWaits(Part):
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
         self._store = store
-        self._loop = asyncio.get_running_loop()
         self._held: deque[_Held] = deque()
         #: Those who were tried and wait for more; they come before the others.
         self._again: deque[_Held] = deque()
@@ -85,17 +85,29 @@ class RoomWaits(Part):
         if len(self._held) == 1 and not self._again:
             self._wait()
 
+    def holding(self, handler: RequestHandler) -> RequestHandler:
+        """`handler`, for which its request waits where it raises StoreBusy; nothing must have been done by then."""
+
+        def handle(connection: Connection, request: RemotingCommand) -> Reply:
+            try:
+                return handler(connection, request)
+            except StoreBusy:
+                self.hold(connection, request, handle)
+                return None
+
+        return handle
+
     def _wait(self) -> None:
         self._has_room = False
         self._store.close_line()
-        self._store.when_room(self._room_made)
+        # It is called in the store's thread.
+        self._store.when_room(partial(self._wake_soon, asyncio.get_running_loop()))
         self._job.wake(max(self._held[0].deadline - monotonic(), 0.0))
 
-    def _room_made(self) -> None:
-        # Called in the store's thread.
-        self._loop.call_soon_threadsafe(self._wake)
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(self._room_made)
 
-    def _wake(self) -> None:
+    def _room_made(self) -> None:
         self._has_room = True
         self._store.end_line(anew=True)
         self._store.close_line(has_room=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender, is_passing
+from gantrymq.broker.appender import ROOM_S, Appender, is_passing
 from gantrymq.broker.part import Part
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.saving import Saving
+from gantrymq.errors import StoreBusy
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import encode_json
@@ -127,7 +128,10 @@ class Schedule(Part):
                 due_ms = record.store_timestamp + delay_ms
                 if due_ms > now_ms:
                     return (due_ms - now_ms) / 1000
-                self._deliver(queue, record)
+                try:
+                    self._deliver(queue, record)
+                except StoreBusy:
+                    return ROOM_S
             self._advance(level, next_offset)
             if monotonic() >= self._turn_ends:
                 break

@@ -79,7 +79,7 @@ class Sending(Part):
     ) -> None:
         self._config = config
         self._appender = appender
-        self._append = appender.append_or_busy
+        self._append = appender.append
         self._topics = topics
         self._schedule = schedule
         self._timer = timer

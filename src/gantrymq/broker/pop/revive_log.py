@@ -61,4 +61,6 @@ class ReviveLog:
         queue, properties, code = self._delay(
             appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
-        appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)
+        # A pop has been counted by now. It is the timer's queue, whose files are there ahead of it but for the first.
+        with appender.store.waiting():
+            appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import ROOM_S, Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.deliveries import Deliveries
@@ -33,7 +33,7 @@ from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
-from gantrymq.errors import GantryError
+from gantrymq.errors import GantryError, StoreBusy
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.system.clock import now_ms
@@ -180,4 +180,7 @@ class PopService(Part):
         return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
 
     def _bring_back(self) -> float:
-        return 0.0 if self._revive.turn() else _TICK_S
+        try:
+            return 0.0 if self._revive.turn() else _TICK_S
+        except StoreBusy:
+            return ROOM_S

@@ -14,7 +14,7 @@ from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.timer.message import NEVER_ENQUEUED, delete_keys, delivered_properties
 from gantrymq.broker.timer.metrics import TimerMetrics
-from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreError
+from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.java import tags_code
@@ -43,6 +43,8 @@ class Step(Enum):
     MORE = "MORE"
     #: The store takes nothing for now; the same is to be tried again.
     BLOCKED = "BLOCKED"
+    #: A file of the store is being made; the same is to be tried again soon.
+    NO_ROOM = "NO_ROOM"
     #: Nothing to do before the next slot's time, or the next message.
     IDLE = "IDLE"
 
@@ -106,7 +108,8 @@ class TimerDelivery:
     def step(self, now_ms: int) -> Step:
         """Does the next little piece of work.
 
-        Raises StoreError or OSError when files can't be read; the next step begins where this one failed.
+        Raises StoreBusy while a file of the store is made, StoreError or OSError when files can't be read; the next
+        step begins where this one failed.
         """
         self._now_ms = now_ms
         if self._slot is not None:
@@ -264,6 +267,8 @@ class TimerDelivery:
         code = tags_code(fields.get(names.TAGS, "").encode())
         try:
             self._appender.append_again(record, queue, properties, code, record.reconsume_times)
+        except StoreBusy:
+            raise
         except GantryError as e:
             if is_passing(e):
                 return self._blocked(e)

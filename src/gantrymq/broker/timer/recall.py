@@ -10,6 +10,7 @@ from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import IllegalMessage, RequestRefused
@@ -32,16 +33,23 @@ class Recall(Part):
     """Recalls on one broker."""
 
     def __init__(
-        self, config: BrokerConfig, appender: Appender, topics: BrokerTopics, timer: Timer, flush_waits: FlushWaits
+        self,
+        config: BrokerConfig,
+        appender: Appender,
+        topics: BrokerTopics,
+        timer: Timer,
+        flush_waits: FlushWaits,
+        room_waits: RoomWaits,
     ) -> None:
         self._config = config
         self._appender = appender
         self._topics = topics
         self._timer = timer
         self._flush_waits = flush_waits
+        self._room_waits = room_waits
 
     def handlers(self) -> dict[int, RequestHandler]:
-        return {RequestCode.RECALL_MESSAGE: self.recall}
+        return {RequestCode.RECALL_MESSAGE: self._room_waits.holding(self.recall)}
 
     def recall(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Stores the message that takes the other one back; the answer comes before that happens."""

@@ -13,13 +13,13 @@ from math import inf
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import ROOM_S, Appender
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
 from gantrymq.broker.timer.delivery import Step, TimerDelivery
 from gantrymq.broker.timer.message import slot_time
 from gantrymq.broker.timer.metrics import TimerMetrics
-from gantrymq.errors import RequestRefused, StoreError
+from gantrymq.errors import RequestRefused, StoreBusy, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -119,7 +119,8 @@ class Timer(Part):
         more = True
         try:
             while more and self._delivery.is_delivering and self._loop.time() < end:
-                more = self._turn() == 0.0
+                with self._store.waiting():
+                    more = self._turn() == 0.0
                 await asyncio.sleep(0)
         except (StoreError, OSError) as e:
             log.error("what is due isn't delivered before the stop: %s", e)
@@ -166,14 +167,19 @@ class Timer(Part):
     def _turn(self) -> float:
         """Works for a while; returns when it is to go on."""
         end = self._loop.time() + _TURN_S
-        while (step := self._delivery.step(now_ms())) is Step.MORE:
-            self._is_changed = True
-            if self._loop.time() >= end:
-                break
+        try:
+            while (step := self._delivery.step(now_ms())) is Step.MORE:
+                self._is_changed = True
+                if self._loop.time() >= end:
+                    break
+        except StoreBusy:
+            step = Step.NO_ROOM
         if self._is_changed:
             self._flushing.wake(self._config.timer_flush_interval_ms / 1000)
         if step is Step.MORE:
             return 0.0
+        if step is Step.NO_ROOM:
+            return ROOM_S
         if step is Step.BLOCKED:
             return _BLOCKED_S
         due_ms = self._delivery.due_ms()

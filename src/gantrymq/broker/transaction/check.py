@@ -26,7 +26,7 @@ from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
-from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused
+from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -80,7 +80,8 @@ class _Next(Enum):
 
 
 class _NotYet(Exception):
-    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk."""
+    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk, or a file
+    for it is being made."""
 
 
 class TransactionCheck:
@@ -113,11 +114,14 @@ class TransactionCheck:
         #: their producer names the first. And how often each first one is in it.
         self._renewed: deque[tuple[int, int]] = deque()
         self._renewed_from: Counter[int] = Counter()
+        #: Of those before this one it isn't known: they were there at the start, and are read in time.
+        self._loaded_end = 0
 
     def load(self) -> None:
         """Goes on where it stopped; the store is open, and consumer offsets are loaded."""
         self._half_offset = self._start_of(half_queue(self._store), self._offsets)
         self._op_read = self._start_of(op_queue(self._store), self._offsets)
+        self._loaded_end = half_queue(self._store).max_offset
 
     @staticmethod
     def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
@@ -218,6 +222,8 @@ class TransactionCheck:
             self._renewed_from[first] -= 1
             if not self._renewed_from[first]:
                 del self._renewed_from[first]
+        if self._half_offset < self._loaded_end:
+            return
         for offset in [offset for offset in self._ended_late if offset not in self._renewed_from]:
             self._take(offset)
 
@@ -363,6 +369,8 @@ class TransactionCheck:
             # The copy is as old as the first one, whatever its producer's clock says.
             again = record._replace(born_timestamp=_born(record))
             return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
+        except StoreBusy as e:
+            raise _NotYet from e
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise

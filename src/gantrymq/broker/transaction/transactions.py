@@ -11,17 +11,18 @@ from collections.abc import Callable
 from math import inf
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.appender import ROOM_S, Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
-from gantrymq.errors import GantryError, RemotingError, RequestRefused
+from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -64,6 +65,7 @@ class Transactions(Part):
         offsets: ConsumerOffsets,
         redirect: Redirect,
         may_send: MaySend,
+        room_waits: RoomWaits,
         jobs: Jobs,
     ) -> None:
         self._config = config
@@ -73,6 +75,7 @@ class Transactions(Part):
         self._offsets = offsets
         self._redirect = redirect
         self._may_send = may_send
+        self._room_waits = room_waits
         self._ops = OpMessages(config, appender)
         self._check = TransactionCheck(config, appender, topics, offsets, self._ops)
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
@@ -88,8 +91,8 @@ class Transactions(Part):
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
-            RequestCode.END_TRANSACTION: self.end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
+            RequestCode.END_TRANSACTION: self._room_waits.holding(self.end),
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._room_waits.holding(self.resume),
         }
 
     def load(self) -> None:
@@ -108,7 +111,8 @@ class Transactions(Part):
         self._op_writing.cancel()
         await self._checking.stop()
         try:
-            self._ops.write(self._check.op_written)
+            with self._store.waiting():
+                self._ops.write(self._check.op_written)
             await self._save(self._check.progress)
         except GantryError as e:
             log.error("what has ended isn't all kept, producers will be asked again: %s", e)
@@ -120,6 +124,8 @@ class Transactions(Part):
         header = request.read_header(EndTransactionRequestHeader)
         try:
             return self._end(header)
+        except StoreBusy:
+            raise
         except GantryError as e:
             # The request is one-way as a rule: nobody else would hear of it.
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
@@ -228,8 +234,12 @@ class Transactions(Part):
         """Learns what ended before the start; of later ends `_write_ops` tells."""
         return 0.0 if self._check.read_ops() else inf
 
-    def _write_ops(self) -> None:
-        self._ops.write(self._check.op_written)
+    def _write_ops(self) -> float:
+        try:
+            self._ops.write(self._check.op_written)
+        except StoreBusy:
+            return ROOM_S
+        return inf
 
     async def _ask_about_open(self) -> float:
         members: dict[str, list[Connection]] = {}
