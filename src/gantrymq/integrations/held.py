@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.popping.simple_consumer import INVISIBLE_MS, SimpleConsumer
-from gantrymq.errors import BrokerError, ClientError, GantryError
+from gantrymq.errors import BrokerError, ClientError, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import RpcHook
@@ -34,6 +34,15 @@ class ConnectionOptions(TypedDict, total=False):
     hooks: Sequence[RpcHook]
 
 
+class _Held:
+    """One message; the lock is held while its receipt handle changes, or is used for the last time."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        #: It is to be acknowledged, not renewed.
+        self.is_done = False
+
+
 class HeldMessages:
     """Receives from a started SimpleConsumer and holds what came, from `start` to `stop`, in one event loop.
 
@@ -45,8 +54,7 @@ class HeldMessages:
             raise ClientError(f"invisible_ms {invisible_ms}: ms are meant, and not so few")
         self._consumer = consumer
         self._invisible_ms = invisible_ms
-        #: The lock is held while a message's receipt handle changes.
-        self._held: dict[MessageExt, asyncio.Lock] = {}
+        self._held: dict[MessageExt, _Held] = {}
         self._renewing = Repeating(
             f"holding messages of group {consumer.group}", self._renew, invisible_ms / 1000 / _RENEWALS
         )
@@ -56,13 +64,19 @@ class HeldMessages:
         self._renewing.start()
 
     async def stop(self) -> None:
-        """Gives back what is held."""
+        """Gives back what is held, and says once more what is done and couldn't be said."""
         await self._renewing.stop()
-        for error in await asyncio.gather(
-            *(self.give_back(message) for message in list(self._held)), return_exceptions=True
-        ):
-            if isinstance(error, BaseException):
+        ending = [self._end(message, held) for message, held in list(self._held.items())]
+        for error in await asyncio.gather(*ending, return_exceptions=True):
+            if error is not None:
                 log.warning("a message couldn't be given back, it comes again later: %s", error)
+
+    async def _end(self, message: MessageExt, held: _Held) -> None:
+        if not held.is_done:
+            await self.give_back(message)
+            return
+        self._held.pop(message, None)
+        await self._consumer.ack(message)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -70,39 +84,52 @@ class HeldMessages:
     async def receive(self, max_messages: int, await_ms: int) -> list[MessageExt]:
         """As SimpleConsumer.receive; these are held."""
         messages = await self._consumer.receive(max_messages, self._invisible_ms, await_ms)
-        self._held |= {message: asyncio.Lock() for message in messages}
+        self._held |= {message: _Held() for message in messages}
         return messages
 
     async def ack(self, message: MessageExt) -> None:
-        """Says that a message is done. Raises BrokerError, RemotingError: then it comes again."""
-        async with self._let_go(message):
-            await self._consumer.ack(message)
+        """Says that a message is done; while the broker can't be reached it is said again instead of a renewal.
+
+        Raises BrokerError when the message's time is over: then it comes again.
+        """
+        held = self._held.setdefault(message, _Held())
+        held.is_done = True
+        async with held.lock:
+            await self._ack(message)
 
     async def give_back(self, message: MessageExt) -> None:
         """Has a message come again at once, to whoever asks. Raises BrokerError, RemotingError: then later."""
-        async with self._let_go(message):
+        held = self._held.pop(message, None) or _Held()
+        async with held.lock:
             await self._consumer.change_invisible_time(message, _GIVEN_BACK_MS)
 
     def drop(self, message: MessageExt) -> None:
         """Holds a message no longer: it comes again when its time is over, and goes to the dead letters at last."""
         self._held.pop(message, None)
 
-    def _let_go(self, message: MessageExt) -> asyncio.Lock:
-        """What a renewal that is under way holds; there is no other one."""
-        return self._held.pop(message, None) or asyncio.Lock()
+    async def _ack(self, message: MessageExt) -> None:
+        try:
+            await self._consumer.ack(message)
+        except RemotingError as e:
+            log.info("%s is done, which is to be said again: %s", message.place, e)
+        except BaseException:
+            self._held.pop(message, None)
+            raise
+        else:
+            self._held.pop(message, None)
 
     async def _renew(self) -> None:
-        await asyncio.gather(*(self._renew_one(message) for message in list(self._held)))
+        await asyncio.gather(*(self._renew_one(message, held) for message, held in list(self._held.items())))
 
-    async def _renew_one(self, message: MessageExt) -> None:
-        lock = self._held.get(message)
-        if lock is None:
-            return
-        async with lock:
-            if message not in self._held:
+    async def _renew_one(self, message: MessageExt, held: _Held) -> None:
+        async with held.lock:
+            if self._held.get(message) is not held:
                 return
             try:
-                await self._consumer.change_invisible_time(message, self._invisible_ms)
+                if held.is_done:
+                    await self._ack(message)
+                else:
+                    await self._consumer.change_invisible_time(message, self._invisible_ms)
             except BrokerError as e:
                 self._held.pop(message, None)
                 log.warning("%s can't be held any longer, others may get it: %s", message.place, e)

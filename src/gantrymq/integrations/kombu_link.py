@@ -146,7 +146,7 @@ class Link:
         return messages[0] if messages else None
 
     def ack(self, queue: str, message: MessageExt) -> None:
-        """Says that a message is done; doesn't wait for the answer. If it fails the message comes again."""
+        """Says that a message is done; doesn't wait for the answer. It is said again while no broker is there."""
         self._tell(self._source(queue).held.ack(message), message)
 
     def give_back(self, queue: str, message: MessageExt) -> None:

@@ -20,7 +20,7 @@ from typing import Unpack
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import ClientClosed, GantryError
+from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
 from gantrymq.extras import missing
 from gantrymq.integrations.held import ConnectionOptions, HeldMessages
 from gantrymq.logs import peer_log
@@ -101,7 +101,9 @@ class RocketMQBroker(AsyncBroker):
             except ClientClosed:
                 return
             except GantryError as e:
-                log.warning("no tasks of topic %s: %s", self._topic, e)
+                # A topic that isn't there yet has no tasks.
+                level = log.debug if isinstance(e, NoRouteInfo) else log.warning
+                level("no tasks of topic %s: %s", self._topic, e)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             for message in messages:
