@@ -265,3 +265,23 @@ def consumer_id(directory: Path, name: str) -> str:
 def test_impossible_batch_sizes_are_refused(size: int) -> None:
     with pytest.raises(ClientError, match="pull_batch_size"):
         LitePullConsumer("127.0.0.1:9876", "group", pull_batch_size=size)
+
+
+async def test_two_polls_at_once_are_refused(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    """The first one's future was lost: it slept on. What it had handed out counted as consumed."""
+    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(topic)
+    async with consumer:
+        first = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(0)
+        with pytest.raises(ClientError, match="another poll"):
+            await consumer.poll(1)
+        await producer.send(Message(topic, b"x"))
+        assert [message.body for message in await first] == [b"x"]
+        # One that is cancelled is over.
+        second = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert await consumer.poll(1) == []

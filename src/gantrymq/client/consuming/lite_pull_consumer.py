@@ -120,6 +120,7 @@ class LitePullConsumer(PullingConsumer):
         self._parts: _Parts | None = None
         self._ready: deque[tuple[ProcessQueue, MessageExt]] = deque()
         self._handed_out: list[tuple[ProcessQueue, MessageExt]] = []
+        self._is_polling = False
         self._arrival: asyncio.Future[None] | None = None
 
     def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
@@ -292,14 +293,20 @@ class LitePullConsumer(PullingConsumer):
     async def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
         """The messages that are there, at least one if any comes within `timeout_ms`; else an empty list.
 
-        Those of the last poll count as consumed now. For one caller at a time.
+        Those of the last poll count as consumed now. For one caller at a time: raises ClientError while another polls.
         """
         client_id = self._started().client.client_id
-        if not self._receive_hooks:
-            return await self._poll(timeout_ms, max_messages)
-        async with receiving(self._receive_hooks, self.group, client_id, self._subscribed_topics) as messages:
-            messages += await self._poll(timeout_ms, max_messages)
-        return messages
+        if self._is_polling:
+            raise ClientError("another poll is under way: what it returns would count as consumed")
+        self._is_polling = True
+        try:
+            if not self._receive_hooks:
+                return await self._poll(timeout_ms, max_messages)
+            async with receiving(self._receive_hooks, self.group, client_id, self._subscribed_topics) as messages:
+                messages += await self._poll(timeout_ms, max_messages)
+            return messages
+        finally:
+            self._is_polling = False
 
     async def _poll(self, timeout_ms: int, max_messages: int) -> list[MessageExt]:
         self._consume_handed_out()
