@@ -1,10 +1,7 @@
 """Disks: files in memory that lose, at a power failure, what a real disk might lose.
 
-Of each file there is what programs see (the page cache) and what is on the disk; `fdatasync` brings the one to the
-other. So for directories and their entries. A killed process loses nothing; a power failure leaves of each page that
-wasn't synced the old bytes, the new ones, or sectors of both, and of a directory's changes the first few.
-
-The functions are those of `os`, and raise its errors. Paths are absolute; each host has a disk of its own.
+What a file is, and what a power failure leaves of it, is in inodes.py; here are the descriptors, the paths, and what
+goes wrong. The functions are those of `os`, and raise its errors. Paths are absolute; each host has a disk of its own.
 """
 
 from __future__ import annotations
@@ -13,206 +10,15 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
-PAGE = 4096
-SECTOR = 512
-_ZERO = bytes(PAGE)
+from sim.inodes import PAGE, Directory, Inode
+
 #: A disk that never gets full, bytes.
 _PLENTY = 1 << 40
-
-
-class SharedMapping(mmap.mmap):
-    """All that map a file share one; so who closes his closes nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class Inode:
-    """A file. What programs see is in `pages` (those that aren't zero) or, once it is mapped, in `mapping`."""
-
-    __slots__ = (
-        "_dirty",
-        "durable",
-        "durable_size",
-        "lock",
-        "mapping",
-        "mode",
-        "mtime",
-        "number",
-        "pages",
-        "reserved",
-        "size",
-    )
-
-    def __init__(self, number: int, mode: int) -> None:
-        self.number = number
-        self.mode = mode
-        self.size = 0
-        #: So many bytes have blocks, whatever is in them.
-        self.reserved = 0
-        self.pages: dict[int, bytearray] = {}
-        self.mapping: SharedMapping | None = None
-        #: What is on the disk.
-        self.durable: dict[int, bytes] = {}
-        self.durable_size = 0
-        self.mtime = 0.0
-        #: The descriptor that has it locked.
-        self.lock: int | None = None
-        #: Pages that were written since the last sync; of a mapped file nobody knows.
-        self._dirty: set[int] = set()
-
-    def read(self, begin: int, end: int) -> bytes:
-        end = min(end, self.size)
-        if self.mapping is not None:
-            return self.mapping[begin:end]
-        parts = []
-        while begin < end:
-            number, at = divmod(begin, PAGE)
-            until = min(end - begin + at, PAGE)
-            page = self.pages.get(number)
-            parts.append(bytes(until - at) if page is None else bytes(page[at:until]))
-            begin += until - at
-        return b"".join(parts)
-
-    def write(self, begin: int, data: bytes) -> None:
-        """Within its size."""
-        if self.mapping is not None:
-            self.mapping[begin : begin + len(data)] = data
-            return
-        done = 0
-        while done < len(data):
-            number, at = divmod(begin + done, PAGE)
-            piece = data[done : done + PAGE - at]
-            page = self.pages.get(number)
-            if page is None:
-                page = self.pages[number] = bytearray(PAGE)
-            page[at : at + len(piece)] = piece
-            self._dirty.add(number)
-            done += len(piece)
-
-    def resize(self, size: int) -> None:
-        self.reserved = min(self.reserved, size)
-        if self.mapping is not None:
-            if size > len(self.mapping):
-                raise OSError(errno.EINVAL, "a simulated file that is mapped can't grow")
-            self.mapping[size : self.size] = bytes(max(self.size - size, 0))
-        elif size < self.size:
-            first = -(-size // PAGE)
-            for number in [number for number in self.pages if number >= first]:
-                del self.pages[number]
-                self._dirty.add(number)
-            if size % PAGE and (page := self.pages.get(size // PAGE)) is not None:
-                page[size % PAGE :] = bytes(PAGE - size % PAGE)
-                self._dirty.add(size // PAGE)
-        self.size = size
-
-    def map(self, size: int) -> mmap.mmap:
-        """The one mapping that all share."""
-        if self.mapping is None:
-            mapping = SharedMapping(-1, size)
-            for number, page in self.pages.items():
-                mapping[number * PAGE : (number + 1) * PAGE] = bytes(page[: size - number * PAGE])
-            self.mapping = mapping
-            self.pages.clear()
-        if len(self.mapping) != size:
-            raise OSError(errno.EINVAL, f"a simulated file is mapped with {len(self.mapping)} bytes, not {size}")
-        return self.mapping
-
-    def sync(self) -> None:
-        """What programs see is on the disk."""
-        self.durable.update(self._changed())
-        self.durable_size = self.size
-        self._dirty.clear()
-
-    def lose(self, chance: Random) -> None:
-        """What wasn't synced is old, new or both."""
-        changed = self._changed()
-        if chance.random() < 0.5:
-            self.durable_size = self.size
-        for number, new in changed.items():
-            old = self.durable.get(number, _ZERO)
-            kind = chance.random()
-            if kind < 0.4:
-                self.durable[number] = new
-            elif kind > 0.8:
-                self.durable[number] = b"".join(
-                    (new if chance.random() < 0.5 else old)[sector : sector + SECTOR]
-                    for sector in range(0, PAGE, SECTOR)
-                )
-        self.size = self.durable_size
-        self.mapping = None
-        self.pages = {number: bytearray(page) for number, page in self.durable.items() if number * PAGE < self.size}
-        self._dirty.clear()
-        self.lock = None
-
-    def has_data(self, number: int) -> bool:
-        """A page that isn't a hole."""
-        if self.mapping is not None:
-            return any(self.mapping[number * PAGE : (number + 1) * PAGE])
-        return number in self.pages and any(self.pages[number])
-
-    def data_pages(self) -> list[int]:
-        """The pages that aren't holes."""
-        numbers = range(-(-self.size // PAGE)) if self.mapping is not None else sorted(self.pages)
-        return [number for number in numbers if self.has_data(number)]
-
-    def flip(self, position: int, bit: int) -> None:
-        byte = self.read(position, position + 1)[0]
-        self.write(position, bytes((byte ^ 1 << bit,)))
-        number, at = divmod(position, PAGE)
-        durable = bytearray(self.durable.get(number, _ZERO))
-        durable[at] ^= 1 << bit
-        self.durable[number] = bytes(durable)
-
-    def _changed(self) -> dict[int, bytes]:
-        """The pages that the disk has otherwise, as programs see them."""
-        if self.mapping is not None:
-            numbers: Iterable[int] = range(-(-self.size // PAGE))
-        else:
-            numbers = sorted(self._dirty)
-        changed = {}
-        for number in numbers:
-            if self.mapping is not None:
-                page = self.mapping[number * PAGE : (number + 1) * PAGE].ljust(PAGE, b"\0")
-            else:
-                page = bytes(self.pages.get(number, _ZERO))
-            if page != self.durable.get(number, _ZERO):
-                changed[number] = page
-        return changed
-
-
-@dataclass
-class Directory:
-    """`entries` is what programs see; `changes` what the disk has not: (name, what it is now)."""
-
-    number: int
-    mtime: float = 0.0
-    entries: dict[str, Inode | Directory] = field(default_factory=dict)
-    durable: dict[str, Inode | Directory] = field(default_factory=dict)
-    changes: list[tuple[str, Inode | Directory | None]] = field(default_factory=list)
-    #: The descriptor that has it locked.
-    lock: int | None = None
-
-    def set(self, name: str, entry: Inode | Directory | None) -> None:
-        if entry is None:
-            del self.entries[name]
-        else:
-            self.entries[name] = entry
-        self.changes.append((name, entry))
-
-    def sync(self, count: int | None = None) -> None:
-        """The first `count` changes, or all, are on the disk."""
-        count = len(self.changes) if count is None else count
-        for name, entry in self.changes[:count]:
-            if entry is None:
-                self.durable.pop(name, None)
-            else:
-                self.durable[name] = entry
-        del self.changes[:count]
 
 
 @dataclass
@@ -508,8 +314,9 @@ class Disk:
         return directory, last
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in os.path.normpath(path).split("/") if part not in ("", ".")]
+@lru_cache(10_000)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in os.path.normpath(path).split("/") if part not in ("", "."))
 
 
 def _stat(entry: Inode | Directory) -> os.stat_result:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _WINDOW = 256 * 1024
 #: asyncio's write buffer limits, in bytes.
 _HIGH_WATER = 64 * 1024
+#: So many tiny reads come in a row, at some place of what has arrived; the rest comes at once.
+_TINY_READS = 16
 #: How long a connect or unacknowledged bytes wait for a host that doesn't answer, s.
 _CONNECT_TIMEOUT_S = 127.0
 _DEAD_PEER_S = 60.0
@@ -133,12 +135,17 @@ class Stream:
 
     def send(self, data: bytes | None) -> None:
         """Bytes, or None for the end."""
-        link, loop = self._link, self._network.loop
-        # In order, whatever chance says.
-        self._arrives = max(self._arrives, loop.time() + link.delay_s + self._network.chance.random() * link.jitter_s)
-        self._pieces.append((self._arrives, data))
-        self.under_way += len(data) if data is not None else 0
-        self._schedule()
+        link, network = self._link, self._network
+        arrives = network.loop.now + link.delay_s + network.chance.random() * link.jitter_s
+        if arrives < self._arrives:
+            # In order, whatever chance says.
+            arrives = self._arrives
+        self._arrives = arrives
+        self._pieces.append((arrives, data))
+        if data is not None:
+            self.under_way += len(data)
+        if self._timer is None:
+            self._schedule()
 
     def again(self) -> None:
         """The link was mended, or the target reads again."""
@@ -146,38 +153,46 @@ class Stream:
 
     def _schedule(self) -> None:
         if self._timer is None and self._pieces and not self._link.is_cut and self._target.takes:
-            when = max(self._pieces[0][0], self._network.loop.time())
-            self._timer = self._network.loop.call_at(when, self._deliver, context=self._target.context)
+            loop = self._network.loop
+            when = max(self._pieces[0][0], loop.now)
+            self._timer = loop.call_at(when, self._deliver, context=self._target.context)
 
     def _deliver(self) -> None:
         self._timer = None
         if self._link.is_cut or not self._target.takes:
             return
-        now = self._network.loop.time()
-        pieces = []
-        ended = False
-        while self._pieces and self._pieces[0][0] <= now:
-            data = self._pieces.popleft()[1]
-            if data is None:
-                ended = True
-                break
-            pieces.append(data)
-        self._read(b"".join(pieces))
+        now = self._network.loop.now
+        waiting = self._pieces
+        data = waiting.popleft()[1]
+        ended = data is None
+        if waiting and waiting[0][0] <= now and not ended:
+            assert data is not None
+            pieces = [data]
+            while waiting and waiting[0][0] <= now:
+                data = waiting.popleft()[1]
+                if data is None:
+                    ended = True
+                    break
+                pieces.append(data)
+            data = b"".join(pieces)
+        if data:
+            self._read(data)
         if ended:
             self._target.ended()
-        self._schedule()
+        if waiting:
+            self._schedule()
 
     def _read(self, data: bytes) -> None:
         """As one read, or as several."""
-        size = self._network.read_size(len(data))
-        for begin in range(0, len(data), size):
-            if not self._target.takes:
+        target, begin = self._target, 0
+        for end in self._network.cuts(len(data)):
+            if not target.takes:
                 # It stopped reading in the midst of it: the rest comes first, later.
                 self._pieces.appendleft((0.0, data[begin:]))
                 return
-            piece = data[begin : begin + size]
-            self.under_way -= len(piece)
-            self._target.received(piece)
+            self.under_way -= end - begin
+            target.received(data[begin:end] if end - begin < len(data) else data)
+            begin = end
         self._source.drained()
 
 
@@ -242,6 +257,9 @@ class End(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or not data:
+            return
+        if not self._buffer and self.out.under_way < _WINDOW:
+            self.out.send(bytes(data))
             return
         self._buffer.append(bytes(data))
         self._buffered += len(data)
@@ -456,11 +474,16 @@ class Network:
     def closed(self, end: End) -> None:
         self._ends.pop(end, None)
 
-    def read_size(self, available: int) -> int:
-        """How much of so many bytes one read brings; the reads after it as much."""
-        if self.tiny_reads and available > 1 and self.chance.random() < self.tiny_reads:
-            return self.chance.randrange(1, min(available, 64) + 1)
-        return available or 1
+    def cuts(self, available: int) -> list[int]:
+        """Where each of the reads ends that bring so many bytes: one, or tiny ones somewhere among them."""
+        chance = self.chance
+        if not self.tiny_reads or available < 2 or chance.random() >= self.tiny_reads:
+            return [available]
+        size = chance.randrange(1, min(available, 64) + 1)
+        count = min(_TINY_READS, available // size)
+        first = chance.randrange(0, available - count * size + 1)
+        ends = [first + number * size for number in range(not first, count + 1)]
+        return ends if ends[-1] == available else [*ends, available]
 
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int

@@ -7,7 +7,8 @@ import os
 from random import Random
 
 import pytest
-from sim.disk import PAGE, Disk
+from sim.disk import Disk
+from sim.inodes import PAGE
 
 _NEW = os.O_RDWR | os.O_CREAT
 

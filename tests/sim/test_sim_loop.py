@@ -136,6 +136,23 @@ def test_bytes_arrive_in_order_and_late(loop: SimLoop, pair: Pair) -> None:
     assert peer.heard[0][0] - began > 0.0004
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 5000])
+def test_reads_bring_all_bytes_once(loop: SimLoop, size: int) -> None:
+    loop.network.tiny_reads = 1.0
+    counts, firsts = set(), set()
+    for _ in range(200):
+        ends = loop.network.cuts(size)
+        assert ends[-1] == size
+        assert all(begin < end for begin, end in zip([0, *ends], ends, strict=False))
+        counts.add(len(ends))
+        firsts.add(ends[0])
+    # Bytes of any place come alone, and not all of them at once.
+    assert len(firsts) > min(size, 50) // 2
+    assert max(counts) <= 18
+    loop.network.tiny_reads = 0.0
+    assert loop.network.cuts(size) == [size]
+
+
 def test_a_writer_waits_for_who_doesnt_read(loop: SimLoop, pair: Pair) -> None:
     async def main() -> None:
         peer = await pair.connect()
