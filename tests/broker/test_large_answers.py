@@ -87,3 +87,45 @@ async def test_who_consumes_a_topic_and_what_a_group_consumes(large: Peer, broke
     assert (broker.offsets.groups_of("topic-7"), broker.offsets.topics_of("group-7")) == (set(), set())
     assert (broker.offsets.groups_of("topic-8"), broker.offsets.topics_of("new")) == (set(), set())
     assert broker.offsets.topics_of("group-8") == {"orders"}
+
+
+MOST_QUEUES = 65_536
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "group", "topic": "wide"}),
+        (RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}),
+        (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "wide"}),
+        (RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "wide", "group": "group"}),
+    ],
+)
+async def test_a_topic_with_as_many_queues_as_there_may_be(
+    broker: Broker, remoting: RemotingClient, code: int, fields: dict[str, str]
+) -> None:
+    peer = Peer(await remoting.connection(broker.address))
+    broker.topics.put(TopicConfig("wide", MOST_QUEUES, MOST_QUEUES))
+    broker.groups.put([SubscriptionGroupConfig("group")])
+    broker.offsets.commit("group", "wide", 0, 1)
+    await asyncio.gather(broker.topics.written(), broker.groups.written(), broker.offsets.written())
+    answer, longest = await ask(peer, code, fields)
+    assert answer.body.count(b'"queueId":') == MOST_QUEUES
+    assert longest < 0.035
+
+
+async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient) -> None:
+    """They are looked at step by step, and deleted; who sends to one meanwhile begins anew."""
+    peer = Peer(await remoting.connection(broker.address))
+    count = 300
+    broker.topics.put(TopicConfig("wide", count, count))
+    await broker.topics.written()
+    with broker.store.waiting():
+        for queue_id in range(count):
+            await peer.send("wide", b"x", queue_id=queue_id)
+    # As if the files that had them were gone.
+    broker.store._log.min_offset = broker.store.max_physical_offset
+    _, longest = await ask(peer, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    assert longest < 0.02
+    assert "wide" not in broker.store.topics()
+    assert (await peer.send("wide", b"x", queue_id=7)).ext_fields["queueOffset"] == "0"

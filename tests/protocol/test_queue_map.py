@@ -22,6 +22,7 @@ from gantrymq.protocol.bodies.stats import (
     TopicStatsTable,
 )
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.steps import finish
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ['a"b', "\\", "{{", '}:{"', ""]
@@ -70,7 +71,7 @@ def test_bodies_of_statistics_come_back(table: dict[MessageQueue, OffsetWrapper]
     assert ConsumeStats.decode(stats.encode()) == stats
     every = ConsumeStatsList({group: [stats, ConsumeStats()]}, "a:1")
     encoder = ConsumeStatsListEncoder("a:1")
-    encoder.add(group, [stats, ConsumeStats()])
+    finish(encoder.add(group, [stats, ConsumeStats()]))
     assert ConsumeStatsList.decode(encoder.end()) == every
     topic = TopicStatsTable({queue: TopicOffset(o.broker_offset) for queue, o in table.items()}, 2.5)
     assert TopicStatsTable.decode(topic.encode()) == topic

@@ -245,7 +245,7 @@ class Broker:
             modes,
             self.runtime,
             IndexBuilder(store, jobs),
-            StoreAdmin(store, self._sending.topics_changed, jobs),
+            StoreAdmin(store, self._sending.topics_changed, jobs, long_requests=long_requests),
             self._transactions,
             self._timer,
             self._schedule,
@@ -268,7 +268,7 @@ class Broker:
             self._clients,
             QueueOffsets(store, topics),
             TopicAdmin(store, topics, offsets, long_requests=long_requests),
-            TopicStats(config, store, topics, members, offsets, self.runtime),
+            TopicStats(config, store, topics, members, offsets, self.runtime, long_requests=long_requests),
             GroupAdmin(self.address, groups, members, offsets, long_requests=long_requests),
             ConsumeProgress(
                 config,

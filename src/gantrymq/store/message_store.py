@@ -455,15 +455,16 @@ class MessageStore:
         """The next rounds of `clean` delete what has expired, whatever the hour (DELETE_EXPIRED_COMMITLOG)."""
         self._cleaner.retention.is_asked = True
 
-    def delete_expired_queues(self) -> int:
-        """Deletes the queues that have no messages any more; how many. A later message in one begins at 0 again.
+    def delete_expired_queues(self) -> Iterator[int]:
+        """Deletes the queues that have no messages any more. A later message in one begins at 0 again.
 
-        Those of system topics stay, and those that never had a message (`ConsumeQueueStore.cleanExpired`).
+        Looks at some of them in each step, and tells how many were deleted in it. Those of system topics stay, and
+        those that never had a message (`ConsumeQueueStore.cleanExpired`).
         """
-        count = self._cleaner.delete_expired_queues()
-        if count and self._flushers is not None:
-            self._flushers[1].wake()
-        return count
+        for count in self._cleaner.delete_expired_queues():
+            if count and self._flushers is not None:
+                self._flushers[1].wake()
+            yield count
 
     def delete_unused_topics(self, used: Set[str]) -> int:
         """Deletes the queues of topics that are neither in use nor the system's own; how many topics."""

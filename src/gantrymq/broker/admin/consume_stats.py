@@ -78,7 +78,7 @@ class ConsumeProgress(Part):
             if topic is not None:
                 stats.offset_table.update((yield from self._progress(group, topic)))
                 stats.consume_tps += self._runtime.get_tps(group, name)
-        return RemotingCommand.response(body=stats.encode())
+        return RemotingCommand.response(body=(yield from stats.encode_in_steps()))
 
     def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
         """The same of every group, a table for each topic."""
@@ -97,7 +97,7 @@ class ConsumeProgress(Part):
                     continue
                 progress = yield from self._progress(group, topic)
                 stats.append(ConsumeStats(self._runtime.get_tps(group, name), progress))
-            answer.add(group, stats)
+            yield from answer.add(group, stats)
         return RemotingCommand.response(body=answer.end())
 
     def _progress(self, group: str, topic: TopicConfig) -> Generator[None, None, dict[MessageQueue, OffsetWrapper]]:

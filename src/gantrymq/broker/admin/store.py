@@ -10,6 +10,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import now_ms
 
@@ -23,7 +24,10 @@ _NEXT_ROUND_S = 0.1
 class StoreAdmin(Part):
     """Has the store cleaned from `start` on. `queues_deleted` is told when queues are gone that others may hold."""
 
-    def __init__(self, store: MessageStore, queues_deleted: Callable[[], None], jobs: Jobs) -> None:
+    def __init__(
+        self, store: MessageStore, queues_deleted: Callable[[], None], jobs: Jobs, *, long_requests: LongRequests
+    ) -> None:
+        self._long_requests = long_requests
         self._store = store
         self._queues_deleted = queues_deleted
         self._cleaning = jobs.repeating("delete what has expired", self._clean, _CLEAN_S)
@@ -42,10 +46,16 @@ class StoreAdmin(Part):
 
     def clean_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Deletes the queues whose messages are all gone."""
-        count = self._store.delete_expired_queues()
-        if count:
-            self._queues_deleted()
-        log.info("%s had %d expired queues deleted", connection.address, count)
+        return self._long_requests.run(connection, request, self._clean_in_steps(connection.address))
+
+    def _clean_in_steps(self, address: str) -> Steps:
+        deleted = 0
+        for count in self._store.delete_expired_queues():
+            if count:
+                self._queues_deleted()
+            deleted += count
+            yield
+        log.info("%s had %d expired queues deleted", address, deleted)
         return RemotingCommand.response()
 
     def delete_log(self, connection: Connection, request: RemotingCommand) -> Reply:

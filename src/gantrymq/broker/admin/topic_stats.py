@@ -27,12 +27,15 @@ from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import clock
 
 #: No answer has more units.
 MAX_UNITS = 10_000
+#: Queues that are looked at in one step of a request: 1 ms.
+_LOOKED_AT = 50
 
 
 class TopicStats(Part):
@@ -46,7 +49,10 @@ class TopicStats(Part):
         members: GroupMembers[Connection],
         offsets: ConsumerOffsets,
         runtime: RuntimeInfo,
+        *,
+        long_requests: LongRequests,
     ) -> None:
+        self._long_requests = long_requests
         self._broker_name = config.broker_name
         self._store = store
         self._topics = topics
@@ -63,6 +69,9 @@ class TopicStats(Part):
 
     def topic_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Each queue's first and last offset, and when its last message was stored."""
+        return self._long_requests.run(connection, request, self._stats_in_steps(request))
+
+    def _stats_in_steps(self, request: RemotingCommand) -> Steps:
         topic = self._topic(request.read_header(TopicRequestHeader).topic)
         name = topic.topic_name
         stats = TopicStatsTable(topic_put_tps=self._runtime.put_tps(name))
@@ -75,10 +84,15 @@ class TopicStats(Part):
                     queue.min_offset, queue.max_offset, max(0, self._store.store_time(queue, queue.max_offset - 1))
                 )
             )
-        return RemotingCommand.response(body=stats.encode())
+            if not (queue_id + 1) % _LOOKED_AT:
+                yield
+        return RemotingCommand.response(body=(yield from stats.encode_in_steps()))
 
     def time_span(self, connection: Connection, request: RemotingCommand) -> Reply:
         """When each queue's first, last and last consumed message were stored."""
+        return self._long_requests.run(connection, request, self._span_in_steps(request))
+
+    def _span_in_steps(self, request: RemotingCommand) -> Steps:
         header = request.read_header(QueryConsumeTimeSpanRequestHeader)
         topic = self._topic(header.topic)
         now_ms = clock.now_ms()
@@ -96,6 +110,8 @@ class TopicStats(Part):
                     waiting_since = self._store.store_time(queue, max(consumed, queue.min_offset))
                     span.delay_time = max(0, now_ms - waiting_since)
             spans.append(span)
+            if not (queue_id + 1) % _LOOKED_AT:
+                yield
         return RemotingCommand.response(body=encode_json(QueryConsumeTimeSpanBody(spans)))
 
     def consume_queue(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -6,14 +6,16 @@ since the epoch, rates messages a second.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
-from gantrymq.protocol.bodies.queue_map import QueueObject, by_queue, decode_with_queue_maps, encode_queue_map
+from gantrymq.protocol.bodies.queue_map import QueueObject, by_queue, decode_with_queue_maps, encode_queue_map_in_steps
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.steps import finish
 
 
 class OffsetWrapper(msgspec.Struct, rename="camel"):
@@ -61,7 +63,11 @@ class ConsumeStats:
         return sum(offsets.pull_offset - offsets.consumer_offset for offsets in self.offset_table.values())
 
     def encode(self) -> bytes:
-        return encode_json(_ConsumeStatsOut(self.consume_tps, encode_queue_map(self.offset_table)))
+        return finish(self.encode_in_steps())
+
+    def encode_in_steps(self) -> Generator[None, None, bytes]:
+        table = yield from encode_queue_map_in_steps(self.offset_table)
+        return encode_json(_ConsumeStatsOut(self.consume_tps, table))
 
     @classmethod
     def decode(cls, data: bytes) -> ConsumeStats:
@@ -91,7 +97,11 @@ class TopicStatsTable:
     topic_put_tps: float = 0.0
 
     def encode(self) -> bytes:
-        return encode_json(_TopicStatsOut(encode_queue_map(self.offset_table), self.topic_put_tps))
+        return finish(self.encode_in_steps())
+
+    def encode_in_steps(self) -> Generator[None, None, bytes]:
+        table = yield from encode_queue_map_in_steps(self.offset_table)
+        return encode_json(_TopicStatsOut(table, self.topic_put_tps))
 
     @classmethod
     def decode(cls, data: bytes) -> TopicStatsTable:
@@ -130,8 +140,12 @@ class ConsumeStatsListEncoder:
         self._groups: list[bytes] = []
         self._diff = self._inflight_diff = 0
 
-    def add(self, group: str, topics: list[ConsumeStats]) -> None:
-        self._groups.append(b"{%b:[%b]}" % (encode_json(group), b",".join(stats.encode() for stats in topics)))
+    def add(self, group: str, topics: list[ConsumeStats]) -> Generator[None, None, None]:
+        """Does so in steps."""
+        encoded = []
+        for stats in topics:
+            encoded.append((yield from stats.encode_in_steps()))
+        self._groups.append(b"{%b:[%b]}" % (encode_json(group), b",".join(encoded)))
         self._diff += sum(stats.total_diff for stats in topics)
         self._inflight_diff += sum(stats.inflight_total_diff for stats in topics)
 
