@@ -30,6 +30,7 @@ app = Celery("tests", broker="rocketmq://" + os.environ["NAMESRV_ADDR"])
 app.conf.task_default_queue = os.environ["QUEUE"]
 app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
+app.conf.worker_max_tasks_per_child = 20
 app.conf.broker_transport_options = {"visibility_timeout": 1.5}
 
 def note(line):

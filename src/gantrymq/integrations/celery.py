@@ -225,7 +225,7 @@ class Transport(virtual.Transport):
         return self._link
 
     def establish_connection(self) -> Any:
-        """Makes the clients ready; brokers are connected to when they are needed."""
+        """Makes the clients ready. Raises a RemotingError when no NameServer answers; brokers are asked later."""
         if self._link is None:
             name_servers, options = _parsed(self.client.hostname)
             given: dict[str, Any] = self.client.transport_options

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
+from gantrymq.errors import BrokerError, ClientClosed, GantryError, NoRouteInfo
 from gantrymq.integrations.held import ConnectionOptions, HeldMessages
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 log = peer_log(__name__)
 
@@ -78,10 +79,10 @@ class Link:
         self._wake.setblocking(False)
 
     def open(self) -> None:
-        """Starts the thread and the producer."""
+        """Starts the thread and the producer. Raises a RemotingError when no NameServer answers."""
         self._thread.start()
         try:
-            self._run(self._producer.start())
+            self._run(self._open())
         except BaseException:
             self.close()
             raise
@@ -180,6 +181,12 @@ class Link:
         return self._thread.submit(work).result()
 
     # -- in the thread ----------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        await self._producer.start()
+        # Which topic doesn't matter: somebody answers.
+        with suppress(NoRouteInfo, BrokerError):
+            await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
 
     async def _receive(self, source: _Source, count: int, await_ms: int) -> list[MessageExt]:
         if not source.started:
