@@ -34,7 +34,10 @@ def examples(*documents: str) -> list[object]:
     """(document, code) of each Python block, in order, those with Spark marked."""
     return [
         pytest.param(
-            code, id=f"{document}-{number}", marks=[pytest.mark.spark] if "pyspark" in code or ".spark" in code else []
+            code,
+            id=f"{document}-{number}",
+            # Each starts a Spark of its own.
+            marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark" in code or ".spark" in code else [],
         )
         for document in documents
         for number, code in enumerate(code_blocks(document, "python"), 1)

@@ -64,6 +64,7 @@ def test_every_example_is_tested() -> None:
         assert f'example("{path.stem}")' in sources or f'"pipelines" / "{path.name}"' in sources, path
 
 
+@pytest.mark.slow
 def test_lake_ingest(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     lake, topic = example("lake_ingest"), new_topic(2)
     out = str(tmp_path / "table")

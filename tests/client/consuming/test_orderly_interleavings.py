@@ -140,22 +140,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-SLOW, FAILS = Outcome(True, 0.5), Outcome(False, 0.0)
-
-
-@settings(max_examples=1000)
-# A message comes in the turn in which the first one is given up.
-@example(2, 0, ["pull", "nothing", "pull"], [SLOW, SLOW, FAILS], [], [])
-@example(2, 0, ["pull", "pull"], [SLOW, SLOW, FAILS], [], [])
-@given(
-    st.integers(1, 6),
-    st.integers(0, 2),
-    st.lists(happenings, max_size=25),
-    st.lists(outcomes, max_size=12),
-    st.lists(outcomes, max_size=6),
-    st.lists(outcomes, max_size=6),
-)
-def test_one_at_a_time_and_in_turn(
+def play(
     length: int,
     max_reconsume_times: int,
     script: list[str],
@@ -163,7 +148,7 @@ def test_one_at_a_time_and_in_turn(
     burying: list[Outcome],
     locking: list[Outcome],
 ) -> None:
-    async def play() -> None:
+    async def live() -> None:
         world = World(length, max_reconsume_times, handling, burying, locking)
         for what in script:
             await world.happens(what)
@@ -176,4 +161,45 @@ def test_one_at_a_time_and_in_turn(
         await world.consumption.close(60)
         assert not world.wrong
 
-    run_in_virtual_time(play())
+    run_in_virtual_time(live())
+
+
+any_world = given(
+    st.integers(1, 6),
+    st.integers(0, 2),
+    st.lists(happenings, max_size=25),
+    st.lists(outcomes, max_size=12),
+    st.lists(outcomes, max_size=6),
+    st.lists(outcomes, max_size=6),
+)
+SLOW, FAILS = Outcome(True, 0.5), Outcome(False, 0.0)
+
+
+# A message comes in the turn in which the first one is given up.
+@example(2, 0, ["pull", "nothing", "pull"], [SLOW, SLOW, FAILS], [], [])
+@example(2, 0, ["pull", "pull"], [SLOW, SLOW, FAILS], [], [])
+@any_world
+@settings(max_examples=250)
+def test_one_at_a_time_and_in_turn(
+    length: int,
+    max_reconsume_times: int,
+    script: list[str],
+    handling: list[Outcome],
+    burying: list[Outcome],
+    locking: list[Outcome],
+) -> None:
+    play(length, max_reconsume_times, script, handling, burying, locking)
+
+
+@pytest.mark.slow
+@any_world
+@settings(max_examples=1000)
+def test_the_same_at_length(
+    length: int,
+    max_reconsume_times: int,
+    script: list[str],
+    handling: list[Outcome],
+    burying: list[Outcome],
+    locking: list[Outcome],
+) -> None:
+    play(length, max_reconsume_times, script, handling, burying, locking)
