@@ -13,6 +13,8 @@ from gantrymq.store.message_store import MessageStore
 
 #: How often it is looked whether messages come, s.
 _LOOK_S = 0.1
+#: And so often when none come, and all that there are is in the index, s.
+_IDLE_S = 1.0
 #: One slice of work, s: so long nobody else is served.
 _SLICE_S = 0.005
 #: Behind by more than this many bytes, slices are worked off under load too.
@@ -42,4 +44,4 @@ class IndexBuilder(Part):
             if not is_done and is_idle:
                 # As much again for whoever wants to be served between two slices.
                 return _SLICE_S
-        return _LOOK_S
+        return _LOOK_S if keys.index_behind_bytes or not is_idle else _IDLE_S
