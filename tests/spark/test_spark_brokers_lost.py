@@ -6,23 +6,33 @@ import asyncio
 import itertools
 import json
 import logging
-import os
-import signal
 import threading
-import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from waiting import until, wait_until
+from killable_cluster import Killable
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import NoRouteInfo
-from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.protocol.bodies.topic_config import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    encode_register_body,
+)
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.arrow_records import ARROW_TYPES
@@ -33,36 +43,11 @@ from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.versions import ReadAllAvailable
-from gantrymq.testing.processes import START_TIMEOUT_S, ProcessCluster
+from gantrymq.testing.processes import ProcessCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
 ALL = ReadAllAvailable()
 _numbers = itertools.count(1)
-
-
-class Killable(ProcessCluster):
-    """Two brokers, the second of which is killed and started again."""
-
-    def kill(self) -> None:
-        """Returns when the NameServer has noticed."""
-        os.kill(self.brokers[1].pid, signal.SIGKILL)
-        wait_until(lambda: not self.brokers[1].is_running)
-        asyncio.run(self._until_registered({"broker-a"}))
-
-    def start_again(self) -> None:
-        """Returns when it has registered."""
-        self.brokers[1].stop()
-        self.brokers[1] = self._start("broker", "broker-b", self._properties_of_broker(1))
-        self.brokers[1].wait_until_ready(time.monotonic() + START_TIMEOUT_S)
-        asyncio.run(self._until_registered({"broker-a", "broker-b"}))
-
-    async def _until_registered(self, names: set[str]) -> None:
-        async with Cluster([self.namesrv_addr], 20_000) as cluster:
-
-            async def are_registered() -> bool:
-                return await cluster.brokers() == names
-
-            await until(are_registered)
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +199,35 @@ async def test_any_name_server_may_know(cluster: Killable, topic: str, tmp_path:
             assert await both.lost_brokers([topic]) == {topic: {"broker-b"}}
             assert (await both.lost_brokers(None))[topic] == {"broker-b"}
         await asyncio.to_thread(cluster.start_again)
+
+
+async def test_a_static_topics_table_names_its_brokers() -> None:
+    """Also those that unregistered, and also at Apache's NameServers."""
+    server = NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=0))
+    await server.start()
+    brokers = RemotingClient()
+    for number, name in enumerate(("broker-a", "broker-b", "broker-c")):
+        queues = {} if name == "broker-c" else {"0": 0}
+        mapping = {"topic": "static", "bname": name, "totalQueues": 2, "currIdMap": queues}
+        table = TopicConfigTable(
+            {topic: TopicConfig(topic) for topic in ("static", "other")},
+            DataVersion(0, 1, 1),
+            topic_queue_mapping_info_map={"static": mapping},
+        )
+        header = RegisterBrokerRequestHeader(
+            broker_name=name, broker_addr=f"10.0.0.{number}:1", cluster_name="c", broker_id=0, ha_server_addr=""
+        )
+        body = encode_register_body(RegisterBrokerBody(table, []), compress=False)
+        header.body_crc32 = zlib.crc32(body) & 0x7FFFFFFF
+        await brokers.call(server.address, RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body))
+    for number, name in ((1, "broker-b"), (2, "broker-c")):
+        gone = BrokerRequestHeader(broker_name=name, broker_addr=f"10.0.0.{number}:1", cluster_name="c", broker_id=0)
+        await brokers.call(server.address, RemotingCommand.request(RequestCode.UNREGISTER_BROKER, gone))
+    async with Cluster([server.address], 300) as cluster:
+        assert await cluster.brokers_elsewhere("static") == {
+            "broker-a": f"NameServer {server.address}",
+            "broker-b": "its table of queues",
+        }
+        assert await cluster.lost_brokers(["static"]) == {}
+    await brokers.close()
+    await server.stop()

@@ -31,6 +31,8 @@ AFTER_MARK = b"\x00\x0bgantryAfter"
 MAX_ID_LENGTH = 192
 _MOST_DIGITS = 18
 _SEQ_LENGTH = 16
+#: Bytes of the property GANTRY_SEQ.
+SEQUENCE_LENGTH = len(GANTRY_SEQ) + 2 + _SEQ_LENGTH
 
 
 class RowId(NamedTuple):
@@ -78,12 +80,17 @@ def decode_place(text: str) -> Place:
 
 def next_chain(chain: int, digest: int) -> int:
     """The checksum up to a row, of that before it and the row's own."""
-    return crc32(b"%08x" % digest, chain)
+    return crc32(digest.to_bytes(4, "big"), chain)
 
 
 def target_of(topic: str, queue_id: int) -> bytes:
     """The first half of GANTRY_SEQ."""
     return b"%08x" % crc32(f"{topic}@{queue_id}".encode())
+
+
+def sequence_property(target: bytes, chain: int) -> bytes:
+    """GANTRY_SEQ, to be put behind a message's properties."""
+    return b"GANTRY_SEQ\x01%b%08x\x02" % (target, chain)
 
 
 def decode_sequence(text: bytes, target: bytes) -> int | None:

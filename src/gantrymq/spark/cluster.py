@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
-from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult
+from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult, SendStatus
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
@@ -29,6 +29,7 @@ from gantrymq.protocol.headers.namesrv import (
 )
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.row_ids import LAST_ROW_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.offsets import FirstMessage
 from gantrymq.spark.security import Security
@@ -49,6 +50,9 @@ _PASSING = frozenset(
         ResponseCode.FLOW_CONTROL,
     }
 )
+
+#: What answers to sends say when the master has the messages.
+_STORED = frozenset(status.value for status in SendStatus)
 
 T = TypeVar("T")
 
@@ -298,6 +302,25 @@ class Cluster:
             return await self._api.send(address, command(queue), queue, timeout_ms=SEND_TIMEOUT_MS)
 
         return await self.until(attempt, queues[0].topic)
+
+    async def send_rows(self, queue: MessageQueue, command: Callable[[MessageQueue], RemotingCommand]) -> int | None:
+        """Stores what `command` makes in `queue` and nowhere else; the row that the queue has now (`protocol.row_ids`).
+
+        None from a broker that doesn't say, and may have stored it more than once.
+        """
+
+        if self._routes.cached(queue.topic) is None:
+            await self.until(partial(self._routes.get_or_default, queue.topic))
+
+        async def attempt() -> int | None:
+            address = self._address(queue, master=True)
+            response = await self._remoting.invoke(address, command(queue), SEND_TIMEOUT_MS)
+            if response.code not in _STORED:
+                raise BrokerError(response.code, response.remark, address)
+            last_row = response.ext_fields.get(LAST_ROW_FIELD)
+            return None if last_row is None else int(last_row)
+
+        return await self.until(attempt, queue.topic)
 
     async def end_transaction(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
         """Commits or rolls back a half message of `queue`, and waits for the broker's answer.

@@ -52,12 +52,12 @@ class RocketMQDataSource(DataSource):
         return reader(options, arrow_schema(schema, options.property_columns, options.body))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        options = WriteOptions.parse(self.options)
+        options = WriteOptions.parse(self.options, streaming=False)
         _check_write(schema, options, overwrite)
         return RocketMQBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        options = WriteOptions.parse(self.options)
+        options = WriteOptions.parse(self.options, streaming=True)
         _check_write(schema, options, overwrite)
         return RocketMQStreamWriter(options)
 

@@ -23,6 +23,8 @@ from gantrymq.spark.security import Security
 
 #: Spark itself puts these in with the others.
 _SPARKS_OWN = ("checkpointLocation", "queryName")
+_APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+_LAST_VERSION = 10**18 - 1
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 
 
@@ -189,6 +191,17 @@ def expected_brokers(text: str | None) -> dict[str, frozenset[str]]:
         if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):
             raise ConfigError(f'option expectedBrokers: {{"topic": ["broker", ...]}} was expected, not {text}')
     return {topic: frozenset(brokers) for topic, brokers in by_topic.items()}
+
+
+def transaction_of(name: str | None, number: int | None) -> tuple[str, int] | None:
+    """txnAppId and txnVersion. Raises ConfigError."""
+    if (name is None) != (number is None):
+        raise ConfigError("options txnAppId and txnVersion go together")
+    if name is None or number is None:
+        return None
+    if not _APP_ID.fullmatch(name) or number > _LAST_VERSION:
+        raise ConfigError(f"txnAppId has 1 to 100 letters, digits and -_.: and txnVersion is at most {_LAST_VERSION}")
+    return name, number
 
 
 def kept_properties(text: str) -> frozenset[str]:

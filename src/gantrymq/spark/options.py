@@ -16,7 +16,14 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary
-from gantrymq.spark.option_values import Values, checked_sql92, checked_tags, expected_brokers, kept_properties
+from gantrymq.spark.option_values import (
+    Values,
+    checked_sql92,
+    checked_tags,
+    expected_brokers,
+    kept_properties,
+    transaction_of,
+)
 from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.security import Security
 
@@ -72,7 +79,18 @@ READ_OPTIONS = (
     *BODY_OPTIONS,
     *_SECURITY,
 )
-WRITE_OPTIONS = (*_BOTH, "topic", "keepProperties", "transactional", "transactionTimeoutMs", *_SECURITY)
+WRITE_OPTIONS = (
+    *_BOTH,
+    "topic",
+    "keepProperties",
+    "exactlyOnce",
+    "txnAppId",
+    "txnVersion",
+    "expectedBrokers",
+    "transactional",
+    "transactionTimeoutMs",
+    *_SECURITY,
+)
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 
@@ -241,6 +259,11 @@ class WriteOptions:
     retryTimeoutMs          how long to try again when brokers don't take messages; default 60000
     keepProperties          names, separated by commas, of RocketMQ's own properties that rows keep (`UNIQ_KEY, DELAY`);
                             without it all of them are left out of the column `properties`
+    exactlyOnce             true: rows that a repeated task or micro-batch sends again are dropped by the brokers, if
+                            they are GantryMQ's; default false. It needs the option topic
+    txnAppId, txnVersion    in a batch write, with exactlyOnce: the same name and number mean the same rows, also in
+                            another write; numbers only go up. As for Delta Lake
+    expectedBrokers         with exactlyOnce: as for a read; the write waits for those that are away
     transactional           true: the messages of a batch, or of a micro-batch, are visible only when all are stored;
                             default false. They are sent one by one
     transactionTimeoutMs    so long the tasks of a transaction may take, in whole seconds; default 900000. A commit that
@@ -254,21 +277,41 @@ class WriteOptions:
     transactional: bool = False
     transaction_timeout_s: int = DEFAULT_TRANSACTION_TIMEOUT_MS // 1000
     keep_properties: frozenset[str] = frozenset()
+    exactly_once: bool = False
+    #: txnAppId and txnVersion.
+    transaction_of: tuple[str, int] | None = None
+    expected_brokers: frozenset[str] = frozenset()
     security: Security = field(default_factory=Security)
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Raises ConfigError."""
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> WriteOptions:
+        """Checked against what a batch (`streaming` False), a stream (True) or either (None) takes.
+
+        Raises ConfigError.
+        """
         values = Values(options, WRITE_OPTIONS, "write", READ_OPTIONS)
         topic = values.get("topic")
         if topic is not None and (problem := topic_problem(topic)):
             raise ConfigError(f"option topic: {problem}")
+        exactly_once = values.flag("exactlyOnce", False)
+        transactional = values.flag("transactional", False)
+        if exactly_once and (transactional or topic is None):
+            raise ConfigError("option exactlyOnce needs the option topic, and excludes transactional")
+        for name in ("txnAppId", "txnVersion", "expectedBrokers"):
+            if name in values and not exactly_once:
+                raise ConfigError(f"option {name} has no meaning in a write without exactlyOnce")
+            if name in values and name != "expectedBrokers" and streaming:
+                raise ConfigError(f"option {name} has no meaning in a stream, which has a name and numbers of its own")
+        brokers = expected_brokers(values.get("expectedBrokers"))
         return cls(
             values.name_servers(),
             topic,
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
-            values.flag("transactional", False),
+            transactional,
             (values.number("transactionTimeoutMs", DEFAULT_TRANSACTION_TIMEOUT_MS, 1000) or 0) // 1000,
             kept_properties(values.get("keepProperties") or ""),
+            exactly_once,
+            transaction_of(values.get("txnAppId"), values.number("txnVersion", None, 0)),
+            brokers.get("", frozenset()) | brokers.get(topic or "", frozenset()),
             values.security(),
         )

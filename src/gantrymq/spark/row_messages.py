@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,14 +25,12 @@ from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys
+from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.spark.reserved_properties import is_reserved
 
 log = logging.getLogger(__name__)
-
-#: The property that is the same when a row is sent again: `write-partition-row`.
-GANTRY_ID = "GANTRY_ID"
 
 #: What a write takes. Only body is required, and topic where there is no option topic.
 #: Rows of a task with the same shardingKey go to the same queue, in order.
@@ -76,8 +75,15 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         raise ConfigError("a rocketmq write needs a column body")
     if ("topic" in given) == (options.topic is not None):
         raise ConfigError("a rocketmq write needs either the option topic or a column topic")
-    if options.transactional and (delays := sorted(given & _DELAY_COLUMNS.keys())):
-        raise ConfigError(f"messages of a transaction can't be delayed: leave out column {delays[0]}")
+    if (delays := sorted(given & _DELAY_COLUMNS.keys())) and (reason := _why_not_delayed(options)):
+        raise ConfigError(f"{reason} can't be delayed: leave out column {delays[0]}")
+
+
+def _why_not_delayed(options: WriteOptions) -> str:
+    """Which messages these are; "" for those that may be."""
+    return (
+        "messages of a transaction" if options.transactional else "rows of exactlyOnce" if options.exactly_once else ""
+    )
 
 
 def _same_kind(given: DataType, wanted: DataType) -> bool:
@@ -85,14 +91,24 @@ def _same_kind(given: DataType, wanted: DataType) -> bool:
     return given.simpleString() == wanted.simpleString()
 
 
+class NumberedRow(NamedTuple):
+    """A row of a write with exactlyOnce; `digest` is a checksum of what is the same when it is sent again."""
+
+    number: int
+    sharding_key: str | None
+    digest: int
+    message: Encoded
+
+
 @dataclass
 class TopicMessages:
     """The messages of some rows for one topic.
 
     `free` may go to any queue, those of `by_key` to the queue of their sharding key; both in batches. `alone` are
-    (sharding key or None, message) that must be sent one by one.
+    (sharding key or None, message) that must be sent one by one. With exactlyOnce all are `numbered`, in order.
     """
 
+    numbered: list[NumberedRow] = field(default_factory=list)
     free: list[Encoded] = field(default_factory=list)
     by_key: dict[str, list[Encoded]] = field(default_factory=dict)
     alone: list[tuple[str | None, Encoded]] = field(default_factory=list)
@@ -109,6 +125,9 @@ class RowEncoder:
         self._good_topics: set[str] = set()
         self._kept = options.keep_properties
         self._is_dropped: dict[str, bool] = {}
+        self._why_not_delayed = _why_not_delayed(options)
+        self._is_numbered = options.exactly_once
+        self._most_bytes = names.MAX_PROPERTIES_LENGTH - (SEQUENCE_LENGTH if options.exactly_once else 0)
         #: Properties that every message of a transaction has.
         self._half: dict[str, str] = {}
         if options.transactional:
@@ -137,11 +156,13 @@ class RowEncoder:
                     if values[i] is not None:
                         own[property_] = str(values[i])
                 is_alone = self._check_delay(own) or bool(self._half)
-                message = self._message(own, body, keys, tags, sharding_key)
+                digest, message = self._message(own, body, keys, tags, sharding_key)
             except IllegalMessage as e:
                 e.add_note(f"row {self._row} of the partition ({self._id_prefix})")
                 raise
-            if is_alone:
+            if self._is_numbered:
+                of_topic.numbered.append(NumberedRow(self._row, sharding_key, digest, message))
+            elif is_alone:
                 of_topic.alone.append((sharding_key, message))
             elif sharding_key is None:
                 of_topic.free.append(message)
@@ -171,7 +192,7 @@ class RowEncoder:
         keys: str | list[str] | None,
         tags: str | None,
         sharding_key: str | None,
-    ) -> Encoded:
+    ) -> tuple[int, Encoded]:
         if not body:
             raise IllegalMessage("the body is null or empty, which no message's may be")
         if keys:
@@ -180,19 +201,20 @@ class RowEncoder:
             own[names.TAGS] = tags
         if sharding_key:
             own[names.SHARDING_KEY] = sharding_key
-        if names.UNIQUE_KEY not in own:
-            own[names.UNIQUE_KEY] = self._unique_keys.next()
         own[GANTRY_ID] = f"{self._id_prefix}-{self._row}"
         if self._half:
             own |= self._half
         encoded = names.encode_properties(own)
-        if len(encoded) > names.MAX_PROPERTIES_LENGTH:
-            raise IllegalMessage(
-                f"properties of {len(encoded)} bytes: at most {names.MAX_PROPERTIES_LENGTH} are allowed"
-            )
+        body = body.encode() if isinstance(body, str) else body
+        digest = crc32(body, crc32(encoded)) if self._is_numbered else 0
+        if names.UNIQUE_KEY not in own:
+            # Another one each time.
+            encoded += f"{names.UNIQUE_KEY}\x01{self._unique_keys.next()}\x02".encode()
+        if len(encoded) > self._most_bytes:
+            raise IllegalMessage(f"properties of {len(encoded)} bytes: at most {self._most_bytes} are allowed")
         if "" in own:
             raise IllegalMessage("a property has no name")
-        return 0, body.encode() if isinstance(body, str) else body, encoded
+        return digest, (0, body, encoded)
 
     def _check_delay(self, own: dict[str, str]) -> bool:
         """Whether the message is delayed; such ones can't be in a batch."""
@@ -203,8 +225,8 @@ class RowEncoder:
             raise IllegalMessage(f"{' and '.join(given)} exclude each other")
         if not own[given[0]].isdecimal():
             raise IllegalMessage(f"property {given[0]} is {own[given[0]]!r}: a number that isn't negative is wanted")
-        if self._half:
-            raise IllegalMessage(f"property {given[0]}: messages of a transaction can't be delayed")
+        if self._why_not_delayed:
+            raise IllegalMessage(f"property {given[0]}: {self._why_not_delayed} can't be delayed")
         return True
 
     def _check_topic(self, topic: str | None) -> None:

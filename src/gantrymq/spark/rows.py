@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from gantrymq.errors import CodecError, ProtocolError
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.row_ids import GANTRY_ID
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
 from gantrymq.spark.record_batches import pulled_records, record_batches, value_decoder
-from gantrymq.spark.row_messages import GANTRY_ID
 
 
 def read_ranges(ranges: Sequence[OffsetRange], options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -77,11 +77,11 @@ class RowSender:
             in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
             by_queue: dict[MessageQueue, list[Encoded]] = {}
             for key, keyed in of_topic.by_key.items():
-                by_queue.setdefault(_queue_of(key, queues), []).extend(keyed)
-            work += [self._send_in_order([queue], _requests(keyed)) for queue, keyed in by_queue.items()]
-            work += [self._send_in_order(self._next(in_turn), [request]) for request in _requests(of_topic.free)]
+                by_queue.setdefault(queue_of(key, queues), []).extend(keyed)
+            work += [self._send_in_order([queue], requests_of(keyed)) for queue, keyed in by_queue.items()]
+            work += [self._send_in_order(self._next(in_turn), [request]) for request in requests_of(of_topic.free)]
             work += [
-                self._send_alone(self._next(in_turn) if key is None else [_queue_of(key, queues)], message)
+                self._send_alone(self._next(in_turn) if key is None else [queue_of(key, queues)], message)
                 for key, message in of_topic.alone
             ]
         self.halves += [half for half in await asyncio.gather(*work) if half is not None]
@@ -141,12 +141,13 @@ def _half(result: SendResult, properties: bytes) -> HalfMessage:
     return HalfMessage(result.queue, result.queue_offset, physical_offset, unique_key.decode())
 
 
-def _queue_of(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:
+def queue_of(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:
     """The queue that Java's SelectMessageQueueByHash picks."""
     return queues[abs(string_hash_code(sharding_key)) % len(queues)]
 
 
-def _requests(messages: list[Encoded]) -> list[list[Encoded]]:
+def requests_of(messages: list[Encoded]) -> list[list[Encoded]]:
+    """The messages of each request, in order."""
     requests: list[list[Encoded]] = []
     size = REQUEST_BYTES
     for message in messages:

@@ -1,7 +1,8 @@
 """Spark's writer interfaces: rows of a batch, or of the micro-batches of a stream, become messages.
 
 Every message of a write is stored at least once. A task that is run again sends its rows again; the property GANTRY_ID
-is the same then (as long as Spark makes the same rows in the same order), so a reader can drop what it has seen.
+is the same then (as long as Spark makes the same rows in the same order), so a reader can drop what it has seen, and
+with exactlyOnce brokers do.
 
 A transactional write stores half messages, which nobody sees, and the driver commits them when every task is done. What
 that promises, and what it doesn't, is said in docs/spark.md.
@@ -20,9 +21,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from gantrymq.errors import ClientError, GantryError
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.connections import connected
+from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.sender import HalfMessage, RowSender, end_all
@@ -38,6 +41,8 @@ class RowsSent(WriterCommitMessage):
     rows: int
     started_at: float
     halves: list[HalfMessage] = field(default_factory=list)
+    #: Brokers that dropped nothing, though they were asked to.
+    at_least_once: set[str] = field(default_factory=set)
 
 
 class RocketMQBatchWriter(DataSourceArrowWriter):
@@ -46,10 +51,12 @@ class RocketMQBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         # Made on the driver: the same for a task that is run again.
-        self._write_id = uuid.uuid4().hex
+        name, number = options.transaction_of or (uuid.uuid4().hex, 0)
+        self._write_id = f"{name}-{number}"
+        self._queues = _queues(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(iterator, self._options, self._write_id)
+        return _write(iterator, self._options, self._write_id, self._queues)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _commit(messages, self._options)
@@ -63,13 +70,14 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        self._queues = _queues(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = _task_context()
         # The query's id is kept in its checkpoint: the same after a restart.
         query = context.getLocalProperty("sql.streaming.queryId") or "stream"
         batch = context.getLocalProperty("streaming.sql.batchId") or "0"
-        return _write(iterator, self._options, f"{query}-{batch}")
+        return _write(iterator, self._options, f"{query}-{batch}", self._queues)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _commit(messages, self._options)
@@ -84,12 +92,30 @@ def _task_context() -> TaskContext:
     return context
 
 
-def _write(rows: Iterator[pa.RecordBatch], options: WriteOptions, write_id: str) -> RowsSent:
+def _queues(options: WriteOptions) -> list[MessageQueue]:
+    """With exactlyOnce the queues of the write, found on the driver: the same for a task that is run again."""
+    if not options.exactly_once:
+        return []
+
+    async def find() -> list[MessageQueue]:
+        async with _cluster(options) as cluster:
+            return await queues_to_write(cluster, options)
+
+    return run(find())
+
+
+def _write(
+    rows: Iterator[pa.RecordBatch], options: WriteOptions, write_id: str, queues: Sequence[MessageQueue]
+) -> RowsSent:
     partition = _task_context().partitionId()
     encoder = RowEncoder(options, f"{write_id}-{partition}")
     sent = RowsSent(0, time.time())
     with connected(options) as brokers:
-        sender = RowSender(brokers.cluster, partition, transactional=options.transactional)
+        sender: RowSender | IdempotentSender
+        if options.exactly_once:
+            sender = IdempotentSender(brokers.cluster, queues, partition)
+        else:
+            sender = RowSender(brokers.cluster, partition, transactional=options.transactional)
         # The rows of one Arrow batch are on their way while the next ones are encoded.
         under_way = None
         for batch in rows:
@@ -100,7 +126,11 @@ def _write(rows: Iterator[pa.RecordBatch], options: WriteOptions, write_id: str)
             sent.rows += batch.num_rows
         if under_way is not None:
             under_way.result()
-    sent.halves = sender.halves
+    if isinstance(sender, IdempotentSender):
+        sender.finish()
+        sent.at_least_once = sender.at_least_once
+    else:
+        sent.halves = sender.halves
     return sent
 
 
@@ -112,7 +142,9 @@ def _cluster(options: WriteOptions) -> Cluster:
 
 
 def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Makes the messages of a transaction visible, one after the other."""
+    """Makes the messages of a transaction visible, one after the other; says where exactlyOnce wasn't to be had."""
+    if brokers := {name for message in messages if isinstance(message, RowsSent) for name in message.at_least_once}:
+        log.warning("exactlyOnce: %s drop no rows that come again, so it is at least once", ", ".join(sorted(brokers)))
     sent = [message for message in messages if isinstance(message, RowsSent) and message.halves]
     if not sent:
         return

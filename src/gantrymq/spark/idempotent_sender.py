@@ -1,0 +1,130 @@
+"""Sends the rows of a write with exactlyOnce, so that brokers can tell which of them they have (`protocol.row_ids`).
+
+Which queue a row goes to follows from its number, or its sharding key, and the queues that the driver has found; never
+from what brokers answer. To each queue rows go in order, one request after the other, and to all queues at once. Where
+a broker is away its rows wait for it: elsewhere they could be there twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.errors import ClientError
+from gantrymq.logs import peer_log
+from gantrymq.protocol import binary_header
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
+from gantrymq.spark.cluster import BrokersAway, Cluster
+from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
+from gantrymq.spark.row_messages import Encoded, NumberedRow, TopicMessages
+from gantrymq.spark.sender import queue_of, requests_of
+from gantrymq.system.clock import now_ms
+
+log = peer_log(__name__)
+
+#: So many successive rows go to one queue, then as many to the next.
+ROWS_IN_A_ROW = 1000
+
+
+async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[MessageQueue]:
+    """The topic's queues, when all of its brokers are there.
+
+    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo or
+    ClientError.
+    """
+    topic = options.topic
+    assert topic is not None, "exactlyOnce needs it"
+
+    async def attempt() -> list[MessageQueue]:
+        queues = await cluster.write_queues(topic)
+        lost = (await cluster.lost_brokers([topic])).get(topic, set())
+        if away := (options.expected_brokers | lost) - {queue.broker_name for queue in queues}:
+            raise BrokersAway(
+                f"topic {topic} is also on {', '.join(sorted(away))}, away now: with exactlyOnce no rows go elsewhere. "
+                "When it won't come back: gantry admin deleteKvConfig -s LOST_BROKERS -k BROKER"
+            )
+        return queues
+
+    return await cluster.until(attempt, topic, passing=(BrokersAway,))
+
+
+class IdempotentSender:
+    """Sends the rows of one task; `queues` are the same for each attempt of it."""
+
+    def __init__(self, cluster: Cluster, queues: Sequence[MessageQueue], partition: int) -> None:
+        #: Brokers that keep no account of rows.
+        self.at_least_once: set[str] = set()
+        self._cluster = cluster
+        self._queues = list(queues)
+        # Neighbours on different brokers.
+        self._in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
+        self._partition = partition
+        self._places: dict[MessageQueue, Place] = {}
+        #: Queues that have more rows than this attempt has sent, and up to which one.
+        self._ahead: dict[MessageQueue, int] = {}
+
+    async def send(self, messages: dict[str, TopicMessages]) -> None:
+        """Returns when all are stored. Raises what a send raises, BrokerError for other rows than another attempt's."""
+        queues, in_turn = self._queues, self._in_turn
+        by_queue: dict[MessageQueue, list[NumberedRow]] = {}
+        free: list[NumberedRow] = []
+        turn = -1
+        for of_topic in messages.values():
+            for row in of_topic.numbered:
+                if row.sharding_key is not None:
+                    by_queue.setdefault(queue_of(row.sharding_key, queues), []).append(row)
+                    continue
+                if row.number // ROWS_IN_A_ROW != turn:
+                    turn = row.number // ROWS_IN_A_ROW
+                    free = by_queue.setdefault(in_turn[(self._partition + turn) % len(in_turn)], [])
+                free.append(row)
+        await asyncio.gather(*(self._send_in_order(queue, rows) for queue, rows in by_queue.items()))
+
+    def finish(self) -> None:
+        """All rows are sent. Raises ClientError when another attempt has sent more."""
+        for queue, last_row in self._ahead.items():
+            raise ClientError(
+                f"{queue.broker_name} has rows up to {last_row} of this partition in queue {queue.queue_id} of topic "
+                f"{queue.topic}, and now the last one there is row {self._places[queue].row}: with exactlyOnce a "
+                "partition must have the same rows in the same order whenever it is computed"
+            )
+
+    async def _send_in_order(self, queue: MessageQueue, rows: Sequence[NumberedRow]) -> None:
+        target, place = target_of(queue.topic, queue.queue_id), self._places.get(queue, BEGINNING)
+        chain, chains, messages = place.chain, list[int](), list[Encoded]()
+        for _, _, digest, (flag, body, properties) in rows:
+            chain = next_chain(chain, digest)
+            chains.append(chain)
+            messages.append((flag, body, properties + sequence_property(target, chain)))
+        done = 0
+        for request in requests_of(messages):
+            done += len(request)
+            last_row = await self._send(queue, request, place)
+            place = self._places[queue] = Place(rows[done - 1].number, chains[done - 1])
+            if last_row is None:
+                self._is_at_least_once(queue.broker_name)
+            elif last_row > place.row:
+                self._ahead[queue] = last_row
+            else:
+                self._ahead.pop(queue, None)
+
+    async def _send(self, queue: MessageQueue, messages: Sequence[Encoded], after: Place) -> int | None:
+        """Up to which row the queue has them then; None from a broker that doesn't say."""
+        body = encode_batch(messages)
+        field = binary_header.encode_fields({AFTER_FIELD: str(after)})
+
+        def command(queue: MessageQueue) -> RemotingCommand:
+            request = send_command(PRODUCER_GROUP, queue, body, b"", now_ms(), batch=True)
+            request.raw_ext += field
+            return request
+
+        return await self._cluster.send_rows(queue, command)
+
+    def _is_at_least_once(self, broker: str) -> None:
+        if broker not in self.at_least_once:
+            self.at_least_once.add(broker)
+            log.warning("broker %s keeps no account of rows: they are there at least once", broker)

@@ -1,0 +1,256 @@
+"""Writes with exactlyOnce: each row once, whatever is run again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from exactly_once_support import driver, numbers
+from killable_cluster import Killable
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from waiting import wait_until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessage
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.cluster import BrokersAway, Cluster, run
+from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
+from gantrymq.spark.options import WriteOptions
+from gantrymq.spark.row_messages import RowEncoder
+from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
+from gantrymq.testing.embedded import EmbeddedCluster
+
+NewTopic = Callable[..., str]
+WAIT_S = 240.0
+
+
+def options_for(cluster: EmbeddedCluster, topic: str, **changed: object) -> WriteOptions:
+    return WriteOptions([cluster.name_server], topic, exactly_once=True, **changed)  # type: ignore[arg-type]
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "message"),
+    [
+        ({"exactlyOnce": "true"}, None, "exactlyOnce needs the option topic"),
+        ({"topic": "t", "exactlyOnce": "true", "transactional": "true"}, None, "excludes transactional"),
+        ({"topic": "t", "txnAppId": "a", "txnVersion": "1"}, False, "txnAppId has no meaning in a write without"),
+        ({"topic": "t", "exactlyOnce": "true", "txnAppId": "a", "txnVersion": "1"}, True, "no meaning in a stream"),
+        ({"topic": "t", "exactlyOnce": "true", "txnAppId": "a"}, False, "txnAppId and txnVersion go together"),
+        ({"topic": "t", "exactlyOnce": "true", "txnAppId": "a b", "txnVersion": "1"}, False, "txnAppId has 1 to 100"),
+        ({"topic": "t", "expectedBrokers": "a"}, None, "expectedBrokers has no meaning in a write without"),
+    ],
+)
+def test_options_that_dont_go_together(given: dict[str, str], streaming: bool | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WriteOptions.parse({"nameServer": "a:1"} | given, streaming=streaming)
+
+
+def test_delayed_rows_are_refused() -> None:
+    encoder = RowEncoder(WriteOptions(["a:1"], "t", exactly_once=True), "w-0-0")
+    with pytest.raises(IllegalMessage, match="rows of exactlyOnce can't be delayed"):
+        encoder.encode(pa.RecordBatch.from_pydict({"body": ["a"], "delayLevel": [1]}))
+
+
+# -- attempts of a task -----------------------------------------------------------------------------------------------
+
+Rows = Sequence[tuple[str, str | None]]
+
+
+def rows(count: int, *, keyed: int = 3) -> Rows:
+    """Bodies `0`, `1` ...; each `keyed`th has a sharding key."""
+    return [(str(n), f"key-{n % 7}" if n % keyed == 0 else None) for n in range(count)]
+
+
+async def attempt(
+    cluster: Cluster, options: WriteOptions, queues: list[MessageQueue], given: Rows, cut: int, write: str = "w-0-5"
+) -> IdempotentSender:
+    """A task's attempt, with Arrow batches of `cut` rows."""
+    encoder, sender = RowEncoder(options, write), IdempotentSender(cluster, queues, 5)
+    for start in range(0, len(given), cut):
+        bodies, keys = zip(*given[start : start + cut], strict=True)
+        arrow = pa.RecordBatch.from_pydict({"body": list(bodies), "shardingKey": pa.array(keys, pa.string())})
+        await sender.send(encoder.encode(arrow))
+    return sender
+
+
+def attempts(options: WriteOptions, *of_each: tuple[Rows, int]) -> list[IdempotentSender]:
+    """One after the other."""
+
+    async def send() -> list[IdempotentSender]:
+        # The driver.
+        async with Cluster(options.name_servers, 5000) as cluster:
+            queues = await queues_to_write(cluster, options)
+        async with Cluster(options.name_servers, 5000) as cluster:
+            return [await attempt(cluster, options, queues, given, cut) for given, cut in of_each]
+
+    return run(send())
+
+
+def max_offsets(cluster: Killable, queues: Sequence[MessageQueue]) -> int:
+    """How many messages the queues have."""
+
+    async def count() -> int:
+        async with Cluster([cluster.namesrv_addr], 5000) as brokers:
+            return sum([await brokers.max_offset(queue) for queue in queues])
+
+    return run(count())
+
+
+def test_attempts_that_died_midway(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    given = rows(9_000)
+    senders = attempts(
+        options_for(cluster, topic), (given[:2_500], 400), (given[:7_001], 10_000), (given, 3_000), (given, 10_000)
+    )
+    for sender in senders[2:]:
+        sender.finish()
+    assert numbers(cluster.name_server, topic) == list(range(9_000))
+
+
+def test_speculative_copies_at_the_same_time(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    options, given = options_for(cluster, topic), rows(20_000)
+
+    async def send() -> None:
+        async with Cluster(options.name_servers, 5000) as one, Cluster(options.name_servers, 5000) as other:
+            queues = await queues_to_write(one, options)
+            tasks = [
+                attempt(one, options, queues, given, 1_100),
+                attempt(other, options, queues, given, 700),
+                # Another writer in between.
+                attempt(other, options, queues, [(str(-1 - n), key) for n, (_, key) in enumerate(given)], 900, "w-0-6"),
+            ]
+            for sender in await asyncio.gather(*tasks):
+                sender.finish()
+
+    run(send())
+    assert numbers(cluster.name_server, topic) == list(range(-20_000, 20_000))
+
+
+@pytest.mark.parametrize("order", ["another order", "other rows"])
+def test_rows_that_are_others_the_second_time(cluster: EmbeddedCluster, new_topic: NewTopic, order: str) -> None:
+    given = rows(3_000)
+    others = list(given)
+    if order == "another order":
+        random.Random(3).shuffle(others)
+    else:
+        others[1_234] = ("x", others[1_234][1])
+    with pytest.raises(BrokerError, match="other rows, or in another order"):
+        attempts(options_for(cluster, new_topic(2)), (given, 1_000), (others, 1_000))
+
+
+def test_fewer_rows_the_second_time(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    given = rows(3_000)
+    complete, short = attempts(options_for(cluster, new_topic(2)), (given, 1_000), (given[:2_900], 1_000))
+    complete.finish()
+    with pytest.raises(ClientError, match="must have the same rows in the same order"):
+        short.finish()
+
+
+def test_a_broker_that_keeps_no_account(
+    cluster: EmbeddedCluster,
+    new_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As Java's: it takes the request for any other."""
+    monkeypatch.setattr("gantrymq.broker.send.AFTER_MARK", b"\xff nothing has this")
+    topic = new_topic(1)
+    options = options_for(cluster, topic)
+    with caplog.at_level(logging.WARNING):
+        senders = attempts(options, (rows(3_000), 1_000), (rows(3_000), 1_000))
+        RocketMQBatchWriter(options).commit(
+            [RowsSent(1, 0.0, at_least_once=sender.at_least_once) for sender in senders]
+        )
+    for broker in senders[0].at_least_once:
+        assert len([text for text in caplog.messages if f"{broker} keeps no account" in text]) == 2
+    assert [text for text in caplog.messages if "so it is at least once" in text]
+    assert numbers(cluster.name_server, topic) == sorted(2 * list(range(3_000)))
+
+
+def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    options = options_for(cluster, new_topic(1), expected_brokers=frozenset({"far"}), retry_timeout_ms=1)
+    with pytest.raises(BrokersAway, match="is also on far, away now"):
+        RocketMQBatchWriter(options)
+
+
+def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """While it is away its rows wait; a driver that starts meanwhile doesn't take the other broker's queues for all."""
+    given, topic = rows(16_000), "killed"
+
+    with Killable(tmp_path, brokers=2) as brokers:
+        options = WriteOptions([brokers.namesrv_addr], topic, exactly_once=True, retry_timeout_ms=60_000)
+
+        async def prepare() -> list[MessageQueue]:
+            async with AdminClient(brokers.namesrv_addr) as admin:
+                await admin.ensure_topic(topic, queues=2)
+            async with Cluster(options.name_servers, 5000) as cluster:
+                return await queues_to_write(cluster, options)
+
+        async def write() -> IdempotentSender:
+            async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+                return await attempt(cluster, options, queues, given, 1_000)
+
+        queues = run(prepare())
+        assert len(queues) == 4
+        with ThreadPoolExecutor(2) as threads:
+            writes = [threads.submit(run, write())]
+            wait_until(lambda: max_offsets(brokers, queues) > 3_000)
+            brokers.kill()
+            writes.append(threads.submit(run, write()))
+            with pytest.raises(BrokersAway, match="broker-b, away now"):
+                RocketMQBatchWriter(replace(options, retry_timeout_ms=1))
+            brokers.start_again()
+            for sender in [written.result(WAIT_S) for written in writes]:
+                sender.finish()
+        assert max_offsets(brokers, queues) == len(given)
+        assert numbers(brokers.namesrv_addr, topic) == list(range(16_000))
+
+
+# -- in Spark ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_batch_that_is_written_again_by_its_name(
+    spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+
+    def write(number: int, first: int) -> None:
+        (
+            spark.range(first, first + 5_000, 1, 3)
+            .select(F.col("id").cast("string").alias("body"))
+            .write.format("rocketmq")
+            .options(nameServer=cluster.name_server, topic=topic, exactlyOnce="true")
+            .options(txnAppId="nightly", txnVersion=str(number))
+            .mode("append")
+            .save()
+        )
+
+    for number, first in ((1, 0), (1, 0), (2, 5_000), (2, 5_000)):
+        write(number, first)
+    assert numbers(cluster.name_server, topic) == list(range(10_000))
+    with pytest.raises(Exception, match=r"batch 1 of the writer nightly-\d+ comes after its batch 2"):
+        write(1, 0)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_tasks_that_fail_and_are_run_again(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
+    """Each task's first attempt dies when most of its rows are on their way."""
+    topic = new_topic(2)
+    with driver(["failing", cluster.name_server, topic, "-", "0", tmp_path], tmp_path) as process:
+        assert process.wait(WAIT_S) == 0, (tmp_path / "driver.log").read_text()[-4000:]
+    assert "fails on purpose" in (tmp_path / "driver.log").read_text()
+    assert numbers(cluster.name_server, topic) == list(range(20_000))
