@@ -123,3 +123,7 @@ async def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -
     (tmp_path / "client").write_text("a file where a directory should be")
     with pytest.raises(ClientError, match="can't write the offsets"):
         await store.commit({QUEUE: 5})
+    # What wasn't written is written when it can be, though nothing was consumed meanwhile.
+    (tmp_path / "client").unlink()
+    await store.commit({QUEUE: 5})
+    assert await LocalOffsetStore(tmp_path, "client", "group").read(QUEUE) == 5

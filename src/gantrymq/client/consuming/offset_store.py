@@ -15,13 +15,16 @@ from gantrymq.errors import BodyError, ClientError, ConnectFailed, GantryError
 from gantrymq.protocol.bodies.offset import ResetOffsetBody
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.system import files
+from gantrymq.system.clock import monotonic
 
 #: rocketmq.client.localOffsetStoreDir.
 LOCAL_OFFSET_DIRECTORY = Path("~/.rocketmq_offsets")
+#: An offset that stays as it is is committed again after so long, s: a broker that was killed has lost the last ones.
+REPEAT_S = 30.0
 
 
 class OffsetStore(Protocol):
-    """Both stores remember what was committed, to repeat nothing."""
+    """Both stores remember what was committed, to repeat it seldom or never."""
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         """The committed queue offset; None when there is none. Raises a GantryError.
@@ -42,7 +45,8 @@ class BrokerOffsetStore:
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        self._committed: dict[MessageQueue, int] = {}
+        #: What the brokers know, and when they were told (monotonic).
+        self._committed: dict[MessageQueue, tuple[int, float]] = {}
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         topic, _, queue_id = queue
@@ -59,14 +63,17 @@ class BrokerOffsetStore:
                 raise outcome
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
-        if self._committed.get(queue) == offset:
+        known, told_at = self._committed.get(queue, (-1, 0.0))
+        if known == offset and monotonic() - told_at < REPEAT_S:
             return
+        # Of a commit that isn't answered nobody knows: the next one is sent, whatever it says.
+        self._committed.pop(queue, None)
         try:
             await self._client.api.update_offset(self._address(queue), self._group, queue.topic, queue.queue_id, offset)
         except GantryError as e:
             e.add_note(f"while offset {offset} of {queue} was committed for group {self._group}")
             raise
-        self._committed[queue] = offset
+        self._committed[queue] = offset, monotonic()
 
     def forget(self, queue: MessageQueue) -> None:
         self._committed.pop(queue, None)
@@ -89,16 +96,20 @@ class LocalOffsetStore:
         self.path = directory.expanduser() / client_id / group / "offsets.json"
         self._backup = self.path.with_suffix(".json.bak")
         self._offsets = self._load()
+        #: The file says the same.
+        self._is_saved = True
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         return self._offsets.get(queue)
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        if all(self._offsets.get(queue) == offset for queue, offset in offsets.items()):
+        if self._is_saved and all(self._offsets.get(queue) == offset for queue, offset in offsets.items()):
             return
         self._offsets.update(offsets)
+        self._is_saved = False
         try:
             self._save()
+            self._is_saved = True
         except OSError as e:
             raise ClientError(f"can't write the offsets to {self.path}: {e}") from e
 
