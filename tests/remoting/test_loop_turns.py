@@ -19,6 +19,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import loop_watch, open_answers
+from gantrymq.remoting import turns as turns_module
 from gantrymq.remoting.connection import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER, Connection, Reply
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
@@ -141,6 +142,12 @@ def connections_of(count: int, request_s: float) -> tuple[list[Connection], Turn
     return connections, turns
 
 
+def is_read(connection: Connection) -> bool:
+    transport = connection._transport
+    assert isinstance(transport, OneRead)
+    return transport.is_read
+
+
 def written_to(connection: Connection) -> int:
     transport = connection._transport
     assert isinstance(transport, OneRead)
@@ -185,6 +192,36 @@ async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float
     await until(lambda: not any(connection.is_behind for connection in connections))
     for connection in connections:
         connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nobody else is read but who asks for little; half of it later all are again."""
+    read = frame(7) * 1000
+    monkeypatch.setattr(turns_module, "MAX_WAITING_BYTES", 20 * len(read))
+    connections, turns = connections_of(60, 0.00003)
+    innocent, *others = connections
+    innocent.data_received(frame(ECHO))
+    waiting = 0
+    for connection in others:
+        if is_read(connection):
+            connection.data_received(read)
+            waiting += connection.is_behind
+    assert waiting <= 21
+    assert turns.is_full
+    assert is_read(innocent)
+    assert not any(is_read(connection) for connection in others)
+    late = Connection({ECHO: echo}, is_server=True, turns=turns)
+    late.connection_made(OneRead())
+    assert not is_read(late)
+    with longest_turns():
+        await until(lambda: not turns.is_full)
+        assert is_read(late)
+        assert sum(is_read(connection) for connection in others) >= 38
+        await until(lambda: all(is_read(connection) for connection in others))
+    for connection in (*connections, late):
+        connection.connection_lost(None)
+    assert not turns._connections
 
 
 @pytest.mark.usefixtures("own_time")

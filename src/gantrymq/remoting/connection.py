@@ -14,12 +14,14 @@ A connection is in one of four states, and goes through them downwards:
                                                 arrives is dropped, answers and new requests are refused
     lost     None          True        done     all who waited have been told
 
-While it is open it is read, unless something speaks against it; `_read_or_stop` alone decides. Each of these can be
+While it is open it is read, unless something speaks against it; `read_or_stop` alone decides. Each of these can be
 true beside the others:
 
     `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
     `_rest` is an iterator    requests of the last read are still to be        ends with `go_on`, which waits for room
                               handled                                          and for a turn of its own (`turns.py`)
+    `_turns.is_full`          reads that wait hold too much, and it isn't    ends when half of that was handled
+                              known to ask for little (server only)
     `is_stopped`              its unfinished frame has no room (server only)   ends with `go_on_reading`
 
 `_batch` is a list during a read, when answers gather, and None between reads, when they are written at once.
@@ -144,6 +146,8 @@ class Connection(asyncio.Protocol):
         self._rest: Iterator[RemotingCommand] | None = None
         #: It has been put off, and `go_on` follows.
         self._is_in_line = False
+        #: Of the last read, all of which is kept until its requests are handled.
+        self.read_bytes = 0
         #: It isn't the peer's fault that nothing comes: see `stop_reading`.
         self.is_stopped = False
 
@@ -155,15 +159,20 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = format_address(peer[0], peer[1]) if peer else "?"
         self._opened = self.last_read = monotonic()
+        if self._is_server:
+            self._turns.connected(self)
+            if self._turns.is_full:
+                self.read_or_stop()
         if self._on_open:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         commands = self._reader.feed(data)
+        self.read_bytes = len(data)
         if self._turns.is_used_up and not self._is_known_as_cheap():
             self._rest = commands
             self._wait_for_turn()
-            self._read_or_stop()
+            self.read_or_stop()
         else:
             self._receive(commands)
 
@@ -211,7 +220,7 @@ class Connection(asyncio.Protocol):
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
         if self._rest is not None:
             self._wait_for_turn()
-            self._read_or_stop()
+            self.read_or_stop()
         elif self._frames is not None and (self._reader.frame_length or self._frame_length):
             reader = self._reader
             self._frame_length = reader.frame_length
@@ -264,18 +273,21 @@ class Connection(asyncio.Protocol):
         commands, self._rest = self._rest, None
         self._receive(commands)
         if self._rest is None:
-            self._read_or_stop()
+            self.read_or_stop()
 
     @property
     def is_behind(self) -> bool:
         """Requests that have arrived wait for their turn; those that wait for room may do so for ever."""
         return self._is_in_line
 
-    def _read_or_stop(self) -> None:
+    def read_or_stop(self) -> None:
         """Has the transport read, or not, as the state says (see above)."""
         if self._closing or self._transport is None or self._transport.is_closing():
             return
-        if self._rest is None and not self.is_stopped and (self._writable is None or not self._is_server):
+        is_held_up = self._is_server and (
+            self._writable is not None or (self._turns.is_full and not self._is_known_as_cheap())
+        )
+        if self._rest is None and not self.is_stopped and not is_held_up:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -283,17 +295,17 @@ class Connection(asyncio.Protocol):
     def stop_reading(self) -> None:
         """Reads no more of the frame under way, until `go_on_reading`."""
         self.is_stopped = True
-        self._read_or_stop()
+        self.read_or_stop()
 
     def go_on_reading(self) -> None:
         self.is_stopped = False
         # So long it wasn't the peer that was silent.
         self.last_read = monotonic()
-        self._read_or_stop()
+        self.read_or_stop()
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
-        self._read_or_stop()
+        self.read_or_stop()
 
     def resume_writing(self) -> None:
         self._wake_writers()
@@ -301,7 +313,7 @@ class Connection(asyncio.Protocol):
             # Not here: the transport is in the middle of a write.
             self._wait_for_turn()
         else:
-            self._read_or_stop()
+            self.read_or_stop()
 
     def _wake_writers(self) -> None:
         if self._writable is not None:
@@ -319,6 +331,7 @@ class Connection(asyncio.Protocol):
             )
         self._transport = None
         self._closing = True
+        self._turns.connection_lost(self)
         self._wake_writers()
         self._pending.connection_lost(message)
         self._rest = None

@@ -7,6 +7,8 @@ single small request waits for all of them. The rules:
 - A turn has TURN_S; once turns have taken that long in a round, each further one has CROWDED_TURN_S.
 - Once they have taken ROUND_S only *cheap* connections are still served in this round: those that were served in the
   last second, and whose turns took no more than some thousandth of the time. All others are put off.
+- When the reads of those that were put off have MAX_WAITING_BYTES together, nobody else but cheap connections is read
+  until half of them have had their turn.
 - Those that were put off, and the rest of what a turn didn't finish, are served in the next rounds in turn, for
   WAITING_S of each round. Connections of which not much is known come in turn with those that take much, so that
   neither a crowd of busy ones nor a stream of new ones keeps the other waiting.
@@ -40,6 +42,8 @@ CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
 #: However much a connection took, two seconds later that counts no more.
 MOST_S = 0.05
+#: What the reads of those that were put off may hold before no more are read, bytes: a read has 256 KiB at most.
+MAX_WAITING_BYTES = 64 * 1024 * 1024
 #: A connection that was not served for so long may be anybody's, s.
 KNOWN_S = 1.0
 
@@ -47,8 +51,12 @@ KNOWN_S = 1.0
 class Waiting(Protocol):
     """A Connection that was put off."""
 
+    #: Of the read whose requests wait.
+    read_bytes: int
+
     def is_busy(self) -> bool: ...
     def go_on(self) -> None: ...
+    def read_or_stop(self) -> None: ...
 
 
 class Turns:
@@ -64,9 +72,14 @@ class Turns:
         self._job = (jobs or Jobs()).repeating("turns of connections", self._new_round, after_error_s=TURN_S)
         self._job.start()
         self._is_due = False
+        #: Bytes of the reads that wait; so many do that only cheap connections are read.
+        self._waiting_bytes = 0
+        self.is_full = False
+        #: All connections of the server, in the order in which they came.
+        self._connections: dict[Waiting, None] = {}
         #: Those of which little is known, and those that take much; each in the order in which they were put off.
-        self._unknown: deque[Waiting] = deque()
-        self._busy: deque[Waiting] = deque()
+        self._unknown: deque[tuple[Waiting, int]] = deque()
+        self._busy: deque[tuple[Waiting, int]] = deque()
 
     def took_much(self) -> None:
         """`used` is more than TURN_S."""
@@ -74,10 +87,26 @@ class Turns:
         self.is_used_up = self.used > ROUND_S
         self._need_round()
 
+    def connected(self, connection: Waiting) -> None:
+        """`connection` is to be read no more while too much waits."""
+        self._connections[connection] = None
+
+    def connection_lost(self, connection: Waiting) -> None:
+        self._connections.pop(connection, None)
+
     def put_off(self, connection: Waiting) -> None:
         """`connection` goes on in a later round."""
-        (self._busy if connection.is_busy() else self._unknown).append(connection)
+        size = connection.read_bytes
+        (self._busy if connection.is_busy() else self._unknown).append((connection, size))
+        self._waiting_bytes += size
+        if self._waiting_bytes > MAX_WAITING_BYTES and not self.is_full:
+            self._fill(is_full=True)
         self._need_round()
+
+    def _fill(self, *, is_full: bool) -> None:
+        self.is_full = is_full
+        for connection in list(self._connections):
+            connection.read_or_stop()
 
     def _need_round(self) -> None:
         if not self._is_due:
@@ -90,14 +119,17 @@ class Turns:
         self.used = 0.0
         self.turn_s = TURN_S
         self.is_used_up = False
-        for connection in self._in_turn():
+        for connection, size in self._in_turn():
+            self._waiting_bytes -= size
             connection.go_on()
             if self.used > WAITING_S:
                 break
+        if self.is_full and self._waiting_bytes <= MAX_WAITING_BYTES // 2:
+            self._fill(is_full=False)
         self._is_due = bool(self._unknown or self._busy or self.used > TURN_S)
         return 0.0 if self._is_due else None
 
-    def _in_turn(self) -> Iterator[Waiting]:
+    def _in_turn(self) -> Iterator[tuple[Waiting, int]]:
         """Each of those that wait now, once."""
         unknown, busy = len(self._unknown), len(self._busy)
         while unknown or busy:
