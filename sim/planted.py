@@ -26,6 +26,7 @@ class Planted(NamedTuple):
     new: str
 
 
+_PACKAGE = Path(gantrymq.__file__).parent
 _REFUSED = (
     "            raise RequestRefused("
     'ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e\n        '
@@ -202,15 +203,19 @@ BUGS = (
 )
 
 
-def plant(bug: Planted, directory: Path) -> None:
-    """Copies the package into a directory, with the bug. Raises ValueError when its place isn't there."""
-    package = directory / "gantrymq"
-    shutil.copytree(Path(gantrymq.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    path = package / bug.file
-    text = path.read_text()
+def patched(bug: Planted) -> str:
+    """Its file with the bug. Raises ValueError when its place isn't there."""
+    text = (_PACKAGE / bug.file).read_text()
     if text.count(bug.old) != 1:
         raise ValueError(f"{bug.name}: {bug.file} has its place {text.count(bug.old)} times")
-    path.write_text(text.replace(bug.old, bug.new))
+    return text.replace(bug.old, bug.new)
+
+
+def plant(bug: Planted, directory: Path) -> None:
+    """Copies the package into a directory, with the bug."""
+    text = patched(bug)
+    shutil.copytree(_PACKAGE, directory / "gantrymq", ignore=shutil.ignore_patterns("__pycache__"))
+    (directory / "gantrymq" / bug.file).write_text(text)
 
 
 def find(bug: Planted, seeds: int, jobs: int) -> tuple[int | None, float]:
