@@ -78,8 +78,8 @@ def test_consumers_tell_how_they_are(name_server: str, topic: str, unique: str) 
         for _ in range(2):
             with consumer:
                 queues = consumer.wait_assigned()
-                assert len(queues) == 4
                 assert queues <= consumer.assignment
+                wait_until(lambda consumer=consumer: len(consumer.wait_assigned()) == 4)  # type: ignore[misc]
                 wait_until(lambda consumer=consumer: consumer.health().is_ready)  # type: ignore[misc]
                 assert consumer.lag().keys() >= queues
     with lite:
@@ -111,7 +111,8 @@ def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: st
     with consumer:
         bodies: set[bytes] = set()
         wait_until(lambda: bodies.update(message.body for message in consumer.poll(200)) or len(bodies) == 8)
-    assert told == ["assigned", "revoked"]
+    assert told[0] == "assigned"
+    assert told[-1] == "revoked"
 
 
 def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> None:
