@@ -15,9 +15,12 @@ import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
+
+import site_findings
 
 from gantrymq import (
     CONSUME_FROM_FIRST_OFFSET,
@@ -231,6 +234,7 @@ _NAMESRV_LABELS = {
 }
 
 
+@cache
 def _told() -> str:
     """What a broker tells that has something to tell of each kind."""
     with socket.socket() as free:
@@ -287,28 +291,44 @@ def described(cls: type) -> tuple[str, str]:
 
 def _errors(language: str) -> str:
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
-    rows = [
+    classes = [
         [f"`{cls.__name__}`", ", ".join(f"`{base.__name__}`" for base in cls.__bases__), *described(cls)]
         for cls in error_classes()
     ]
     codes = [[str(int(code)), f"`{code.name}`", CODES.get(code, "")] for code in ResponseCode]
+    found = [[each.what, each.why, each.remedy] for each in site_findings.findings()]
     if language == "zh":
-        heads = (["错误", "上级", "含义", "处理办法"], ["代码", "名称", "处理办法"])
-        texts = (
-            "`gantrymq.errors` 中的所有错误都是 `GantryError`：",
-            "## 错误类",
-            "## 响应码",
-            "`BrokerError.code` 的取值：",
-        )
-    else:
-        heads = (["error", "is a", "what it means", "remedy"], ["code", "name", "remedy"])
-        texts = (
-            "All errors are a `GantryError` of `gantrymq.errors`:",
-            "## Classes",
-            "## Codes of answers",
-            "What `BrokerError.code` may be:",
-        )
-    return (
-        f"{texts[0]}\n\n```text\n{tree}\n```\n\n{texts[1]}\n\n{_table(heads[0], rows)}\n"
-        f"{texts[2]}\n\n{texts[3]}\n\n{_table(heads[1], codes)}"
-    )
+        return f"""`gantrymq.errors` 中的所有错误都是 `GantryError`：
+
+```text
+{tree}
+```
+
+## 错误类
+
+{_table(["错误", "上级", "含义", "处理办法"], classes)}
+## 响应码
+
+`BrokerError.code` 的取值：
+
+{_table(["代码", "名称", "处理办法"], codes)}
+## gantry doctor 的发现
+
+{_table(["发现", "原因", "处理办法"], found)}"""
+    return f"""All errors are a `GantryError` of `gantrymq.errors`:
+
+```text
+{tree}
+```
+
+## Classes
+
+{_table(["error", "is a", "what it means", "remedy"], classes)}
+## Codes of answers
+
+What `BrokerError.code` may be:
+
+{_table(["code", "name", "remedy"], codes)}
+## What gantry doctor finds
+
+{_table(["finding", "why", "remedy"], found)}"""

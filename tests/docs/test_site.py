@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -105,6 +106,23 @@ def test_the_search_is_local_and_has_all_pages(site: Path) -> None:
     configuration = re.search(r'<script id="__config" type="application/json">(.*?)</script>', home)
     assert configuration
     assert (site / json.loads(configuration[1])["search"]).exists()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search is JavaScript; node runs it")
+def test_the_search_finds_what_is_there(site: Path) -> None:
+    is_chinese = "教程" in (site / "index.html").read_text(encoding="utf-8")
+    expected = {"SYNC_FLUSH": "broker.html", "select_by_hash": "client.html", "StatefulSet": "deployment.html"}
+    expected |= {"延迟消息": "client.html"} if is_chinese else {"delay level": "broker.html"}
+    done = subprocess.run(
+        ["node", str(Path(__file__).parent / "search_worker.js"), str(site), *expected],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for (word, page), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
+        assert page in json.loads(line), word
 
 
 def test_the_reference_has_all_that_can_be_imported(site: Path) -> None:

@@ -79,5 +79,7 @@ def test_errors_have_their_remedies(pages: dict[str, dict[str, str]], language: 
             # One that is there for those below it needs none of its own.
             assert remedy or cls.__subclasses__(), cls
             assert f"── {cls.__name__} " in text or cls is errors.GantryError
+    assert "| no broker is registered |" in text
+    assert len(re.findall(r"^\| a server can't be reached \| .+ \| .+ \|$", text, re.MULTILINE)) > 5
     for code in ResponseCode:
         assert f"| {int(code)} | `{code.name}` |" in text
