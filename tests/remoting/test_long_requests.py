@@ -164,3 +164,15 @@ async def test_stop_ends_what_has_begun() -> None:
     assert len(asker.answers) == 1
     with pytest.raises(RequestRefused):
         requests.run(asker, request(), steps(100))
+
+
+async def test_the_steps_count_for_who_asked() -> None:
+    """While others have much to ask, too, its next requests come after those of who asks for little."""
+    async with running() as requests:
+        asker, other = Asker(), Asker()
+        requests.run(asker, request(), steps(60))
+        requests.run(other, request(), steps(2))
+        assert not asker.is_busy()
+        await until(lambda: asker.answers)
+        assert asker.is_busy()
+        assert not other.is_busy()

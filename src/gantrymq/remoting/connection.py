@@ -226,6 +226,12 @@ class Connection(asyncio.Protocol):
             self._frame_length = reader.frame_length
             self._frames.received(self, reader.frame_number, reader.frame_length, reader.held_bytes)
 
+    def charge(self, seconds: float) -> None:
+        """Somebody has worked so long for its requests elsewhere than in its turns."""
+        # As of `last_read`, see `is_busy`.
+        forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
+        self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
+
     def is_busy(self) -> bool:
         """Its turns take more than a small share of the time."""
         return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S

@@ -131,14 +131,18 @@ class LongRequests:
 
     def _go_on(self) -> float | None:
         """A turn's share; each connection's first request does a step in turn."""
-        deadline = monotonic() + TURN_S
+        now = monotonic()
+        deadline = now + TURN_S
         while self._lines:
+            began = now
             connection, line = next(iter(self._lines.items()))
             self._step(connection, line)
+            now = monotonic()
+            connection.charge(now - began)
             # It may be gone: the answer can't be written, or its steps have closed it.
             if self._lines.pop(connection, None) is not None and line.requests:
                 self._lines[connection] = line
-            if monotonic() >= deadline:
+            if now >= deadline:
                 break
         return 0.0 if self._lines else None
 
