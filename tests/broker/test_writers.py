@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from waiting import until
 from writer_support import TOPIC, Writer, numbered
 
 from gantrymq.broker.broker import Broker
@@ -92,6 +94,9 @@ def test_table_forgets_the_oldest() -> None:
     assert list(table.ranges) == ["t@0@2", "t@0@0", "t@0@3"]
     assert table.forget(3) == 1
     assert list(table.ranges) == ["t@0@0", "t@0@3"]
+    # Fewer are to be kept from now on.
+    assert table.put("t@0@4", written(5), 1) == written(4)
+    assert list(table.ranges) == ["t@0@4"]
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -219,6 +224,34 @@ async def test_copies_at_the_same_time(broker: Broker, remoting: RemotingClient)
             f"{writer} {n}".encode() for n in range(200)
         ]
     assert len(bodies) == 400
+
+
+async def test_rows_that_are_not_on_the_disk_yet(tmp_path: Path, remoting: RemotingClient) -> None:
+    """With SYNC_FLUSH who sends them again is answered when they are."""
+    settings = config(tmp_path)
+    settings.store.flush_disk_type = "SYNC_FLUSH"
+    broker = Broker(settings)
+    await broker.start()
+    may_flush = threading.Event()
+    flush = broker.store._log.flush
+
+    def flush_later() -> None:
+        assert may_flush.wait(20)
+        flush()
+
+    broker.store._log.flush = flush_later  # type: ignore[method-assign]
+    try:
+        sent = [asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0, 1))) for _ in range(2)]
+        queue = broker.store.queue(TOPIC, 0)
+        await until(lambda: queue.max_offset == 2 and len(broker._sending._flush_waits._waiting) == 2)
+        assert not any(answer.done() for answer in sent)
+        may_flush.set()
+        answers = await asyncio.gather(*sent)
+        assert [answer.ext_fields["queueOffset"] for answer in answers] == ["0", "0"]
+        assert queue.max_offset == 2
+    finally:
+        may_flush.set()
+        await broker.stop()
 
 
 async def test_a_topic_that_was_made_anew(broker: Broker, remoting: RemotingClient) -> None:

@@ -77,10 +77,13 @@ class WriterTable(msgspec.Struct):
     ranges: dict[str, Written] = {}
 
     def put(self, key: str, written: Written, most: int) -> Written | None:
-        """Remembers it, in the place of the oldest if there would be more than `most`; returns that one."""
+        """Remembers it, in place of the oldest ones if there would be more than `most`; returns the last of these."""
         self.ranges.pop(key, None)
         self.ranges[key] = written
-        return self.ranges.pop(next(iter(self.ranges))) if len(self.ranges) > most else None
+        dropped = None
+        while len(self.ranges) > most:
+            dropped = self.ranges.pop(next(iter(self.ranges)))
+        return dropped
 
     def forget(self, before_ms: int) -> int:
         """Forgets what was written before; how many that were."""
@@ -244,8 +247,8 @@ class Writers(Part):
     def append(self, rows: Rows) -> tuple[int, list[int]]:
         """Stores what is new; the queue offset of the first row and the physical offsets of all.
 
-        When the queue had some of them, and it isn't known where, these are -1 and []. Raises as
-        `Appender.append_batch` does.
+        When the queue had some of them, and it isn't known where, these are -1 and [] (the answer has no msgId then).
+        Raises as `Appender.append_batch` does.
         """
         if rows.new is None:
             units = [rows.queue.unit(rows.first_offset + i) for i in range(rows.total if rows.first_offset >= 0 else 0)]

@@ -308,7 +308,6 @@ class Cluster:
 
         None from a broker that doesn't say, and may have stored it more than once.
         """
-
         if self._routes.cached(queue.topic) is None:
             await self.until(partial(self._routes.get_or_default, queue.topic))
 
