@@ -125,6 +125,20 @@ def test_who_may_wait_does(store: MessageStore) -> None:
         assert put(store, store.queue("Other", 0), b"x").queue_offset == 0
 
 
+def test_a_line_is_for_what_those_in_it_need(store: MessageStore) -> None:
+    """Not for what others have needed before, who are not in it."""
+    other, queue = store.queue("Other", 0), store.queue("T", 0)
+    for place in (other, queue):
+        with pytest.raises(StoreBusy):
+            put(store, place, b"x")
+    store.close_line()
+    wait_until(lambda: not store._rooms._asked)
+    put_patiently(store, other, b"x")
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"x")
+    store.end_line()
+
+
 def test_nobody_is_served_before_who_waits(store: MessageStore) -> None:
     queue = store.queue("T", 0)
     with pytest.raises(StoreBusy):

@@ -84,9 +84,12 @@ class RoomMaker:
         if problem is not None:
             raise problem.exception()
         self.ask(work)
-        self.wanted.add(work)
-        if self.refused is not None:
+        if self.refused is None:
+            # There is no line: whoever needed the others comes again by himself.
+            self.wanted.clear()
+        else:
             self.refused.add(work)
+        self.wanted.add(work)
         raise _busy()
 
     def check_line(self, work: Work) -> None:
