@@ -55,6 +55,20 @@ async def test_the_next_name_server_answers_for_a_dead_one(api: BrokerApi) -> No
     assert name_server.asked == ["t"] * 3
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_many_at_once_find_the_name_server_that_answers(api: BrokerApi, first: int) -> None:
+    """Each of those that failed went on to the next: the second one was back at the first, and gave up."""
+    topics = [f"topic{number}" for number in range(10)]
+    name_server = ScriptedNameServer({topic: route_over({"a": "127.0.0.1:1"}) for topic in topics})
+    async with serving([name_server]):
+        routes = Routes(api, ["127.0.0.1:1", name_server.address])
+        routes._current = first
+        found = await asyncio.gather(*(routes.get(topic) for topic in topics))
+    assert found == list(name_server.routes.values())
+    # All of them know by now.
+    assert routes.name_servers[routes._current % 2] == name_server.address
+
+
 async def test_all_name_servers_dead_is_an_error(api: BrokerApi) -> None:
     with pytest.raises(RemotingError):
         await Routes(api, ["127.0.0.1:1", "nonsense"]).get("t")

@@ -288,10 +288,9 @@ class Routes:
         error: RemotingError | ProtocolError | None = None
         if not self.name_servers:
             await self.rediscover()
-        for _ in self.name_servers:
-            # The list may have been replaced while a NameServer was asked.
-            self._current %= len(self.name_servers)
-            name_server = self.name_servers[self._current]
+        tried: set[str] = set()
+        while (name_server := self._next(tried)) is not None:
+            tried.add(name_server)
             try:
                 route = _sane(topic, await self._api.route(name_server, topic, TIMEOUT_MS))
                 self._troubles.over(name_server)
@@ -302,9 +301,17 @@ class Routes:
             except (RemotingError, ProtocolError) as e:
                 self._troubles.tell(f"NameServer {name_server}", e)
                 error = e
-                self._current += 1
+                # Unless another look-up has gone on already.
+                if self._next(set()) == name_server:
+                    self._current += 1
         assert error is not None
         raise error
+
+    def _next(self, tried: set[str]) -> str | None:
+        """The NameServer in use, or the next one after it that wasn't tried; the list may be another one by now."""
+        count = len(self.name_servers)
+        in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
+        return next((name_server for name_server in in_turn if name_server not in tried), None)
 
     def _keep(self, topic: str, route: TopicRouteData) -> TopicRouteData:
         known = self._routes.get(topic)
