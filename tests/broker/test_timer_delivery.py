@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,25 @@ def test_taken_back(world: World, delete_key: str) -> None:
     assert (world.delivered(), world.delivered("bills")) == (["keep"], ["other topic"])
     assert world.waiting() == {"orders": 0, "bills": 0}
     assert world.files.waiting == 0
+
+
+def test_long_keys_are_not_held(world: World) -> None:
+    """They may have 32 KiB each, and a slot any number of them."""
+    keys = [f"{number}-" + "k" * 14_000 for number in range(300)]
+    for key in keys:
+        world.send("drop", 5000, key=key)
+        world.send("0", 5000, key="-", TIMER_DEL_UNIQKEY=key)
+    world.send("0", 5000, key="-", TIMER_DEL_UNIQKEY="k" * 14_000)
+    world.work()
+    world.sleep()
+    tracemalloc.start()
+    while world.timer.step(world.now_ms) is Step.MORE:
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert world.delivered() == []
+    assert world.waiting() == {"orders": 0}
 
 
 def test_taking_back_what_isnt_there_counts_for_nothing(world: World) -> None:

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
+from sys import intern
 
 from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.real_queue import real_queue
@@ -30,6 +32,8 @@ log = peer_log(__name__)
 #: So many entries of the timer log are read in one step, and so many bytes of records that take others back.
 _ENTRIES = 200
 _GATHERED_BYTES = 1024 * 1024
+#: As long as the unique key of a message is, bytes.
+_LONGEST_KEY = 32
 
 #: What a message can do without where its properties have no room for more, first what was added last.
 _ABOUT_WAITING = (names.TIMER_DEQUEUE_MS, names.TIMER_ENQUEUE_MS, names.TIMER_ROLL_TIMES)
@@ -49,6 +53,16 @@ class Step(Enum):
     IDLE = "IDLE"
 
 
+#: (topic, delete key). Java looks at no topic, so that who may send to one takes back messages of another.
+_DeleteKey = tuple[str, bytes]
+
+
+def _delete_key(topic: str, key: str) -> _DeleteKey:
+    """A client's key may have 32 KiB, and all of a slot's are held: of longer ones a digest is."""
+    encoded = key.encode()
+    return intern(topic), encoded if len(encoded) <= _LONGEST_KEY else blake2b(encoded, digest_size=16).digest()
+
+
 @dataclass(slots=True)
 class _Slot:
     """The slot that is being delivered, as far as that has got. It may have a million messages."""
@@ -58,10 +72,8 @@ class _Slot:
     is_gathered: bool = False
     #: Where the entries of messages are that aren't delivered yet, the first one to be last.
     places: array[int] = field(default_factory=lambda: array("q"))
-    #: (topic, delete key), and those whose message was there. Java looks at no topic, so that who may send to one takes
-    #: back messages of another.
-    taken_back: set[tuple[str, str]] = field(default_factory=set)
-    met: set[tuple[str, str]] = field(default_factory=set)
+    #: What is taken back, and whether its message was there.
+    taken_back: dict[_DeleteKey, bool] = field(default_factory=dict)
 
 
 class TimerDelivery:
@@ -188,10 +200,13 @@ class TimerDelivery:
             if not self._deliver(slot, slot.places[-1]):
                 return Step.BLOCKED
             slot.places.pop()
+        elif slot.taken_back:
+            for _ in range(min(_ENTRIES, len(slot.taken_back))):
+                (topic, _), was_met = slot.taken_back.popitem()
+                if not was_met:
+                    # It took nothing back, but was counted so.
+                    self._metrics.add(topic, 1, self._now_ms)
         else:
-            for topic, _ in slot.taken_back - slot.met:
-                # It took nothing back, but was counted so.
-                self._metrics.add(topic, 1, self._now_ms)
             self._files.pass_slot()
             self._slot = None
         return Step.MORE
@@ -208,7 +223,9 @@ class TimerDelivery:
                 place, entry = found
                 count += 1
                 if entry.is_delete:
-                    slot.taken_back |= self._taken_back(entry)
+                    key = self._taken_back(entry)
+                    if key is not None:
+                        slot.taken_back[key] = False
                     size += entry.size
                 else:
                     slot.places.append(place)
@@ -217,13 +234,13 @@ class TimerDelivery:
             self._slot = None
             raise
 
-    def _taken_back(self, entry: TimerEntry) -> set[tuple[str, str]]:
-        """(topic, delete key) of a message that takes another one back."""
+    def _taken_back(self, entry: TimerEntry) -> _DeleteKey | None:
+        """What a message takes back; None for one that can't be read."""
         record = self._record(entry.physical_offset, entry.size)
         if record is None:
-            return set()
+            return None
         fields = decode_properties(record.properties)
-        return {(fields.get(names.REAL_TOPIC, ""), fields.get(names.TIMER_DEL_UNIQKEY, ""))}
+        return _delete_key(fields.get(names.REAL_TOPIC, ""), fields.get(names.TIMER_DEL_UNIQKEY, ""))
 
     def _deliver(self, slot: _Slot, place: int) -> bool:
         """Deals with one message of the slot; False when the store takes nothing for now."""
@@ -238,9 +255,11 @@ class TimerDelivery:
                 return True
             fields = decode_properties(record.properties)
             topic = fields.get(names.REAL_TOPIC, "")
-            if keys := {(topic, key) for key in delete_keys(fields)} & slot.taken_back:
-                slot.met |= keys
-                return True
+            if slot.taken_back:
+                keys = {_delete_key(topic, key) for key in delete_keys(fields)} & slot.taken_back.keys()
+                if keys:
+                    slot.taken_back.update(dict.fromkeys(keys, True))
+                    return True
             if not self._put(record, fields, entry.write_time_ms, rolled=bool(entry.magic & MAGIC_ROLL)):
                 return False
             self._is_blocked = False
