@@ -51,7 +51,7 @@ def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
     _print(outcome)
     print(f"{outcome.simulated_s:.0f} s in {time.perf_counter() - began:.2f} s; {outcome.messages} messages")
     if trace is not None:
-        trace.write_text("".join(f"{at:12.6f} {what}\n" for at, what in outcome.trace))
+        trace.write_text(outcome.trace_text)
     if picture is not None:
         picture.write_text(timeline.draw(timeline.of(run, outcome.problems)))
     sys.stdout.flush()

@@ -11,6 +11,7 @@ import os
 import selectors
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ class Result:
     problems: list[str]
     simulated_s: float = 0.0
     messages: int = 0
+    #: Of the trace, the beginning of its SHA-256: another one on another machine means that something real got in.
+    digest: str = ""
     #: What it took, s of a processor.
     cpu_s: float = 0.0
 
@@ -114,6 +117,7 @@ def _child(seed: str, writer: int, execute: Callable[[str], Outcome]) -> NoRetur
             "problems": outcome.problems,
             "simulated_s": round(outcome.simulated_s, 1),
             "messages": outcome.messages,
+            "digest": sha256(outcome.trace_text.encode()).hexdigest()[:16],
         }
     except BaseException as e:
         result = {"problems": [f"{type(e).__name__}: {e}"]}

@@ -40,6 +40,11 @@ class Outcome:
     faults: list[Fault]
     trace: list[tuple[float, str]]
 
+    @property
+    def trace_text(self) -> str:
+        """A line for everything that happened: the same bytes for the same seed."""
+        return "".join(f"{at:12.6f} {what}\n" for at, what in self.trace)
+
 
 class Run:
     """What the checkers look at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 
 from sim.many import Result, Results, run_all, summary
@@ -32,7 +33,7 @@ def test_all_seeds_are_run_and_long_problems_come_through() -> None:
     assert sorted(results) == [str(seed) for seed in range(8)]
     assert [seed for seed, result in results.items() if result.problems] == ["3"]
     assert results["3"].problems == ["x" * 100_000]
-    assert results["0"] == Result("0", [], 100.0, 7, results["0"].cpu_s)
+    assert results["0"] == Result("0", [], 100.0, 7, sha256(b"").hexdigest()[:16], results["0"].cpu_s)
 
 
 def test_the_first_that_fails_ends_it() -> None:
@@ -54,8 +55,8 @@ def test_a_run_that_raises_or_dies_has_failed() -> None:
 def test_results_are_kept_and_half_a_line_is_none(tmp_path: Path) -> None:
     path = tmp_path / "results"
     first = Results(path)
-    first.add(Result("1", [], 100.0, 5, 0.5))
-    first.add(Result("2", ["lost"], 100.0, 5, 0.5))
+    first.add(Result("1", [], 100.0, 5, cpu_s=0.5))
+    first.add(Result("2", ["lost"], 100.0, 5, cpu_s=0.5))
     with path.open("a") as file:
         file.write(json.dumps({"seed": "3", "problems": []})[:-4])
     second = Results(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -33,12 +35,13 @@ def test_more_seeds() -> None:
 
 
 def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
-    traces = []
-    for number in range(2):
-        sim("--seed", "2", "--trace", str(tmp_path / str(number)))
-        traces.append((tmp_path / str(number)).read_bytes())
-    assert traces[0] == traces[1]
-    assert traces[0].count(b"\n") > 1000
+    """Alone, and after another one."""
+    sim("--seed", "1", "--trace", str(tmp_path / "trace"))
+    sim("--seeds", "2", "--jobs", "1", "--results", str(tmp_path / "results"))
+    trace = (tmp_path / "trace").read_bytes()
+    assert trace.count(b"\n") > 1000
+    digest = json.loads((tmp_path / "results").read_text().splitlines()[1])["digest"]
+    assert digest == sha256(trace).hexdigest()[:16]
 
 
 @pytest.mark.slow
