@@ -89,7 +89,7 @@ def smaller(plan: Plan) -> Iterator[Plan]:
         # Some workloads count on a first consumer of each group that there always is.
         if number > (group in ("push", "orderly")):
             yield _known(replace(plan, consumers=plan.consumers | {group: number - 1}))
-    for field in ("tiny_reads", "failures", "transactions", "batches", "delayed", "ordered"):
+    for field in ("tiny_reads", "failures", "oneway", "transactions", "batches", "delayed", "ordered"):
         if getattr(plan, field):
             yield replace(plan, **{field: 0.0})  # type: ignore[arg-type]
     for place, fault in enumerate(faults):
