@@ -47,7 +47,7 @@ log = peer_log(__name__)
 _size_and_offset = unpacker("size", "queue_offset")
 
 #: An attempt looks for so long at records that have to be tested, s.
-_MATCHING_S = 0.01
+_MATCHING_S = 0.003
 
 _CORRECTED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
 _SKIPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING)
