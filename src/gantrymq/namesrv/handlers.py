@@ -287,15 +287,17 @@ class RequestHandlers:
 
         connection.respond_with(request, delete())
 
-    def _get_kv_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _get_kv_list(self, connection: Connection, request: RemotingCommand) -> Reply:
         namespace = request.read_header(GetKVListByNamespaceRequestHeader).namespace
         if namespace == lost_brokers.NAMESPACE:
-            table: dict[str, str] | None = self._table.lost.by_topic()
-        else:
-            table = self._kv_config.namespace(namespace)
+            return self._long_requests.run(connection, request, self._lost_brokers())
+        table = self._kv_config.namespace(namespace)
         if table is None:
             return _response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
         return _response(body=encode_body(KVTable(table)))
+
+    def _lost_brokers(self) -> Generator[None, None, Reply]:
+        return _response(body=(yield from self._table.lost.encode_in_steps()))
 
     def _update_config(self, connection: Connection, request: RemotingCommand) -> None:
         source = f"UPDATE_NAMESRV_CONFIG of {connection.address}"

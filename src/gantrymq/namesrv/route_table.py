@@ -119,7 +119,6 @@ class RouteTable:
         if broker is None:
             log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
             broker = self._brokers[name] = BrokerData(header.cluster_name, name, {})
-            self.lost.forget(name)
         self._clusters.setdefault(header.cluster_name, set()).add(name)
         addresses = broker.broker_addrs
         before = (dict(addresses), broker.zone_name, broker.enable_acting_master)
@@ -222,6 +221,7 @@ class RouteTable:
                 for config in some
                 if changed or not self._has_queues(config.topic_name, name)
             )
+            self.lost.returned(name, (config.topic_name for config in some))
             yield
 
     def _set_filter_servers(self, key: tuple[str, str], servers: list[str] | None) -> None:
@@ -275,6 +275,9 @@ class RouteTable:
             if is_lost:
                 for name, of_name in self._topics.grouped(topics, removed).items():
                     self.lost.lose(name, removed[name], of_name)
+            else:
+                for name in removed:
+                    self.lost.forget(name)
             self._take_queues(topics, removed)
         led_by_slave = {
             name
