@@ -96,6 +96,8 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
         server.close()
         for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 async def test_name_servers(under_attack: UnderAttack) -> None:
