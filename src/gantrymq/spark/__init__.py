@@ -10,7 +10,8 @@ Open `datasource.py` first; every option is in `options.py`. `reader.py` and `wr
 `gantrymq.client`. The driver's part of a read is `planning.py` or, for streams, `stream_planning.py`, with `queues.py`
 (which there are, and who is away), `partitions.py` and `offsets.py`. A task's is `rows.py`, which has `pull.py` fetch
 bytes over `connections.py` and `arrow_records.py` turn them into Arrow columns without a Python object per record. What
-older versions of Spark lack is in `versions.py` and `older_stream.py`.
+older versions of Spark lack is in `versions.py` and `older_stream.py`; bodies that are read as values in `bodies`,
+queries watched on the driver in `metrics.py`.
 """
 
 from gantrymq.spark import versions  # noqa: F401  # first: it says which Spark is too old
