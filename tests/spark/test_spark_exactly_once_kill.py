@@ -18,8 +18,9 @@ from waiting import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: Messages, and how many a micro-batch has.
-COUNT, OF_A_BATCH = 20_000, 500
+#: A micro-batch has so many messages, and there are enough for eight of them between two kills.
+OF_A_BATCH = 500
+OF_A_KILL = 8 * OF_A_BATCH
 #: A Spark that starts on a busy machine takes a minute or two, and some seconds for each micro-batch.
 WAIT_S = 240.0
 END_S = 600.0
@@ -36,8 +37,8 @@ def batches_begun(directory: Path) -> int:
 def test_a_stream_whose_driver_is_killed(
     cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path, kills: int
 ) -> None:
-    source, target = new_topic(2), new_topic(2)
-    send_numbers(cluster, source, range(COUNT))
+    source, target, count = new_topic(2), new_topic(2), kills * OF_A_KILL
+    send_numbers(cluster, source, range(count))
     arguments = ["stream", cluster.name_server, target, source, str(OF_A_BATCH), tmp_path]
     chance = random.Random()
     killed = 0
@@ -59,4 +60,4 @@ def test_a_stream_whose_driver_is_killed(
     assert killed == kills
     found = Counter(numbers(cluster.name_server, target))
     assert [number for number, times in found.items() if times > 1] == []
-    assert len(found) == COUNT
+    assert len(found) == count
