@@ -171,6 +171,38 @@ async def test_rows_that_the_broker_has_lost(broker: Broker, remoting: RemotingC
     assert "has lost some" in str(answer.remark)
 
 
+@pytest.mark.parametrize("batch", [0, 1], ids=["all that it wrote", "all of this batch"])
+async def test_a_broker_that_has_lost_all_rows_so_far(broker: Broker, remoting: RemotingClient, batch: int) -> None:
+    """After a power failure: who was told that they were stored went on, and nobody noticed."""
+    for earlier in range(batch):
+        await Writer(remoting, broker.port, batch=earlier).send(numbered(0, 1))
+    late = Writer(remoting, broker.port, batch=batch)
+    late.command(numbered(0, 1, 2))
+    answer = await late.send(numbered(3))
+    assert answer.code == ResponseCode.ILLEGAL_OPERATION
+    assert "has lost some" in str(answer.remark)
+    assert len(await stored(remoting, broker.port)) == 2 * batch
+
+
+async def test_a_writer_that_made_room_for_others_goes_on(tmp_path: Path, remoting: RemotingClient) -> None:
+    """Its rows aren't lost, only what was known of them."""
+    broker = await started(tmp_path, idempotent_writer_max_num=1)
+    first = Writer(remoting, broker.port)
+    await first.send(numbered(0))
+    await Writer(remoting, broker.port, writer="other-1").send(numbered(0))
+    assert (await first.send(numbered(1))).code == ResponseCode.SUCCESS
+    await broker.stop()
+
+
+async def test_a_row_without_a_number_between_others(broker: Broker, remoting: RemotingClient) -> None:
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    again = Writer(remoting, broker.port)
+    command = again.command(numbered(0, 1, 2))
+    command.body = command.body.replace(b"w-0-7-1\x02", b"w-0-7-x\x02")
+    answer = await remoting.invoke(again.address, command, 5000)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+
+
 async def test_who_doesnt_ask_for_it_isnt_held_to_it(broker: Broker, remoting: RemotingClient) -> None:
     """Messages that somebody forwards have the properties of those that he read."""
     for _ in range(2):
@@ -345,6 +377,19 @@ async def test_a_file_that_is_no_good_is_made_from_the_log(tmp_path: Path, remot
         await Writer(remoting, broker.port).send(numbered(0, 1))
         assert await stored(remoting, broker.port) == [b"0", b"1"]
         await broker.stop()
+
+
+async def test_a_damaged_row_doesnt_hide_those_behind_it(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port, writer="w-1").send([(0, b"damaged")])
+    await Writer(remoting, broker.port, writer="w-2").send(numbered(0))
+    await broker.stop()
+    log_file = next((tmp_path / "commitlog").iterdir())
+    log_file.write_bytes(log_file.read_bytes().replace(b"damaged", b"DAMAGED"))
+    (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
+    broker = await started(tmp_path)
+    assert set(broker.writers._table.ranges) == {"rows@0@w-2"}
+    await broker.stop()
 
 
 async def test_copies_elsewhere_in_the_log_count_for_nothing(tmp_path: Path, remoting: RemotingClient) -> None:

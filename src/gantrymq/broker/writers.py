@@ -32,6 +32,7 @@ from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.record import Record, record_properties
 from gantrymq.protocol.row_ids import (
     AFTER_FIELD,
+    BEGINNING,
     GANTRY_ID,
     GANTRY_SEQ,
     Place,
@@ -220,10 +221,10 @@ class Writers(Part):
         topic, queue_id = batch.queue.topic, batch.queue.queue_id
         try:
             after = decode_place(request.ext_fields.get(AFTER_FIELD, ""))
-            first, _ = self._row(batch.records[0])
-            last, chain = self._row(batch.records[-1], target_of(topic, queue_id))
         except IllegalMessage as e:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
+        first, _ = self._sent_row(batch.records[0])
+        last, chain = self._sent_row(batch.records[-1], target_of(topic, queue_id))
         if first[:2] != last[:2] or not after.row < first.row <= last.row:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"rows {first} to {last} after {after.row} are no part of a writer's rows"
@@ -232,6 +233,9 @@ class Writers(Part):
         written = self._table.ranges.get(key)
         if written is not None and not self._is_there(batch.queue, last.writer, written):
             written = None
+        if written is None and after != BEGINNING and len(self._table.ranges) < self._config.idempotent_writer_max_num:
+            # None had to make room for others: it would be known.
+            raise _lost_rows(last, after, BEGINNING)
         known = 0 if written is None else self._known(written, first, last, after, batch)
         rows = Rows(key, batch.queue, last, chain, len(batch), batch, last.row)
         if written is None or not known:
@@ -276,6 +280,8 @@ class Writers(Part):
     def _known(self, written: Written, first: RowId, last: RowId, after: Place, batch: RecordBatch) -> int:
         """How many of the rows the queue has. Raises RequestRefused when it has others."""
         if written.batch < first.batch:
+            if after != BEGINNING:
+                raise _lost_rows(last, after, BEGINNING)
             return 0
         if written.batch > first.batch:
             raise RequestRefused(
@@ -287,11 +293,7 @@ class Writers(Part):
             if after == (written.row, written.chain):
                 return 0
             if after.row > written.row:
-                raise RequestRefused(
-                    ResponseCode.ILLEGAL_OPERATION,
-                    f"the writer {first.writer} goes on after row {after.row}, and the queue has its rows up to "
-                    f"{written.row}: the broker has lost some, they must be sent again",
-                )
+                raise _lost_rows(last, after, Place(written.row, written.chain))
             raise _other_rows(first, written)
         if last.row <= written.row:
             return len(batch)
@@ -299,11 +301,11 @@ class Writers(Part):
         low, high = 0, len(batch)
         while low < high:
             middle = (low + high) // 2
-            if self._row(batch.records[middle])[0].row <= written.row:
+            if self._sent_row(batch.records[middle])[0].row <= written.row:
                 low = middle + 1
             else:
                 high = middle
-        row, chain = self._row(batch.records[low - 1], target_of(batch.queue.topic, batch.queue.queue_id))
+        row, chain = self._sent_row(batch.records[low - 1], target_of(batch.queue.topic, batch.queue.queue_id))
         if (row.row, chain) != (written.row, written.chain):
             raise _other_rows(row, written)
         return low
@@ -323,6 +325,13 @@ class Writers(Part):
             return self._row(self._store.record_bytes(unit[0]))[0]
         except (IllegalMessage, RecordError, StoreError):
             return None
+
+    def _sent_row(self, record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
+        """As `_row`. Raises RequestRefused."""
+        try:
+            return self._row(record, target)
+        except IllegalMessage as e:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
 
     @staticmethod
     def _row(record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
@@ -346,6 +355,14 @@ def _without(batch: RecordBatch, count: int) -> RecordBatch:
     rest = copy(batch)
     rest.records, rest.sizes, rest.tags_codes = batch.records[count:], batch.sizes[count:], batch.tags_codes[count:]
     return rest
+
+
+def _lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.ILLEGAL_OPERATION,
+        f"batch {row.batch} of the writer {row.writer} goes on after row {after.row}, and the queue has its rows up to "
+        f"{had.row}: the broker has lost some, they must be sent again",
+    )
 
 
 def _other_rows(row: RowId, written: Written) -> RequestRefused:

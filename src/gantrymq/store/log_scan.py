@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from gantrymq.errors import RecordError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record, unpacker
 from gantrymq.store.commit_log import CommitLog
 
+log = logging.getLogger(__name__)
+
 _unpack_head = unpacker("size", "magic")
 
 
-def records_with(log: CommitLog, mark: bytes, start: int) -> Iterator[Record]:
+def records_with(commit_log: CommitLog, mark: bytes, start: int) -> Iterator[Record]:
     """Those that have the bytes `mark` somewhere, from the physical offset `start` on, where a record begins.
 
-    Raises RecordError where none does.
+    Raises RecordError where none does. One whose content is damaged is left out.
     """
     at = start
-    while (found := log.view_at(at)) is not None:
+    while (found := commit_log.view_at(at)) is not None:
         view, base = found
         pos = at - base
         size, magic = _unpack_head(view, pos) if pos + BLANK_SIZE <= len(view) else (0, 0)
@@ -27,14 +30,19 @@ def records_with(log: CommitLog, mark: bytes, start: int) -> Iterator[Record]:
         if size < FIXED_SIZE_V4 or pos + size > len(view):
             raise RecordError(f"no record begins at the physical offset {at}")
         if mark in bytes(view[pos : pos + size]):
-            yield decode_record(view, pos)
+            try:
+                record = decode_record(view, pos)
+            except RecordError as e:
+                log.error("the record at the physical offset %d is damaged, and passed over: %s", at, e)
+            else:
+                yield record
         at += size
 
 
-def start_of(log: CommitLog, timestamp_ms: int) -> int:
+def start_of(commit_log: CommitLog, timestamp_ms: int) -> int:
     """Where the last file begins whose first record was stored by then; where the log begins if none was."""
-    first = log.min_offset
-    for base in range(log.position // log.file_size * log.file_size, first, -log.file_size):
-        if 0 < log.store_time(base) <= timestamp_ms:
+    first, file_size = commit_log.min_offset, commit_log.file_size
+    for base in range(commit_log.position // file_size * file_size, first, -file_size):
+        if 0 < commit_log.store_time(base) <= timestamp_ms:
             return base
     return first
