@@ -192,9 +192,10 @@ def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
     An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it.
     """
     fields: list[tuple[str, dict[Any, Any] | bytes]] = []
-    for field in msgspec.structs.fields(table):
-        value = getattr(table, field.name)
-        fields.append((field.encode_name, value.copy() if isinstance(value, dict) else encode_json(value)))
+    # Not msgspec.structs.fields, which compiles the annotations of the class each time.
+    for name, encode_name in zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True):
+        value = getattr(table, name)
+        fields.append((encode_name, value.copy() if isinstance(value, dict) else encode_json(value)))
     return _encoded(fields)
 
 
