@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,13 +198,19 @@ def _bounds_problem(each: Field[Any], value: Any) -> str:
     return f"{property_key(each)}={str(value)[:200]}: must be {bounds}"
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    # Each of them is compiled: some milliseconds for a broker's configuration.
+    return typing.get_type_hints(cls)
+
+
 def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str) -> T:
     """An instance of the dataclass `cls` with what `properties` say, defaults for the rest; other keys are ignored.
 
     Types: int, float, bool, str, Path, list[str] (semicolon separated), an Enum by value, each also `| None`.
     Raises ConfigError, which names the key, the value and `source`, for a bad value or a missing one without default.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for each in fields(cls):  # type: ignore[arg-type]
         key = property_key(each)
