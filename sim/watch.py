@@ -28,6 +28,7 @@ _OFTEN_S = 5.0
 _THREADS = ("flush the commit log", "flush the consume queues")
 #: A server's connection tells a NameServer at once that it is gone; its other ways take two periods, s.
 PERIODS_S = 2 * REGISTER_MS / 1000
+_GONE_S = 5.0
 #: Programs that are told to end have ended after, s.
 _END_S = 60.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
@@ -135,7 +136,7 @@ class Watch:
                 since = self._wrong_since.setdefault(key, now)
                 if is_right:
                     del self._wrong_since[key]
-                elif now > since + PERIODS_S + _LOOK_S:
+                elif now > since + (_GONE_S if is_known else PERIODS_S) + _LOOK_S:
                     state = "still has" if is_known else "lacks"
                     self.problems.append(f"at {now:.0f} s {key[0]} {state} {key[1]}, for {now - since:.0f} s")
                     self._wrong_since[key] = inf
