@@ -33,6 +33,7 @@ from gantrymq.protocol.row_ids import (
     decode_row_id,
 )
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.json_config import JsonConfigFile
 
 KEEP_MS = 60_000
 
@@ -264,6 +265,8 @@ async def test_rows_that_are_not_on_the_disk_yet(tmp_path: Path, remoting: Remot
     settings.store.flush_disk_type = "SYNC_FLUSH"
     broker = Broker(settings)
     await broker.start()
+    # The table's file, which the very first rows wait for, is there.
+    await Writer(remoting, broker.port, queue_id=1).send(numbered(0))
     may_flush = threading.Event()
     flush = broker.store._log.flush
 
@@ -422,6 +425,29 @@ async def test_writers_are_kept_for_a_time(
     broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
     assert not len(broker.writers)
     await broker.stop()
+
+
+async def test_the_loop_doesnt_wait_for_the_file(
+    broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rows do: it is on the disk before they are stored."""
+    saved: list[tuple[threading.Thread, int]] = []
+    save = JsonConfigFile.save
+    queue = broker.store.queue(TOPIC, 0)
+
+    def save_and_tell(file: JsonConfigFile, data: bytes) -> None:
+        if file.path.name == FILE_NAME:
+            saved.append((threading.current_thread(), queue.max_offset))
+        save(file, data)
+
+    monkeypatch.setattr(JsonConfigFile, "save", save_and_tell)
+    writers = [Writer(remoting, broker.port, writer=f"w-{number}") for number in range(3)]
+    answers = await asyncio.gather(*(writer.send(numbered(0)) for writer in writers))
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    assert len(await stored(remoting, broker.port)) == 3
+    thread, stored_by_then = saved[0]
+    assert thread is not threading.main_thread()
+    assert stored_by_then == 0
 
 
 async def test_a_broker_without_such_writers_has_no_file(tmp_path: Path, remoting: RemotingClient) -> None:

@@ -220,6 +220,9 @@ class Sending(Part):
     def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
         queue_offset, last_row = batch.queue.max_offset, None
         rows = self._writers.rows(request, batch) if AFTER_MARK in request.raw_ext else None
+        if rows is not None and not self._writers.is_begun:
+            connection.respond_with(request, self._append_first(batch, waits, connection, request))
+            return None
         try:
             if rows is None:
                 offsets = self._appender.append_batch(batch)
@@ -244,6 +247,12 @@ class Sending(Part):
             self._flush_waits.reply(connection, request, self._appender.store.max_physical_offset, response)
             return None
         return response
+
+    async def _append_first(
+        self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand
+    ) -> Reply:
+        await self._writers.begin()
+        return self._append_batch(batch, waits, connection, request)
 
     def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
         """The queue that a send means; None while its topic is being written to the disk."""

@@ -248,6 +248,19 @@ class Writers(Part):
         is_last = last.row == written.row and self._row_at(batch.queue, offset) == first
         return rows._replace(new=None, last_row=written.row, first_offset=offset if is_last else -1)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a file, without which the log isn't read at the start; no row may be stored before."""
+        return self._has_file
+
+    async def begin(self) -> None:
+        """Makes the file. Raises StoreError."""
+        self._file.changed()
+        await self._file.written()
+        if not self._has_file:
+            self._has_file = True
+            self._looking.start()
+
     def append(self, rows: Rows) -> tuple[int, list[int]]:
         """Stores what is new; the queue offset of the first row and the physical offsets of all.
 
@@ -257,11 +270,6 @@ class Writers(Part):
         if rows.new is None:
             units = [rows.queue.unit(rows.first_offset + i) for i in range(rows.total if rows.first_offset >= 0 else 0)]
             return rows.first_offset, [unit[0] for unit in units if unit is not None]
-        if not self._has_file:
-            # From now on the log has to be read at the start.
-            self._file.write_now()
-            self._has_file = True
-            self._looking.start()
         first_offset = rows.queue.max_offset
         offsets = self._appender.append_batch(rows.new)
         now = now_ms()
