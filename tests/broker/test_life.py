@@ -186,6 +186,8 @@ async def test_every_job_survives_an_error(
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         jobs.error = error
         for job in jobs.jobs:
+            # One that nothing has been there for yet, as that for writers with ids.
+            job.start()
             job.wake()
         await until(lambda: all(job.report.failures >= 2 for job in jobs.jobs))
         assert (await peer.send("orders", b"y")).code == ResponseCode.SUCCESS
