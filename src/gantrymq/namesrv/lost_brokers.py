@@ -1,4 +1,4 @@
-"""LostBrokers: brokers that went without unregistering, and the topics that they had.
+"""LostBrokers: brokers that are away, and the topics that they had.
 
 A route has only brokers that live, as in Java. Whoever must have all of a topic, as a batch read must, learns here that
 a part of it is missing. A NameServer shows this as a namespace of its KV configuration, which Java's have nothing in:
@@ -7,8 +7,8 @@ a part of it is missing. A NameServer shows this as a namespace of its KV config
     list    LOST_BROKERS: the same for every topic that such brokers had
     delete  LOST_BROKERS, a broker's name: it won't come back, and is forgotten
 
-A broker that unregisters was stopped in order, or is gone for good: it isn't lost. One that is back isn't either, for
-the topics that it has registered since: the others' routes still lack it.
+A broker that unregisters is lost as one that dies is: it may be restarted, and a read meanwhile would have half of its
+topics. One that is back isn't, for the topics that it has registered since: the others' routes still lack it.
 """
 
 from __future__ import annotations

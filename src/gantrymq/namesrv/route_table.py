@@ -239,10 +239,10 @@ class RouteTable:
 
     # -- brokers go ---------------------------------------------------------------------------------------------
 
-    def unregister(self, requests: Iterable[BrokerRequestHeader], *, is_lost: bool = False) -> list[MinBrokerIdChange]:
+    def unregister(self, requests: Iterable[BrokerRequestHeader]) -> list[MinBrokerIdChange]:
         """Takes brokers away; one that isn't there is ignored. Returns whom to notify.
 
-        `is_lost`: they haven't asked for it, and are remembered (`lost`).
+        Those of which nothing is left are remembered (`lost`): also who was stopped in order may only be restarted.
         """
         removed: dict[str, str] = {}
         reduced: dict[str, BrokerData] = {}
@@ -255,8 +255,6 @@ class RouteTable:
             self._filter_servers.pop(key, None)
             broker = self._brokers.get(name)
             if broker is None:
-                if not is_lost:
-                    self.lost.forget(name)
                 continue
             ids = [i for i, a in broker.broker_addrs.items() if a == address]
             if ids and min(ids) == min(broker.broker_addrs):
@@ -272,12 +270,8 @@ class RouteTable:
         if removed:
             self._remove_names(set(removed))
             topics = self._topics.names_of(removed)
-            if is_lost:
-                for name, of_name in self._topics.grouped(topics, removed).items():
-                    self.lost.lose(name, removed[name], of_name)
-            else:
-                for name in removed:
-                    self.lost.forget(name)
+            for name, of_name in self._topics.grouped(topics, removed).items():
+                self.lost.lose(name, removed[name], of_name)
             self._take_queues(topics, removed)
         led_by_slave = {
             name
@@ -307,7 +301,7 @@ class RouteTable:
             if connection in self._keys_of
             for key in self._keys_of[connection]
         ]
-        return self.unregister(gone, is_lost=True) if gone else []
+        return self.unregister(gone) if gone else []
 
     def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
         """Takes the silent brokers away. Returns their connections, to be closed, and whom to notify."""
@@ -323,7 +317,7 @@ class RouteTable:
         if not silent:
             return [], []
         gone = [identity(*entry) for entry in silent]
-        return [live.connection for _, live in silent], self.unregister(gone, is_lost=True)
+        return [live.connection for _, live in silent], self.unregister(gone)
 
     def _remove_names(self, removed: set[str]) -> None:
         for cluster_name, names in list(self._clusters.items()):

@@ -69,7 +69,7 @@ class BrokersAway(ClientError):
 PASSING = (RemotingError, BrokerError, NoRouteInfo, NoBrokers)
 #: Where NameServers keep the configuration of order topics (`NamesrvUtil`).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
-#: Where GantryMQ's name brokers that went without unregistering, by topic (namesrv/lost_brokers.py).
+#: Where GantryMQ's NameServers name brokers that are away, by topic (namesrv/lost_brokers.py).
 LOST_BROKERS_NAMESPACE = "LOST_BROKERS"
 
 

@@ -4,7 +4,7 @@ A NameServer forgets a broker that has died, with all its queues, and a read of 
 rows without a word. So where anything says that a topic has more brokers than its route, a read waits for them and
 fails in the end, or warns with failOnDataLoss=false. What says so: the option expectedBrokers, the queues that assign,
 offsets as JSON or a checkpoint name, the configuration of an order topic, a static topic's table of queues, another
-NameServer, and GantryMQ's NameServers for brokers that went without unregistering.
+NameServer, and GantryMQ's NameServers for brokers that are away.
 """
 
 from __future__ import annotations
