@@ -56,10 +56,13 @@ Buffers = Sequence[bytes | memoryview]
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
 
-#: Unwritten bytes at which writers wait, and a server stops reading, until the peer has taken three quarters of them.
+#: Unwritten bytes at which a client's writers wait until the peer has taken three quarters of them.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
+#: The same of a server, which stops reading then. Little more than the kernel's own buffer: hundreds of peers may read
+#: nothing, and what they gain by a larger one is nothing either.
+ANSWERS_HIGH_WATER = 1024 * 1024
 #: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
-#: requests wait until there is room. So WRITE_HIGH_WATER, this and one answer is all that gathers for one peer.
+#: requests wait until there is room. So ANSWERS_HIGH_WATER, this and one answer is all that gathers for one peer.
 BATCH_LIMIT = 1024 * 1024
 #: To a peer that leaves so much in the write buffer nothing more is sent without an answer: nobody would wait for room.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
@@ -155,7 +158,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=ANSWERS_HIGH_WATER if self._is_server else WRITE_HIGH_WATER)
         peer = transport.get_extra_info("peername")
         self.address = format_address(peer[0], peer[1]) if peer else "?"
         self._opened = self.last_read = monotonic()
