@@ -107,7 +107,8 @@ async def prepared(broker: Broker, administrator: Peer) -> Places:
     half_place = place_of(half)
     broker.topics.create_if_absent("TRANS_CHECK_MAX_TIME_TOPIC", 1)
     await broker.topics.written()
-    broker._transactions._check._discard(broker.store.read_record(half_place[0]))
+    with broker.store.waiting():
+        broker._transactions._check._discard(broker.store.read_record(half_place[0]))
     unit = broker.store.queue("TRANS_CHECK_MAX_TIME_TOPIC", 0).unit(0)
     assert unit is not None
     discarded = unit[0], encode_offset_message_id(broker._transactions._appender.store_host, unit[0])

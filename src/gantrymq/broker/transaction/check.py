@@ -80,8 +80,7 @@ class _Next(Enum):
 
 
 class _NotYet(Exception):
-    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk, or a file
-    for it is being made."""
+    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk."""
 
 
 class TransactionCheck:
@@ -276,6 +275,9 @@ class TransactionCheck:
                     return questions, False
                 try:
                     is_old = self._take(self._half_offset) or self._check(record, now_ms, can_ask, questions)
+                except StoreBusy:
+                    # The rest of a round of thousands needn't wait for the next one.
+                    return questions, True
                 except _NotYet:
                     return questions, False
                 except (ProtocolError, ClientError, ValueError, StructError) as e:
@@ -369,8 +371,6 @@ class TransactionCheck:
             # The copy is as old as the first one, whatever its producer's clock says.
             again = record._replace(born_timestamp=_born(record))
             return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
-        except StoreBusy as e:
-            raise _NotYet from e
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
