@@ -34,6 +34,8 @@ MAX_WAITING_BYTES_OF_ONE = 16 * 1024 * 1024
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 MAX_WAITING_OF_ONE = 5_000
 MAX_WAITING = 20_000
+#: So often it is looked whether peers that didn't take their answers have taken them, s.
+_FULL_S = 0.05
 #: What a waiting request takes beside its header and body, about, bytes.
 _OVERHEAD = 2048
 
@@ -133,9 +135,18 @@ class LongRequests:
         """A turn's share; each connection's first request does a step in turn."""
         now = monotonic()
         deadline = now + TURN_S
+        full = 0
         while self._lines:
             began = now
             connection, line = next(iter(self._lines.items()))
+            if connection.is_full and not self._stopped:
+                # Further answers would only gather.
+                self._lines[connection] = self._lines.pop(connection)
+                full += 1
+                if full >= len(self._lines):
+                    return _FULL_S
+                continue
+            full = 0
             self._step(connection, line)
             now = monotonic()
             connection.charge(now - began)

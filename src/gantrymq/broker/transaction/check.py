@@ -113,6 +113,8 @@ class TransactionCheck:
         #: their producer names the first. And how often each first one is in it.
         self._renewed: deque[tuple[int, int]] = deque()
         self._renewed_from: Counter[int] = Counter()
+        #: The last step of a round met a file that is being made: the next one is for ROOM_S later.
+        self.waits_for_room = False
         #: Of those before this one it isn't known: they were there at the start, and are read in time.
         self._loaded_end = 0
 
@@ -269,6 +271,7 @@ class TransactionCheck:
         questions: list[Question] = []
         queue = half_queue(self._store)
         start, size = self._half_offset, 0
+        self.waits_for_room = False
         for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
                 if self._half_offset >= end:
@@ -277,6 +280,7 @@ class TransactionCheck:
                     is_old = self._take(self._half_offset) or self._check(record, now_ms, can_ask, questions)
                 except StoreBusy:
                     # The rest of a round of thousands needn't wait for the next one.
+                    self.waits_for_room = True
                     return questions, True
                 except _NotYet:
                     return questions, False

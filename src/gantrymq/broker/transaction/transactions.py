@@ -259,7 +259,7 @@ class Transactions(Part):
                     producer = self._producer(members[question.group], question.topic)
                     if producer is not None:
                         await self._ask(producer, question)
-                await asyncio.sleep(0)
+                await asyncio.sleep(ROOM_S if self._check.waits_for_room else 0)
         finally:
             if absent:
                 log.warning("no producer to ask about open transactions of the groups %s", ", ".join(sorted(absent)))
