@@ -8,9 +8,11 @@ from random import Random
 from typing import TypeVar
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Sent
 from sim.scene import AGAIN_S, Scene
@@ -80,3 +82,17 @@ class Workload:
                     await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(pause_s * 2 * self.chance.random())
         self.has_sent = True
+
+    async def read_all(self, program: Program, topic: str, group: str) -> None:
+        """Receives what comes, from the first message on, until the program is to end."""
+
+        async def handle(message: MessageExt) -> None:
+            self.scene.receive(message, group, program.name)
+
+        consumer = PushConsumer(
+            self.scene.names, group, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
+        )
+        consumer.subscribe(topic)
+        async with consumer:
+            assert program.ending is not None
+            await program.ending.wait()

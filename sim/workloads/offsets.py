@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import MessageExt
 from sim.cluster import Program
 from sim.scene import Scene
 from sim.system import EPOCH_S
@@ -47,17 +44,7 @@ class Offsets(Workload):
 
     async def _read(self, program: Program) -> None:
         await self._is_made.wait()
-
-        async def handle(message: MessageExt) -> None:
-            self.scene.receive(message, _GROUP, program.name)
-
-        consumer = PushConsumer(
-            self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
-        )
-        consumer.subscribe(_TOPIC)
-        async with consumer:
-            assert program.ending is not None
-            await program.ending.wait()
+        await self.read_all(program, _TOPIC, _GROUP)
 
     async def _reset(self, program: Program) -> None:
         await self._is_made.wait()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message
 from sim.cluster import Program
 from sim.history import Sent
 from sim.scene import AGAIN_S, Scene
@@ -71,17 +69,7 @@ class Recalls(Workload):
 
     async def _read(self, program: Program) -> None:
         await self._is_made.wait()
-
-        async def handle(message: MessageExt) -> None:
-            self.scene.receive(message, _GROUP, program.name)
-
-        consumer = PushConsumer(
-            self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
-        )
-        consumer.subscribe(_TOPIC)
-        async with consumer:
-            assert program.ending is not None
-            await program.ending.wait()
+        await self.read_all(program, _TOPIC, _GROUP)
 
     def problems(self) -> Iterator[str]:
         for one in self.scene.history.received:
