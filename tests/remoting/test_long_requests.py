@@ -176,3 +176,25 @@ async def test_the_steps_count_for_who_asked() -> None:
         await until(lambda: asker.answers)
         assert asker.is_busy()
         assert not other.is_busy()
+
+
+async def test_who_takes_no_answers_waits_and_the_others_do_not() -> None:
+    """All it had asked for was worked off, and its answers gathered: 477 MiB of sixty connections."""
+    async with running() as requests:
+        full, other = Asker(), Asker()
+        full.pause_writing()
+        for asker in (full, other):
+            requests.run(asker, request(), steps(30))
+        await until(lambda: len(other.answers) == 1)
+        await asyncio.sleep(0)
+        assert (full.answers, len(requests)) == ([], 1)
+        full.resume_writing()
+        await until(lambda: len(full.answers) == 1)
+
+
+async def test_stop_ends_also_what_waits_for_a_peer_that_takes_nothing() -> None:
+    async with running() as requests:
+        full = Asker()
+        full.pause_writing()
+        requests.run(full, request(), steps(30))
+    assert (len(full.answers), len(requests)) == (1, 0)
