@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gantrymq.cli.contexts import Contexts, contexts_path
 from gantrymq.cli.main import run
 from gantrymq.cli.options import find_target
+from gantrymq.contexts import Contexts, contexts_path
 from gantrymq.errors import ConfigError
 from gantrymq.testing.embedded import EmbeddedCluster
 

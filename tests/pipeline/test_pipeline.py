@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gantrymq.client.producing.producer import Producer
+from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE, create_project, sample_orders
 from gantrymq.protocol.message import Message
@@ -33,10 +34,13 @@ HAS_PIPELINES = HAS_SPARK and importlib.util.find_spec("pyspark.pipelines") is n
 needs_pipelines = pytest.mark.skipif(not HAS_PIPELINES, reason="declarative pipelines begin with Spark 4.1")
 
 
-def gantry(directory: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def gantry(
+    directory: Path, *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "gantrymq.cli", "pipeline", *arguments],
         cwd=directory,
+        env=os.environ | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -99,6 +103,24 @@ def test_a_directory_that_is_no_project(tmp_path: Path) -> None:
     assert f"{tmp_path} has no {SPEC}" in done.stderr
 
 
+@needs_connect
+@needs_pipelines
+def test_a_context_that_is_not_there(tmp_path: Path) -> None:
+    project = create_project(tmp_path / "shop")
+    environment = contexts(tmp_path, "127.0.0.1:1")
+    for arguments, more in ((["--context", "lost"], {}), ([], {"GANTRY_CONTEXT": "lost"})):
+        done = gantry(project, "run", *arguments, environment=environment | more)
+        assert done.returncode == 1
+        assert "there is no context 'lost'; known: prod" in done.stderr
+
+
+def contexts(directory: Path, name_servers: str) -> dict[str, str]:
+    """An environment with the context `prod`."""
+    home = directory / "config"
+    Contexts(home / "gantrymq" / "contexts.json").add("prod", Context(name_servers))
+    return {"XDG_CONFIG_HOME": str(home)}
+
+
 @pytest.mark.skipif(not HAS_SPARK or HAS_PIPELINES, reason="this Spark has declarative pipelines, or there is none")
 def test_a_spark_without_pipelines_is_named(tmp_path: Path) -> None:
     done = gantry(tmp_path, "run")
@@ -138,7 +160,11 @@ def test_a_project_runs(tmp_path: Path) -> None:
     # Clusters that are there; one order has come since.
     with ProcessCluster(project / STATE / "cluster") as cluster:
         send(cluster.namesrv_addr, {"id": "new", "item": "tea", "quantity": 1000, "price_cents": 450})
-        done = gantry(tmp_path, "run", "shop", "--name-server", cluster.namesrv_addr, "--master", "local[2]")
+        # The context's keys and TLS, of which there are none here, for another address.
+        done = gantry(
+            tmp_path, "run", "shop", "--name-server", cluster.namesrv_addr, "--context", "prod", "--master", "local[2]",
+            environment=contexts(tmp_path, "127.0.0.1:1"),
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sample" not in done.stdout
     assert f"large-orders has {len(large) + 1} messages" in done.stdout

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
+from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.columns import arrow_schema, default_schema
@@ -213,3 +215,50 @@ PROPERTIES = MapType(StringType(), StringType())
 def test_schemas_that_no_read_has(fields: list[StructField], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arrow_schema(StructType(fields))
+
+
+# -- contexts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a context with keys and TLS."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    keys, of_tls = tmp_path / "tools.yml", tmp_path / "tls.properties"
+    keys.write_text("accessKey: reader\nsecretKey: 12345678\n")
+    of_tls.write_text("tls.client.authServer=true\ntls.client.trustCertPath=/etc/ca.pem\n")
+    Contexts().add("prod", Context("ns1:9876;ns2:9876", str(keys), str(of_tls)))
+    return "prod"
+
+
+def test_a_context_has_addresses_keys_and_tls(prod: str) -> None:
+    options = ReadOptions.parse({"context": prod, "subscribe": "orders"})
+    assert options.name_servers == ["ns1:9876", "ns2:9876"]
+    assert (options.security.access_key, options.security.secret_key) == ("reader", "12345678")
+    assert options.security.tls.tls_enable
+    assert options.security.tls.tls_client_trust_cert_path == Path("/etc/ca.pem")
+    # Spark has nothing but the name; the tasks get the keys with the reader.
+    assert "12345678" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert WriteOptions.parse({"context": prod, "topic": "t"}).security == options.security
+
+
+def test_an_address_beside_a_context(prod: str) -> None:
+    options = parse(context=prod)
+    assert (options.name_servers, options.security.access_key) == (["ns1:9876", "ns2:9876"], "reader")
+    options = ReadOptions.parse({"context": prod, "nameserver": "other:1", "subscribe": "orders"})
+    assert (options.name_servers, options.security.access_key) == (["other:1"], "reader")
+
+
+def test_contexts_that_cannot_be_used(prod: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no context 'lost'; known: prod"):
+        parse(context="lost")
+    for name in ("accesskey", "tls.enable"):
+        with pytest.raises(ConfigError, match="exclude each other"):
+            parse(context=prod, **{name: "true"})
+    with pytest.raises(ConfigError, match="nameServer is required, or option context"):
+        ReadOptions.parse({"subscribe": "orders"})
+    (tmp_path / "tools.yml").write_text("accessKey: reader\nsecretKey: [12345678\n")
+    with pytest.raises(ConfigError) as caught:
+        parse(context=prod)
+    assert "12345678" not in str(caught.value)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.output import Output, listing, write
-from gantrymq.cli.contexts import Context, Contexts
 from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, find_target, tls_context
+from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.address import parse_address
 

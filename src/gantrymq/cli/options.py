@@ -82,9 +82,9 @@ def find_target(
     The keys and certificates of a context go to its own cluster, or where `context` is named beside an address: those
     of the current one are not for whatever NAMESRV_ADDR or -n says.
     """
-    from gantrymq.cli.contexts import Context, Contexts
+    from gantrymq.contexts import Context, Contexts
 
-    named = context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None)
+    named = named_context(name_servers, context)
     environment = os.environ.get("NAMESRV_ADDR")
     chosen = Context(DEFAULT_NAME_SERVER)
     origin = f"neither -n, nor NAMESRV_ADDR, nor a context: {DEFAULT_NAME_SERVER}"
@@ -106,6 +106,11 @@ def find_target(
     )
 
 
+def named_context(name_servers: str | None, context: str | None) -> str | None:
+    """The context that --context names, or where no address is given GANTRY_CONTEXT."""
+    return context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None) or None
+
+
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
@@ -114,11 +119,10 @@ def tls_context(path: Path | None) -> ssl.SSLContext | None:
     """What to connect with; None without a file, which need not say tls.enable=true. Raises ConfigError."""
     if path is None:
         return None
-    from gantrymq.config import from_properties, load_properties
-    from gantrymq.remoting.tls import TlsConfig, client_context
+    from gantrymq.contexts import tls_of
+    from gantrymq.remoting.tls import client_context
 
-    properties = {"tls.enable": "true"} | load_properties(path)
-    return client_context(from_properties(TlsConfig, properties, source=str(path)))
+    return client_context(tls_of(path))
 
 
 def acl_hooks(path: Path | None) -> list[AclHook]:

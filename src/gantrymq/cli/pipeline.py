@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gantrymq.cli.options import ContextName, named_context
+
 app = typer.Typer(no_args_is_help=True, help="Make and run a Spark pipeline from topics to tables and topics.")
 
 
@@ -27,10 +29,12 @@ def run(
         typer.Option(
             "-n",
             "--name-server",
+            "--namesrvAddr",
             metavar="HOST:PORT;...",
-            help="The NameServers of the cluster; without it one of its own runs meanwhile.",
+            help="The NameServers of the cluster; without it and --context one of its own runs meanwhile.",
         ),
     ] = None,
+    context: ContextName = None,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="The Spark cluster; this machine's cores without it.")
     ] = None,
@@ -43,4 +47,6 @@ def run(
     from gantrymq.testing.signals import interruptible
 
     with interruptible():
-        run_project(directory, name_server, master, lambda line: print(line, flush=True))
+        run_project(
+            directory, name_server, named_context(name_server, context), master, lambda line: print(line, flush=True)
+        )

@@ -12,6 +12,23 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.system import files
 
 
+def read_keys(path: Path) -> tuple[str, str]:
+    """`accessKey` and `secretKey` of mqadmin's tools.yml at `path`. Raises ConfigError."""
+    try:
+        # All values as they are written: a key of digits is no number.
+        document = yaml.load(files.read_bytes(path), Loader=yaml.BaseLoader)
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
+    except (yaml.YAMLError, ValueError):
+        # What the parser says quotes the file, which holds a secret.
+        raise ConfigError(f"{path} is no YAML") from None
+    keys = document if isinstance(document, dict) else {}
+    access_key, secret_key = keys.get("accessKey"), keys.get("secretKey")
+    if not isinstance(access_key, str) or not isinstance(secret_key, str):
+        raise ConfigError(f"{path} needs accessKey and secretKey")
+    return access_key.strip(), secret_key.strip()
+
+
 class AclHook:
     """Give it to a producer, a consumer or an AdminClient: `hooks=[AclHook(access_key, secret_key)]`.
 
@@ -27,20 +44,8 @@ class AclHook:
 
     @classmethod
     def from_file(cls, path: Path) -> AclHook:
-        """With the `accessKey` and `secretKey` of mqadmin's tools.yml at `path`. Raises ConfigError."""
-        try:
-            # All values as they are written: a key of digits is no number.
-            document = yaml.load(files.read_bytes(path), Loader=yaml.BaseLoader)
-        except OSError as e:
-            raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
-        except (yaml.YAMLError, ValueError):
-            # What the parser says quotes the file, which holds a secret.
-            raise ConfigError(f"{path} is no YAML") from None
-        keys = document if isinstance(document, dict) else {}
-        access_key, secret_key = keys.get("accessKey"), keys.get("secretKey")
-        if not isinstance(access_key, str) or not isinstance(secret_key, str):
-            raise ConfigError(f"{path} needs accessKey and secretKey")
-        return cls(access_key.strip(), secret_key.strip())
+        """With the keys of mqadmin's tools.yml at `path`. Raises ConfigError."""
+        return cls(*read_keys(path))
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
         """Signs `request`."""

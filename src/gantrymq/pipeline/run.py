@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
+from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.extras import need
 from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
@@ -28,6 +29,7 @@ from gantrymq.spark.versions import HAS_PIPELINES
 from gantrymq.testing.processes import ProcessCluster
 
 NAME_SERVER = "pipeline.nameServer"
+CONTEXT = "pipeline.context"
 TOPIC = "pipeline.topic"
 RESULT_TOPIC = "pipeline.resultTopic"
 LOCAL_MASTER = "local[*]"
@@ -36,11 +38,13 @@ SEND_AT_ONCE = 100
 _COMPLETED = "Run is COMPLETED."
 
 
-def run_project(directory: Path, name_server: str | None, master: str | None, tell: Callable[[str], None]) -> None:
+def run_project(
+    directory: Path, name_server: str | None, context: str | None, master: str | None, tell: Callable[[str], None]
+) -> None:
     """Takes in what has come since the last run. Raises ConfigError, and what Spark raises.
 
-    Without `name_server` the project's own cluster runs meanwhile, whose topic gets the sample while it is empty.
-    `tell` is given a line at a time.
+    `context` is a name of `gantry context list`; `name_server` says where else its keys go. Without both the project's
+    own cluster runs meanwhile, whose topic gets the sample while it is empty. `tell` is given a line at a time.
     """
     if not HAS_PIPELINES:
         raise ConfigError(f"declarative pipelines begin with Spark 4.1; this is pyspark {pyspark.__version__}")
@@ -53,6 +57,12 @@ def run_project(directory: Path, name_server: str | None, master: str | None, te
         raise ConfigError(f"{directory} has no {SPEC}: `gantry pipeline init NAME` makes a project")
     spec = load_pipeline_spec(path)
     settings = dict(spec.configuration)
+    reached_by = None
+    if context is not None:
+        reached_by = Contexts()[context]
+        # Keys aren't among the settings, which Spark shows: who reads and writes finds them by the name.
+        settings[CONTEXT] = context
+        name_server = name_server or reached_by.namesrv_addr
     with ExitStack() as stack:
         if name_server is None:
             cluster = stack.enter_context(ProcessCluster(directory / STATE / "cluster"))
@@ -71,7 +81,8 @@ def run_project(directory: Path, name_server: str | None, master: str | None, te
         finally:
             spark.stop()
         if topic := settings.get(RESULT_TOPIC):
-            tell(f"{topic} has {asyncio.run(messages_of(name_server, topic))} messages")
+            count = asyncio.run(messages_of(name_server, topic, reached_by))
+            tell(f"{topic} has {count} messages")
 
 
 def _local_settings(directory: Path) -> dict[str, str]:
@@ -133,9 +144,10 @@ async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
     return len(messages)
 
 
-async def messages_of(name_server: str, topic: str) -> int:
-    """How many messages `topic` has."""
-    async with AdminClient(name_server) as admin:
+async def messages_of(name_server: str, topic: str, context: Context | None = None) -> int:
+    """How many messages `topic` has; `context` has keys and TLS."""
+    context = context or Context(name_server)
+    async with AdminClient(name_server, ssl_context=context.ssl_context, hooks=context.hooks) as admin:
         try:
             stats = await admin.topic_stats(topic)
         except NoRouteInfo:

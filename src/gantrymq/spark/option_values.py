@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
+from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ClientError, ConfigError
 from gantrymq.filter.sql import compile_sql
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
@@ -25,6 +26,18 @@ from gantrymq.spark.security import Security
 _SPARKS_OWN = ("checkpointLocation", "queryName")
 _APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _LAST_VERSION = 10**18 - 1
+#: Access keys and TLS; the names of TLS are those of Apache's clients.
+SECURITY = (
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls.enable",
+    "tls.client.authServer",
+    "tls.client.checkServerName",
+    "tls.client.trustCertPath",
+    "tls.client.certPath",
+    "tls.client.keyPath",
+)
 _SELECTIONS = ("subscribe", "subscribePattern", "assign")
 
 
@@ -55,8 +68,19 @@ class Values:
             raise ConfigError(f"option {name} is required")
         return value
 
+    def context(self) -> Context | None:
+        """What the option context names, on the machine where the query is planned. Raises ConfigError."""
+        name = self.get("context")
+        return None if name is None else Contexts()[name]
+
     def name_servers(self) -> list[str]:
-        addresses = comma_list(self.required("nameServer").replace(";", ","))
+        text = self.get("nameServer")
+        if text is None:
+            context = self.context()
+            if context is None:
+                raise ConfigError("option nameServer is required, or option context")
+            text = context.namesrv_addr
+        addresses = comma_list(text.replace(";", ","))
         for address in addresses:
             try:
                 parse_address(address)
@@ -108,6 +132,10 @@ class Values:
         return None if text is None else parse_boundary(by_offset, text)
 
     def security(self) -> Security:
+        if (context := self.context()) is not None:
+            for name in SECURITY:
+                self.exclude("context", name)
+            return Security.of(context)
         access_key, secret_key, token = (self.get(name) for name in ("accessKey", "secretKey", "securityToken"))
         if (access_key is None) != (secret_key is None) or (token is not None and access_key is None):
             raise ConfigError("options accessKey and secretKey go together, and securityToken only with them")

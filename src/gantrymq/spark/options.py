@@ -17,6 +17,7 @@ from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary
 from gantrymq.spark.option_values import (
+    SECURITY,
     Values,
     checked_sql92,
     checked_tags,
@@ -36,19 +37,7 @@ DEFAULT_RETRY_TIMEOUT_MS = 60_000
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
-_BOTH = ("nameServer", "retryTimeoutMs")
-#: The names of TLS are those of Apache's clients.
-_SECURITY = (
-    "accessKey",
-    "secretKey",
-    "securityToken",
-    "tls.enable",
-    "tls.client.authServer",
-    "tls.client.checkServerName",
-    "tls.client.trustCertPath",
-    "tls.client.certPath",
-    "tls.client.keyPath",
-)
+_BOTH = ("nameServer", "context", "retryTimeoutMs")
 READ_OPTIONS = (
     *_BOTH,
     "subscribe",
@@ -77,7 +66,7 @@ READ_OPTIONS = (
     "checkCrc",
     "corruptBodies",
     *BODY_OPTIONS,
-    *_SECURITY,
+    *SECURITY,
 )
 WRITE_OPTIONS = (
     *_BOTH,
@@ -89,7 +78,7 @@ WRITE_OPTIONS = (
     "expectedBrokers",
     "transactional",
     "transactionTimeoutMs",
-    *_SECURITY,
+    *SECURITY,
 )
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -99,7 +88,10 @@ _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 class ReadOptions:
     """What a read was asked for.
 
-    nameServer              host:port, several separated by `;` or `,`. Required
+    nameServer              host:port, several separated by `;` or `,`. This or `context` is required
+    context                 a name of `gantry context list` on the driver's machine: its NameServers (unless nameServer
+                            is given), access keys and TLS, instead of the options at the end. Tasks get the keys from
+                            the driver; neither plans nor logs have them
     subscribe               topics, separated by commas. This or one of the next two is required
     subscribePattern        a regular expression that the whole name of a topic matches; a stream takes in topics that
                             are made while it runs. The system's topics, retry and dead letter topics are never meant
@@ -254,7 +246,7 @@ class ReadOptions:
 class WriteOptions:
     """Where a write goes.
 
-    nameServer              host:port, several separated by `;` or `,`. Required
+    nameServer, context     as for a read
     topic                   the topic of every row; without it each row has a column `topic`
     retryTimeoutMs          how long to try again when brokers don't take messages; default 60000
     keepProperties          names, separated by commas, of RocketMQ's own properties that rows keep (`UNIQ_KEY, DELAY`);

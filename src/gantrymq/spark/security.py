@@ -6,8 +6,10 @@ A plain value: it travels to the tasks, which load the named files on their own 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.acl_hook import AclHook, read_keys
+from gantrymq.contexts import Context
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import TlsConfig, client_context
 
@@ -20,6 +22,12 @@ class Security:
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     tls: TlsConfig = field(default_factory=TlsConfig)
+
+    @classmethod
+    def of(cls, context: Context) -> Security:
+        """What a context says, the keys read from the file that it names. Raises ConfigError."""
+        keys = (None, None) if context.acl_config is None else read_keys(Path(context.acl_config))
+        return cls(*keys, tls=context.client_tls)
 
     def remoting_client(self) -> RemotingClient:
         """Raises ConfigError for certificates that can't be read."""

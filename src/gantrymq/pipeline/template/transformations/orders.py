@@ -9,7 +9,10 @@ from gantrymq.spark import register
 spark = SparkSession.active()
 register(spark)
 
-NAME_SERVER = spark.conf.get("pipeline.nameServer") or "127.0.0.1:9876"
+#: Which cluster it is, and with `gantry pipeline run --context NAME` the name of its keys.
+CLUSTER = {"nameServer": spark.conf.get("pipeline.nameServer") or "127.0.0.1:9876"}
+if context := spark.conf.get("pipeline.context", None):
+    CLUSTER["context"] = context
 TOPIC = spark.conf.get("pipeline.topic") or "orders"
 RESULT_TOPIC = spark.conf.get("pipeline.resultTopic") or "large-orders"
 
@@ -22,7 +25,7 @@ LARGE_CENTS = 10_000
 def bronze_orders() -> DataFrame:
     return (
         spark.readStream.format("rocketmq")
-        .option("nameServer", NAME_SERVER)
+        .options(**CLUSTER)
         .option("subscribe", TOPIC)
         .option("startingOffsets", "earliest")
         .load()
@@ -48,7 +51,7 @@ def gold_sales() -> DataFrame:
     )
 
 
-dp.create_sink("large_orders", "rocketmq", {"nameServer": NAME_SERVER, "topic": RESULT_TOPIC})
+dp.create_sink("large_orders", "rocketmq", CLUSTER | {"topic": RESULT_TOPIC})
 
 
 @dp.append_flow(target="large_orders")

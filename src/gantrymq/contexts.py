@@ -1,7 +1,8 @@
 """Contexts: names for clusters, with what it takes to reach them, in a file of the user's.
 
-The file holds addresses and the paths of files with keys and certificates, not the keys. It is the user's alone (0600):
-who may change it sends the user's messages to another cluster.
+`gantry context` writes it; commands, pipelines and Spark (option `context`) read it. The file holds addresses and the
+paths of files with keys and certificates, not the keys. It is the user's alone (0600): who may change it sends the
+user's messages to another cluster.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq.config import replace_file
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.config import from_properties, load_properties, replace_file
 from gantrymq.errors import ConfigError
+from gantrymq.remoting.tls import TlsConfig, client_context
+from gantrymq.system import tls
 
 #: Names that a shell needs no quotes for.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -26,6 +30,21 @@ class Context(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown
     acl_config: str | None = None
     tls_config: str | None = None
 
+    @property
+    def hooks(self) -> list[AclHook]:
+        """What signs the requests. Raises ConfigError for a file that can't be used."""
+        return [] if self.acl_config is None else [AclHook.from_file(Path(self.acl_config))]
+
+    @property
+    def ssl_context(self) -> tls.SSLContext | None:
+        """What to connect with; None without TLS. Raises ConfigError."""
+        return client_context(self.client_tls)
+
+    @property
+    def client_tls(self) -> TlsConfig:
+        """Raises ConfigError for a file that can't be used."""
+        return TlsConfig() if self.tls_config is None else tls_of(Path(self.tls_config))
+
 
 class _File(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     current: str | None = None
@@ -36,6 +55,12 @@ def contexts_path() -> Path:
     """$XDG_CONFIG_HOME/gantrymq/contexts.json; without that variable in ~/.config."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "gantrymq" / "contexts.json"
+
+
+def tls_of(path: Path) -> TlsConfig:
+    """Java's tls.properties for a client, which need not say tls.enable=true. Raises ConfigError."""
+    properties = {"tls.enable": "true"} | load_properties(path)
+    return from_properties(TlsConfig, properties, source=str(path))
 
 
 class Contexts:
