@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from cli_support import CLUSTER, create
 from waiting import until
 
 from gantrymq.auth.config import AuthConfig
+from gantrymq.cli.main import run
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
@@ -20,12 +23,18 @@ from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.groups_seen import GroupSeen, Lag
 from gantrymq.client.doctor.observation import Observation
+from gantrymq.client.doctor.one_group import OneGroup
+from gantrymq.client.doctor.one_group_checks import check_one_group
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import GantryError
+from gantrymq.errors import GantryError, RequestTimeout
 from gantrymq.protocol.bodies.auth import UserInfo
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.connection import ClientConnection, ConsumerConnection
+from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo, ProcessQueueInfo
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CONSUME_FROM_FIRST_OFFSET, SubscriptionData
+from gantrymq.protocol.bodies.stats import OffsetWrapper
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -179,3 +188,138 @@ async def test_a_consumer_that_hangs_holds_nobody_up(cluster: EmbeddedCluster, m
 
         await until(are_both_there)
         assert complaints(await diagnose(cluster.name_server, "hung")) == []
+
+
+# -- one group ------------------------------------------------------------------------------------------------------
+
+
+async def of_group(cluster: EmbeddedCluster, name: str) -> list[Finding]:
+    return await diagnose(cluster.name_server, group=name)
+
+
+async def test_a_group_that_is_well(cluster: EmbeddedCluster) -> None:
+    had = asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        had.set()
+
+    async with AdminClient(cluster.name_server) as admin:
+        await create(admin, TopicConfig("well", 2, 2))
+    consumers = [PushConsumer(cluster.name_server, "well-group", handle, instance_name=name) for name in ("1", "2")]
+    for consumer in consumers:
+        consumer.subscribe("well")
+    async with consumers[0], consumers[1], Producer(cluster.name_server, "p") as producer:
+        await producer.send(Message("well", b"one"))
+        await had.wait()
+
+        async def told() -> list[str] | None:
+            found = await of_group(cluster, "well-group")
+            texts = [finding.what for finding in found]
+            queues = sorted(match[0] for text in texts if (match := re.search(r"\d queues?(?= and 0 messages)", text)))
+            # One has that of the retry topic besides.
+            return texts if not complaints(found) and queues == ["1 queue", "2 queues"] else None
+
+        texts = await until(told)
+    assert "group well-group (clustering) has 2 members, and reads well" in texts
+    assert all(text.split("asked for more ")[1].endswith(" s ago") for text in texts if "asked for more" in text)
+    # Nothing of servers and other groups, while nothing is wrong with them.
+    assert not [text for text in texts if "well-group" not in text and not text.startswith("member ")]
+
+
+async def test_a_group_that_nobody_knows(cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_group(SubscriptionGroupConfig("billing-group"), cluster=CLUSTER)
+    (finding,) = await of_group(cluster, "biling-group")
+    assert finding.severity is Severity.PROBLEM
+    assert finding.what == "no broker knows group biling-group"
+    assert "Is billing-group meant?" in finding.why
+
+
+async def test_a_group_without_consumers_that_may_not_consume(cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_group(SubscriptionGroupConfig("off-group", consume_enable=False), cluster=CLUSTER)
+    switched_off, nobody = complaints(await of_group(cluster, "off-group"))
+    assert switched_off.what == "group off-group may not consume on broker broker-a (consumeEnable=false)"
+    assert f"updateSubGroup -b {cluster.brokers[0]} -g off-group -s true" in switched_off.remedy
+    assert nobody.what == "group off-group has no consumer at the moment"
+
+
+async def test_a_group_of_a_cluster_that_is_away() -> None:
+    (finding,) = complaints(await diagnose("127.0.0.1:1", group="g"))
+    assert finding.what.startswith("NameServer 127.0.0.1:1 can't be used")
+
+
+def one_group(**of_a: Any) -> OneGroup:
+    """Members a and b of a group that reads a topic with a queue for each; a minute ago all was consumed."""
+    now = now_ms()
+    queues = [MessageQueue("orders", "broker-a", n) for n in range(2)]
+    connected = ConsumerConnection(
+        [ClientConnection(name, "10.0.0.1:5") for name in "ab"], {"orders": SubscriptionData("orders", "*")}
+    )
+    running = {
+        name: ConsumerRunningInfo(
+            subscription_set=[SubscriptionData("orders", "*")],
+            mq_table={queue: ProcessQueueInfo(last_pull_timestamp=now - 1000)},
+        )
+        for name, queue in zip("ab", queues, strict=True)
+    }
+    group = OneGroup("g", {"10.0.0.9:10911": "broker-a"}, {"10.0.0.9:10911": SubscriptionGroupConfig("g")})
+    group.connected["10.0.0.9:10911"] = connected
+    group.progress = {queue: OffsetWrapper(100, 100, 100, now - 60_000) for queue in queues}
+    group.running = running
+    for name, value in of_a.items():
+        setattr(group.running["a"].mq_table[queues[0]], name, value)
+    return group
+
+
+def test_a_member_that_asks_for_nothing() -> None:
+    group = one_group(last_pull_timestamp=now_ms() - 600_000, cached_msg_count=1000)
+    # Nothing is there to be asked for.
+    assert complaints(list(check_one_group(group))) == []
+    group.progress[MessageQueue("orders", "broker-a", 0)].broker_offset = 1100
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.severity is Severity.PROBLEM
+    assert finding.what.startswith("member a has not asked 1 of its queues for messages for 60")
+    assert finding.what.endswith("1,000 wait there: orders broker-a:0")
+    assert "gantry admin consumerStatus -g g -i 'a' -s" in finding.remedy
+    texts = [finding.what for finding in check_one_group(group)]
+    assert "member a has 1 queue and 1,000 messages in hand; it last asked for more 600.0 s ago" in texts
+
+
+def test_queues_that_no_member_has() -> None:
+    group = one_group()
+    group.progress[MessageQueue("orders", "broker-a", 2)] = OffsetWrapper(5, 0, 0, now_ms())
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.what == "5 messages wait for group g in queues that no member has: orders broker-a:2"
+    # Somebody may have them who doesn't say.
+    del group.running["b"]
+    group.silent["b"] = RequestTimeout("no answer", "a:1")
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.what == "member b says nothing of itself: no answer"
+
+
+def test_members_that_a_broker_has_not_heard_of() -> None:
+    group = one_group()
+    group.brokers["10.0.0.8:10911"] = "broker-b"
+    group.connected["10.0.0.8:10911"] = ConsumerConnection([ClientConnection("a", "10.0.0.1:6")])
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.what == "broker broker-b has not heard of 1 members of group g: b"
+
+
+def test_dead_letters_and_a_broadcast_that_is_refused() -> None:
+    group = one_group()
+    group.dead_letters = 3
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.what == "group g has given up on 3 messages"
+    assert "gantry admin resendDlq -g g" in finding.remedy
+    group = one_group()
+    group.connected["10.0.0.9:10911"].message_model = BROADCASTING
+    group.configs["10.0.0.9:10911"].consume_broadcast_enable = False
+    (finding,) = complaints(list(check_one_group(group)))
+    assert finding.what == "group g may not read as broadcasting on broker broker-a"
+
+
+def test_the_command_looks_at_one_group(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "-n", cluster.name_server, "--group", "nobody"]) == 1
+    assert "no broker knows group nobody" in capsys.readouterr().out
+    assert run(["doctor", "orders", "-n", cluster.name_server, "--group", "nobody"]) == 2

@@ -45,16 +45,24 @@ def up(
 @app.command()
 def doctor(
     topic: Annotated[str | None, typer.Argument(help="Why can't I send to it, or read it?")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "-g", "--group", metavar="NAME", help="Why does this consumer group get nothing? It is looked at alone."
+        ),
+    ] = None,
     name_servers: NameServers = None,
     context: ContextName = None,
     json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Say what is wrong with a cluster, or with a topic, and what to change. Exit code 1 if there is a problem."""
+    """Say what is wrong with a cluster, a topic or a group, and what to change. Exit code 1 if there is a problem."""
+    if topic is not None and group is not None:
+        raise typer.BadParameter("a topic or a group, not both", param_hint="'--group'")
     from gantrymq.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, json=json))
+    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, group, json=json))
 
 
 @app.command()

@@ -19,10 +19,12 @@ from gantrymq.client.doctor.finding import Finding, Severity
 _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Severity.PROBLEM: ("XX", "bold red")}
 
 
-def run_doctor(target: Target, topic: str | None, *, json: bool) -> int:
+def run_doctor(target: Target, topic: str | None, group: str | None, *, json: bool) -> int:
     """Prints the findings; 1 if there is a problem among them, else 0."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        findings = runner.run(diagnose(target.name_servers, topic, ssl_context=target.ssl_context, hooks=target.hooks))
+        findings = runner.run(
+            diagnose(target.name_servers, topic, group=group, ssl_context=target.ssl_context, hooks=target.hooks)
+        )
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")
     else:

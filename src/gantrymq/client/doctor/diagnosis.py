@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from gantrymq import __version__
 from gantrymq.client.doctor.checks import check_brokers, check_name_servers
-from gantrymq.client.doctor.finding import Finding, ok
+from gantrymq.client.doctor.finding import Finding, Severity, ok
 from gantrymq.client.doctor.group_checks import check_groups
 from gantrymq.client.doctor.job_checks import check_jobs
 from gantrymq.client.doctor.observation import Observation, observe
+from gantrymq.client.doctor.one_group_checks import check_one_group
 from gantrymq.client.doctor.rights import check_rights
 from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
@@ -22,11 +23,14 @@ async def diagnose(
     name_servers: Sequence[str] | str,
     topic: str | None = None,
     *,
+    group: str | None = None,
     ssl_context: tls.SSLContext | None = None,
     hooks: Sequence[RpcHook] = (),
     timeout_ms: int = 3000,
 ) -> list[Finding]:
     """The cluster as it looks from this machine to who signs with `hooks`, and why `topic` can or can't be used.
+
+    With `group` this group alone: who is in it, what they subscribe to, what waits; and of the servers what is wrong.
 
     `name_servers` is a list of HOST:PORT, or one string with `;` between them. Servers that don't answer are findings,
     not errors; each question waits at most `timeout_ms`. Raises ClientError when no NameServer is given.
@@ -36,16 +40,18 @@ async def diagnose(
     if not name_servers:
         raise ClientError("no NameServer given: pass at least one HOST:PORT")
     unique = list(dict.fromkeys(name_servers))
-    return judge(await observe(unique, topic, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms))
+    seen = await observe(unique, topic, group=group, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms)
+    return judge(seen)
 
 
 def judge(seen: Observation) -> list[Finding]:
     """What follows from what was seen, the way a message would go: NameServers, brokers, the topic."""
     findings = [ok(f"this is gantrymq {__version__}, RocketMQ's protocol as of MQVersion {PROTOCOL_VERSION}")]
+    servers = [*check_name_servers(seen), *check_brokers(seen), *check_rights(seen)]
+    if seen.group is not None:
+        return [finding for finding in servers if finding.severity is not Severity.OK] + [*check_one_group(seen.group)]
     findings += [
-        *check_name_servers(seen),
-        *check_brokers(seen),
-        *check_rights(seen),
+        *servers,
         *check_jobs(seen),
         *check_auto_creation(seen),
     ]

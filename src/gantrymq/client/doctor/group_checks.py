@@ -16,15 +16,16 @@ LATE_MS = 10 * 60 * 1000
 
 def check_groups(seen: Observation) -> Iterator[Finding]:
     for group in seen.groups:
-        yield from _check_subscriptions(group)
-        yield from _check_lag(group)
+        yield from check_subscriptions(group)
+        yield from check_lag(group)
     if seen.groups:
         more = "" if seen.group_count == len(seen.groups) else f" of {seen.group_count}, those furthest behind"
         where = "" if seen.topic is None else f" of topic {seen.topic}"
         yield ok(f"consumer groups looked at{where}: {len(seen.groups)}{more}")
 
 
-def _check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
+def check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
+    """Whether all members want the same."""
     by_subscription: dict[Subscriptions, list[str]] = defaultdict(list)
     for client_id, subscriptions in group.subscriptions.items():
         by_subscription[subscriptions].append(client_id)
@@ -42,9 +43,12 @@ def _told(subscriptions: Subscriptions) -> str:
     return ", ".join(f"{topic} {kind} {expression!r}" for topic, kind, expression in subscriptions) or "nothing"
 
 
-def _check_lag(group: GroupSeen) -> Iterator[Finding]:
+def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Finding]:
+    """How far it is behind in each topic; with `even_without` also of those where it isn't."""
     for topic, lag in sorted(group.lags.items()):
         if not lag.behind:
+            if even_without:
+                yield ok(f"group {group.name} has consumed all of topic {topic}")
             continue
         what = f"group {group.name} is {lag.behind:,} messages behind in topic {topic}"
         if group.members == []:

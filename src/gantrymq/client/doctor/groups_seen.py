@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError
-from gantrymq.protocol.bodies.stats import ConsumeStats
+from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
+from gantrymq.protocol.bodies.stats import ConsumeStats, OffsetWrapper
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
 
 #: So many groups are looked at, and so many members of each: a look at a cluster is to end soon.
@@ -46,11 +48,14 @@ class GroupSeen:
 
     def add(self, stats: ConsumeStats) -> None:
         for queue, offsets in stats.offset_table.items():
-            lag = self.lags[queue.topic]
-            behind = max(0, offsets.broker_offset - offsets.consumer_offset)
-            lag.behind += behind
-            if behind:
-                lag.last_ms = min(offsets.last_timestamp, lag.last_ms or offsets.last_timestamp)
+            self.add_queue(queue, offsets)
+
+    def add_queue(self, queue: MessageQueue, offsets: OffsetWrapper) -> None:
+        lag = self.lags[queue.topic]
+        behind = max(0, offsets.broker_offset - offsets.consumer_offset)
+        lag.behind += behind
+        if behind:
+            lag.last_ms = min(offsets.last_timestamp, lag.last_ms or offsets.last_timestamp)
 
 
 async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
@@ -106,12 +111,17 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
         except GantryError:
             # Gone in the meantime, or one that tells nothing.
             return
-        group.subscriptions[client_id] = tuple(
-            sorted(
-                (one.topic, one.expression_type, one.sub_string)
-                for one in info.subscription_set
-                if not one.topic.startswith(RETRY_TOPIC_PREFIX)
-            )
-        )
+        group.subscriptions[client_id] = subscriptions_of(info)
 
     await asyncio.gather(*(ask(client_id) for client_id in group.members[:MAX_MEMBERS]))
+
+
+def subscriptions_of(info: ConsumerRunningInfo) -> Subscriptions:
+    """What a member subscribes to, its group's retry topic aside."""
+    return tuple(
+        sorted(
+            (one.topic, one.expression_type, one.sub_string)
+            for one in info.subscription_set
+            if not one.topic.startswith(RETRY_TOPIC_PREFIX)
+        )
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.groups_seen import GroupSeen, groups_seen
+from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
@@ -97,6 +98,8 @@ class Observation:
     #: Consumer groups, those of the topic if one is in question; not all when they are many.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
+    #: The one group in question.
+    group: OneGroup | None = None
 
     @property
     def answering(self) -> list[NameServerSeen]:
@@ -107,11 +110,12 @@ async def observe(
     name_servers: Sequence[str],
     topic: str | None,
     *,
+    group: str | None = None,
     ssl_context: tls.SSLContext | None,
     hooks: Sequence[RpcHook],
     timeout_ms: int,
 ) -> Observation:
-    """Asks all of them, each for at most `timeout_ms` a question."""
+    """Asks all of them, each for at most `timeout_ms` a question. With `group` no other group is looked at."""
     seen = Observation(
         topic,
         await asyncio.gather(
@@ -141,7 +145,7 @@ async def observe(
                     refusal = await send_refusal(admin, broker.address, topic)
                     if refusal is not None:
                         broker.refusals[SENDING] = refusal
-    await _look_at_groups(seen, ssl_context, hooks, timeout_ms)
+    await _look_at_groups(seen, group, ssl_context, hooks, timeout_ms)
     return seen
 
 
@@ -155,7 +159,11 @@ def _takes_messages(seen: Observation, broker: BrokerSeen) -> bool:
 
 
 async def _look_at_groups(
-    seen: Observation, ssl_context: tls.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
+    seen: Observation,
+    group: str | None,
+    ssl_context: tls.SSLContext | None,
+    hooks: Sequence[RpcHook],
+    timeout_ms: int,
 ) -> None:
     masters = [broker for broker in seen.brokers if broker.is_master and broker.error is None]
     has_topic = any(name_server.route is not None for name_server in seen.answering)
@@ -164,8 +172,11 @@ async def _look_at_groups(
     servers = [server.address for server in seen.answering]
     async with AdminClient(servers, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
         try:
-            addresses = [broker.address for broker in masters]
-            seen.groups, seen.group_count = await groups_seen(admin, addresses, seen.topic)
+            if group is not None:
+                seen.group = await observe_group(admin, group, {broker.address: broker.name for broker in masters})
+            else:
+                addresses = [broker.address for broker in masters]
+                seen.groups, seen.group_count = await groups_seen(admin, addresses, seen.topic)
         except PartialFailure as e:
             refused = [error for error in e.failed.values() if isinstance(error, BrokerError)]
             for broker in masters:

@@ -1,0 +1,98 @@
+"""One consumer group, asked about everywhere: its brokers, its members, its offsets. Nothing is judged here."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, MEMBERS_TIMEOUT_S, GroupSeen, subscriptions_of
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
+from gantrymq.protocol.bodies.connection import ConsumerConnection
+from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
+from gantrymq.protocol.bodies.stats import OffsetWrapper
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
+
+
+@dataclass(slots=True)
+class OneGroup:
+    """What was seen of a group. The dictionaries are by a master's host:port, if they say nothing else."""
+
+    name: str
+    #: The brokers' names.
+    brokers: dict[str, str] = field(default_factory=dict)
+    #: Of the brokers that know the group.
+    configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+    #: All groups that these know.
+    known: frozenset[str] = frozenset()
+    #: Whom a broker has heard of; one that didn't say is missing.
+    connected: dict[str, ConsumerConnection] = field(default_factory=dict)
+    progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
+    dead_letters: int = 0
+    #: What members say of themselves, by client id.
+    running: dict[str, ConsumerRunningInfo] = field(default_factory=dict)
+    #: Why others don't, by client id.
+    silent: dict[str, GantryError] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[str]:
+        """Client ids."""
+        return sorted({one.client_id for answer in self.connected.values() for one in answer.connection_set})
+
+    @property
+    def summary(self) -> GroupSeen:
+        """As among others."""
+        group = GroupSeen(self.name, members=self.members if self.connected else None)
+        for queue, offsets in self.progress.items():
+            group.add_queue(queue, offsets)
+        group.subscriptions = {client_id: subscriptions_of(info) for client_id, info in self.running.items()}
+        return group
+
+
+async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) -> OneGroup:
+    """`masters` are the brokers' names by their host:port. Raises BrokerError when one refuses."""
+    group = OneGroup(name, masters)
+    for address in masters:
+        configs = await admin.group_configs(address)
+        group.known |= configs.keys()
+        if name in configs:
+            group.configs[address] = configs[name]
+        with suppress(GantryError):
+            group.connected[address] = await _connected(admin, name, address)
+    with suppress(NoRouteInfo, PartialFailure):
+        group.progress = (await admin.consume_stats(name)).offset_table
+    with suppress(NoRouteInfo, PartialFailure):
+        letters = await admin.topic_stats(DLQ_TOPIC_PREFIX + name)
+        group.dead_letters = sum(queue.max_offset - queue.min_offset for queue in letters.offset_table.values())
+    await _ask(admin, group)
+    return group
+
+
+async def _connected(admin: AdminClient, name: str, address: str) -> ConsumerConnection:
+    try:
+        return await admin.consumer_connection(name, address)
+    except BrokerError as e:
+        if e.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return ConsumerConnection()
+        raise
+
+
+async def _ask(admin: AdminClient, group: OneGroup) -> None:
+    """Each member, by way of a broker that knows it."""
+    by_client = {one.client_id: address for address, answer in group.connected.items() for one in answer.connection_set}
+
+    async def ask(client_id: str) -> None:
+        try:
+            group.running[client_id] = await admin.consumer_running_info(
+                group.name, client_id, broker=by_client[client_id]
+            )
+        except GantryError as e:
+            group.silent[client_id] = e
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MEMBERS_TIMEOUT_S):
+            await asyncio.gather(*(ask(client_id) for client_id in sorted(by_client)[:MAX_MEMBERS]))
