@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -80,6 +82,20 @@ def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path)
     assert {what for pair in beside for *_, what in pair} == {"beside"}
     # A file's tests run in one process, one after the other.
     assert all({module for *_, module, _ in pair} == {"test_a", "test_b"} for pair in beside)
+
+
+@pytest.mark.parametrize(("cores", "gigabytes", "processes"), [(2, 24, 3), (8, 24, 8), (2, 4, 1), (1, 1, 1)])
+def test_there_is_one_process_more_than_cores_if_it_has_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: int, processes: int
+) -> None:
+    how_many = runpy.run_path(str(HERE / "conftest.py"))["pytest_xdist_auto_num_workers"]
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": gigabytes << 18}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    assert how_many() == processes
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "5")
+    assert how_many() is None
 
 
 def test_a_test_that_takes_too_long_for_its_marks_is_named(outcome: str) -> None:
