@@ -42,9 +42,10 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import property_key
 from gantrymq.metrics import render
 from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
-from gantrymq.namesrv.metrics import AnsweredRequests, collect
+from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.remoting.answered_requests import AnsweredRequests
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 

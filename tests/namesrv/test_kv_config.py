@@ -11,8 +11,8 @@ import pytest
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.namesrv import kv_config
-from gantrymq.namesrv.file_changes import FileChanges
 from gantrymq.namesrv.kv_config import KVConfigManager
+from gantrymq.remoting.file_changes import FileChanges
 
 
 @pytest.fixture

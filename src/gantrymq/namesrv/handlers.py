@@ -17,8 +17,6 @@ from gantrymq.namesrv import lost_brokers
 from gantrymq.namesrv.answers import encode_body, in_zone
 from gantrymq.namesrv.brokers import MinBrokerIdChange
 from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.configuration import Configuration
-from gantrymq.namesrv.file_changes import FileChanges
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.registration import check_queues, read_registration
 from gantrymq.namesrv.route_table import RouteTable
@@ -46,7 +44,9 @@ from gantrymq.protocol.headers.topic import (
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,
 )
+from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.file_changes import FileChanges
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.system.clock import monotonic
 
@@ -72,7 +72,7 @@ class RequestHandlers:
     def __init__(
         self,
         config: NamesrvConfig,
-        configuration: Configuration,
+        configuration: Configuration[NamesrvConfig],
         table: RouteTable,
         kv_config: KVConfigManager,
         changes: FileChanges,

@@ -1,6 +1,6 @@
 """KVConfigManager: string tables by namespace, in a JSON file that is replaced whole at each change.
 
-A change holds when it is on the disk (`file_changes`).
+A change holds when it is on the disk (`remoting/file_changes.py`).
 
 The form of the file is Java's: `{"configTable":{"NAMESPACE":{"key":"value"}}}` (namesrv/kvconfig/*).
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.errors import BodyError, ConfigError
-from gantrymq.namesrv.file_changes import FileChanges, NewContent
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.remoting.file_changes import FileChanges, NewContent
 from gantrymq.system import files
 
 #: The file may not grow over this, in bytes: so writing it anew doesn't hold the loop.

@@ -11,17 +11,18 @@ from typing import cast
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import log_text
 from gantrymq.metrics import Metric, MetricsServer
-from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.configuration import Configuration
-from gantrymq.namesrv.file_changes import FileChanges
+from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
 from gantrymq.namesrv.handlers import RequestHandlers
 from gantrymq.namesrv.kv_config import KVConfigManager
-from gantrymq.namesrv.metrics import AnsweredRequests, collect
+from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.notifications import Notifications
 from gantrymq.namesrv.route_table import RouteTable
-from gantrymq.remoting.address import format_address
+from gantrymq.remoting.address import reachable
+from gantrymq.remoting.answered_requests import AnsweredRequests
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.file_changes import FileChanges
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
@@ -48,7 +49,7 @@ class NameServer:
         self.config = config = config or NamesrvConfig()
         self.jobs = Jobs()
         self.table = RouteTable(config)
-        self._configuration = Configuration(config, file_keys or {})
+        self._configuration = Configuration(config, file_keys or {}, FIXED_KEYS)
         self._changes = FileChanges(self.jobs)
         self._kv_config = KVConfigManager(config.kv_config_path, self._changes)
         self._long_requests = LongRequests(self.jobs)
@@ -160,8 +161,3 @@ class NameServer:
         self._notifications.send(changes)
         # It may be changed over the network.
         return self._scan_interval_s
-
-
-def reachable(bind_address: str, port: int) -> str:
-    """host:port for clients on this machine."""
-    return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind_address, bind_address), port)

@@ -8,6 +8,11 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def reachable(bind_address: str, port: int) -> str:
+    """host:port for clients on the machine of a server that listens there."""
+    return format_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind_address, bind_address), port)
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """(host, port) of host:port. Raises ValueError."""
     host, separator, port = address.strip().rpartition(":")

@@ -1,32 +1,49 @@
-"""Configuration: all keys that a NameServer knows of, read and changed while it runs (remoting/Configuration).
+"""Configuration: all keys that a server knows of, read and changed while it runs (remoting/Configuration).
 
-The keys of its file that it has no use for stay in the file and are shown: another version, or Java's NameServer, may
+The keys of its file that it has no use for stay in the file and are shown: another version, or Java's server, may
 read it next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from gantrymq.config import format_properties, from_properties, parse_properties, to_properties, unknown_keys
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
-from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
-from gantrymq.namesrv.file_changes import NewContent
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.remoting.file_changes import NewContent
 
 log = peer_log(__name__)
 
-#: UPDATE_NAMESRV_CONFIG takes no longer text, bytes.
+#: A request for changes has no longer text, bytes.
 MAX_TEXT_BYTES = 64 * 1024
 
 
-class Configuration:
-    """`config` is the object that all parts of the server hold; `file_keys` are those of the file it was read from."""
+class ServerConfig(Protocol):
+    """A dataclass with the keys of a server, these among them."""
 
-    def __init__(self, config: NamesrvConfig, file_keys: Mapping[str, str]) -> None:
+    #: Where a change is written to.
+    config_store_path: Path
+    #: Keys that requests may not change.
+    config_black_list: list[str]
+
+
+C = TypeVar("C", bound=ServerConfig)
+
+
+class Configuration(Generic[C]):
+    """`config` is the object that all parts of the server hold; `file_keys` are those of the file it was read from.
+
+    Nobody may change `fixed_keys`, whatever the configuration's own list says.
+    """
+
+    def __init__(self, config: C, file_keys: Mapping[str, str], fixed_keys: frozenset[str]) -> None:
         self._config = config
-        self._unused = {key: file_keys[key] for key in unknown_keys([NamesrvConfig], dict(file_keys))}
+        self._fixed_keys = fixed_keys
+        self._unused = {key: file_keys[key] for key in unknown_keys([type(config)], dict(file_keys))}
 
     def properties(self) -> dict[str, str]:
         """All keys and values."""
@@ -40,16 +57,16 @@ class Configuration:
         if len(text) > MAX_TEXT_BYTES:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{len(text)} bytes of configuration: too many")
         changes = parse_properties(text.decode("utf-8", "replace"), source=source)
-        forbidden = sorted(changes.keys() & (FIXED_KEYS | set(self._config.config_black_list)))
+        forbidden = sorted(changes.keys() & (self._fixed_keys | set(self._config.config_black_list)))
         if forbidden:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
             )
         unused = self._unused | {key: changes[key] for key in changes.keys() & self._unused.keys()}
-        for key in unknown_keys([NamesrvConfig], changes):
+        for key in unknown_keys([type(self._config)], changes):
             if key not in unused:
                 log.warning("%s: the key %s is not known", source, key)
-        updated = from_properties(NamesrvConfig, to_properties(self._config) | changes, source=source)
+        updated = from_properties(type(self._config), to_properties(self._config) | changes, source=source)
 
         def apply() -> None:
             vars(self._config).update(vars(updated))

@@ -1,0 +1,35 @@
+"""AnsweredRequests: how often a server answered which request with which code, for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+
+#: Labels as RemotingHelper makes them; a peer can't make more of them by sending other codes.
+_REQUEST_NAMES: Mapping[int, str] = {code: code.name.lower() for code in RequestCode}
+_RESPONSE_NAMES: Mapping[int, str] = {code: code.name.lower() for code in ResponseCode}
+
+
+class AnsweredRequests:
+    """An RpcHook that counts answers by request and response code."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[int, int]] = Counter()
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        pass
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        code = request.code if request.code in _REQUEST_NAMES else -1
+        self._counts[code, response.code] += 1
+
+    def samples(self) -> Iterator[tuple[Mapping[str, str], float]]:
+        for (request, response), count in self._counts.items():
+            labels = {
+                "request_code": _REQUEST_NAMES.get(request, "unknown"),
+                "response_code": _RESPONSE_NAMES.get(response, "unknown"),
+            }
+            yield labels, count
