@@ -38,6 +38,12 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("pyarrow", "import gantrymq.spark", "spark"),
         ("opentelemetry", "import gantrymq.client.otel", "otel"),
         ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
+        (
+            "httpx",
+            "from gantrymq.spark.bodies.registry import RegistryOptions, SchemaRegistry; "
+            "SchemaRegistry(RegistryOptions(('http://127.0.0.1:1',))).schema(1)",
+            "registry",
+        ),
         ("google.protobuf", "from gantrymq.codecs import ProtobufCodec", "protobuf"),
         ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
         ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),
@@ -46,7 +52,7 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
-    if extra == "spark":
+    if extra in ("spark", "registry"):
         pytest.importorskip("pyspark")
     done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
     assert done.stdout.startswith("MissingExtra "), done

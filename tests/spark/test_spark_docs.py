@@ -63,7 +63,7 @@ def send_json(name_server: str) -> None:
 def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
     """One after the other, as a reader would; the first one's session is the test's."""
     snippets = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
-    assert len(snippets) == 8
+    assert len(snippets) == 9
     with EmbeddedCluster(directory=tmp_path) as cluster:
         send_numbers(cluster, "orders", range(200))
         send_json(cluster.name_server)

@@ -23,13 +23,19 @@ class AvroCodec(Codec[Any]):
     `schema` is what its JSON stands for. Logical types are Python's: datetime, Decimal, UUID. Raises CodecError for a
     schema that is none. With a schema that contains itself, or has arrays of null, fastavro can be brought to take all
     memory or to crash: such bytes had better come from friends.
+
+    With `reader`, another schema, values that were written by `schema` are read as those of `reader` (Avro's schema
+    resolution).
     """
 
     content_type = "application/avro"
 
-    def __init__(self, schema: dict[str, Any] | list[Any] | str) -> None:
+    def __init__(
+        self, schema: dict[str, Any] | list[Any] | str, *, reader: dict[str, Any] | list[Any] | str | None = None
+    ) -> None:
         try:
             self._schema = parse_schema(schema)
+            self._reader = None if reader is None else parse_schema(reader)
         except Exception as e:
             raise CodecError(f"no Avro schema: {type(e).__name__}: {e}") from e
         self._name = schema["name"] if isinstance(schema, dict) and "name" in schema else "value"
@@ -57,7 +63,7 @@ class AvroCodec(Codec[Any]):
     def decode(self, data: bytes) -> Any:
         source = io.BytesIO(data)
         try:
-            value = schemaless_reader(source, self._schema, None)
+            value = schemaless_reader(source, self._schema, self._reader)
         except Exception as e:
             raise undecodable(f"{self._name} of this Avro schema", e) from e
         # Another schema's values read as nonsense more often than not: what is left over shows it.

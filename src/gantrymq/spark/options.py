@@ -15,6 +15,7 @@ from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG,
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
+from gantrymq.spark.bodies.encoding import AUTO_REGISTER, BodyEncoding
 from gantrymq.spark.offsets import EARLIEST, LATEST, Boundary
 from gantrymq.spark.option_values import (
     SECURITY,
@@ -78,6 +79,8 @@ WRITE_OPTIONS = (
     "expectedBrokers",
     "transactional",
     "transactionTimeoutMs",
+    *BODY_OPTIONS,
+    AUTO_REGISTER,
     *SECURITY,
 )
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -131,8 +134,9 @@ class ReadOptions:
     checkCrc                true (default): compare each body with its CRC32, 0.25 us for 128 bytes
     corruptBodies           fail (default): a body that doesn't inflate or has another CRC32 is an error, which names
                             the message; null: its row has a null body, and what is wrong in the column `bodyError`
-    bodyFormat, bodySchema, bodySchemaFile, bodyMessage     as `bodies.body_format.BodyOptions` has them: bodies as the
-                            column `value`. corruptBodies holds for bodies that aren't of their format, too
+    bodyFormat, bodySchema, bodySchemaFile, bodyMessage, schema.registry.*     as `bodies.body_format.BodyOptions` has
+                            them: bodies as the column `value`. corruptBodies holds for bodies that aren't of their
+                            format, too
     retryTimeoutMs          how long to try again when brokers don't answer; default 60000
     accessKey, secretKey, securityToken     of the cluster's access control
     tls.enable              true: TLS to NameServers and brokers. tls.client.authServer, tls.client.checkServerName,
@@ -213,7 +217,7 @@ class ReadOptions:
             values.property_columns(),
             values.flag("checkCrc", True),
             values.corrupt_bodies(),
-            BodyOptions.parse(values),
+            BodyOptions.parse(values, topics),
             values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
             values.security(),
         )
@@ -260,6 +264,8 @@ class WriteOptions:
                             default false. They are sent one by one
     transactionTimeoutMs    so long the tasks of a transaction may take, in whole seconds; default 900000. A commit that
                             has begun by then is finished
+    bodyFormat, bodySchema, bodySchemaFile, bodyMessage, schema.registry.*, auto.register.schemas     as
+                            `bodies.encoding.BodyEncoding` has them: the column `value` in place of `body`
     accessKey, secretKey, securityToken, tls.*   as for a read
     """
 
@@ -273,6 +279,7 @@ class WriteOptions:
     #: txnAppId and txnVersion.
     transaction_of: tuple[str, int] | None = None
     expected_brokers: frozenset[str] = frozenset()
+    body: BodyEncoding | None = None
     security: Security = field(default_factory=Security)
 
     @classmethod
@@ -305,5 +312,6 @@ class WriteOptions:
             exactly_once,
             transaction_of(values.get("txnAppId"), values.number("txnVersion", None, 0)),
             brokers.get("", frozenset()) | brokers.get(topic or "", frozenset()),
+            BodyEncoding.parse(values, topic),
             values.security(),
         )

@@ -27,6 +27,8 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.spark.bodies.body_format import VALUE
+from gantrymq.spark.bodies.encoding import EncodeValue
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.spark.reserved_properties import is_reserved
 
@@ -58,11 +60,16 @@ Encoded = tuple[int, bytes, bytes]
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Raises ConfigError for columns that a write doesn't take, or lacks."""
+    body = "body" if options.body is None else VALUE
+    takes = [body, *(name for name in COLUMNS if name != "body")]
     for column in schema.fields:
-        kinds = COLUMNS.get(column.name)
+        if options.body is not None and column.name == VALUE:
+            options.body.check(column.dataType)
+            continue
+        kinds = COLUMNS[column.name] if column.name in takes else None
         if kinds is None:
             raise ConfigError(
-                f"a rocketmq write has no use for column {column.name!r}; it takes {', '.join(COLUMNS)}: "
+                f"a rocketmq write has no use for column {column.name!r}; it takes {', '.join(takes)}: "
                 "select those, or put the others into body or properties"
             )
         if not any(_same_kind(column.dataType, kind) for kind in kinds):
@@ -71,8 +78,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
                 f"{' or '.join(kind.simpleString() for kind in kinds)}"
             )
     given = {column.name for column in schema.fields}
-    if "body" not in given:
-        raise ConfigError("a rocketmq write needs a column body")
+    if body not in given:
+        raise ConfigError(f"a rocketmq write needs a column {body}")
     if ("topic" in given) == (options.topic is not None):
         raise ConfigError("a rocketmq write needs either the option topic or a column topic")
     if (delays := sorted(given & _DELAY_COLUMNS.keys())) and (reason := _why_not_delayed(options)):
@@ -124,6 +131,9 @@ class RowEncoder:
         self._unique_keys = UniqueKeys()
         self._good_topics: set[str] = set()
         self._kept = options.keep_properties
+        self._body = options.body
+        #: Made for the first rows: all have the same type.
+        self._encode_value: EncodeValue | None = None
         self._is_dropped: dict[str, bool] = {}
         self._why_not_delayed = _why_not_delayed(options)
         self._is_numbered = options.exactly_once
@@ -141,6 +151,11 @@ class RowEncoder:
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
         given = {name: _values(name, batch.column(name)) for name in batch.schema.names}
+        if self._body is not None:
+            given["body"] = given[VALUE]
+            if self._encode_value is None:
+                self._encode_value = self._body.encoder(batch.column(VALUE).type)
+        encode_value = self._encode_value
         nothing = [None] * batch.num_rows
         columns = [given.get(name, nothing) for name in COLUMNS if name not in _DELAY_COLUMNS]
         delays = [(property_, given[name]) for name, property_ in _DELAY_COLUMNS.items() if name in given]
@@ -150,6 +165,8 @@ class RowEncoder:
                 topic = self._topic or topic
                 if topic not in self._good_topics:
                     self._check_topic(topic)
+                if encode_value is not None:
+                    body = encode_value(body)
                 of_topic = messages.setdefault(topic, TopicMessages())
                 own = self._own(properties) if properties else {}
                 for property_, values in delays:

@@ -66,12 +66,20 @@ def avro_bodies(text: str) -> tuple[DataType, DecodeBody]:
 
     Raises CodecError for one that is none, MissingExtra without fastavro.
     """
+    codec = avro_codec(text)
+    return _Types().of(_schema(text), "value", ""), codec.decode
+
+
+def avro_codec(text: str) -> AvroCodec:
+    """For the values of columns. Raises as `avro_bodies` does."""
+    return AvroCodec(without_other_logical_types(_schema(text)))
+
+
+def _schema(text: str) -> Any:
     try:
-        schema = json.loads(text)
+        return json.loads(text)
     except ValueError as e:
         raise ConfigError(f"the Avro schema of bodies is no JSON: {e}") from e
-    codec = AvroCodec(_without_other_logical_types(schema))
-    return _Types().of(schema, "value", ""), codec.decode
 
 
 class _Types:
@@ -137,14 +145,14 @@ def _logical(schema: dict[str, Any]) -> DataType | None:
     return _LOGICAL.get((kind, str(logical)))
 
 
-def _without_other_logical_types(schema: Any) -> Any:
+def without_other_logical_types(schema: Any) -> Any:
     """fastavro would make what pyarrow has no column for, such as UUIDs and times of a day."""
     if isinstance(schema, list):
-        return [_without_other_logical_types(branch) for branch in schema]
+        return [without_other_logical_types(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     parts = {
-        key: _without_other_logical_types(part) if key in ("type", "items", "values", "fields") else part
+        key: without_other_logical_types(part) if key in ("type", "items", "values", "fields") else part
         for key, part in schema.items()
     }
     if isinstance(schema.get("type"), str) and _logical(schema) is None:

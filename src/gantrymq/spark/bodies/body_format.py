@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,8 +12,10 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StringType, StructType
 
 from gantrymq.errors import CodecError, ConfigError
+from gantrymq.spark.bodies.confluent import split
 from gantrymq.spark.bodies.decoding import DecodeBody, ValueDecoder
 from gantrymq.spark.bodies.json_bodies import json_decoder
+from gantrymq.spark.bodies.registry import REGISTRY_OPTIONS, RegistryOptions
 
 if TYPE_CHECKING:
     from gantrymq.spark.option_values import Values
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 #: The column's name.
 VALUE = "value"
 #: What such a read may be given.
-BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage")
+BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage", *REGISTRY_OPTIONS)
 
 
 class BodyFormat(StrEnum):
@@ -44,15 +46,20 @@ class BodyOptions:
     bodySchemaFile  instead: a file with that text, or for json Spark's JSON of a schema; for protobuf a descriptor set.
                     Only the driver reads it
     bodyMessage     of protobuf: the message's full name
+    schema.registry.*   as `registry.RegistryOptions` has them: bodies are as Confluent's serializers write them, and
+                    the subject's schema is asked for where the options have none
     """
 
     format: BodyFormat
     schema: bytes = b""
     message: str = ""
+    registry: RegistryOptions | None = None
+    #: Of a schema that the registry gave; else 0.
+    schema_id: int = 0
 
     @classmethod
-    def parse(cls, values: Values) -> BodyOptions | None:
-        """None without a bodyFormat. Raises ConfigError."""
+    def parse(cls, values: Values, topics: Sequence[str] = ()) -> BodyOptions | None:
+        """None without a bodyFormat. Asks the registry where its schema is needed. Raises ConfigError, ClientError."""
         text = values.get("bodyFormat")
         if text is None:
             given = [name for name in BODY_OPTIONS if name in values]
@@ -73,12 +80,28 @@ class BodyOptions:
                 schema = path.read_bytes()
             except OSError as e:
                 raise ConfigError(f"option bodySchemaFile: can't read {path}: {e.strerror or e}") from e
-        if body_format is BodyFormat.AVRO and not schema:
-            raise ConfigError("bodyFormat avro needs one of the options bodySchema and bodySchemaFile")
         message = values.get("bodyMessage") or ""
+        schema_id = 0
+        registry = RegistryOptions.parse(values, topics)
+        if registry is not None:
+            # For json only `column_type` needs it.
+            if body_format is not BodyFormat.JSON and not schema:
+                from gantrymq.spark.bodies.registered import schema_of_subject
+
+                schema, schema_id = schema_of_subject(registry, body_format)
+            if body_format is BodyFormat.PROTOBUF and not message:
+                from gantrymq.spark.bodies.registered import only_message
+
+                message = only_message(schema)
+        if body_format is BodyFormat.AVRO and not schema:
+            raise ConfigError(
+                "bodyFormat avro needs one of the options bodySchema, bodySchemaFile and schema.registry.url"
+            )
         if body_format is BodyFormat.PROTOBUF and not (schema and message):
-            raise ConfigError("bodyFormat protobuf needs the options bodySchemaFile and bodyMessage")
-        return cls(body_format, schema, message)
+            raise ConfigError(
+                "bodyFormat protobuf needs the options bodySchemaFile and bodyMessage, or schema.registry.url"
+            )
+        return cls(body_format, schema, message, registry, schema_id)
 
     def column_type(self) -> DataType | str:
         """The type of `value` where the read has no schema of its own; what only Spark can read is DDL.
@@ -88,11 +111,13 @@ class BodyOptions:
         if self.format is not BodyFormat.JSON:
             return self._kind_and_decode()[0]
         if not self.schema:
+            if self.registry is not None:
+                return self._registered_json_type(self.registry)
             raise ConfigError(
-                "bodyFormat json needs one of the options bodySchema and bodySchemaFile, "
+                "bodyFormat json needs one of the options bodySchema, bodySchemaFile and schema.registry.url, "
                 f'or .schema("..., {VALUE} STRUCT<...>")'
             )
-        text = self._schema_text()
+        text = self.schema_text()
         if not text.startswith("{"):
             return f"STRUCT<{text}>"
         try:
@@ -104,26 +129,51 @@ class BodyOptions:
         """The type that `value` has where `asked` is the one of the read's own schema, if that has it."""
         if self.format is BodyFormat.JSON:
             return StringType() if asked is None else asked
-        return self._kind_and_decode()[0]
+        kind = self._kind_and_decode()[0]
+        # A DataFrame stays as it is when the subject gets another version.
+        return asked if asked is not None and self.schema_id and _is_part(asked, kind) else kind
 
     def decoder(self, kind: pa.DataType) -> ValueDecoder:
         """For a column of this type. Raises ConfigError for one that such bodies can't have."""
-        decode = json_decoder(kind) if self.format is BodyFormat.JSON else self._kind_and_decode()[1]
-        return ValueDecoder(decode, kind)
+        if self.format is not BodyFormat.JSON:
+            return ValueDecoder(self._kind_and_decode()[1], kind)
+        decode = json_decoder(kind)
+        if self.registry is None:
+            return ValueDecoder(decode, kind)
+        return ValueDecoder(lambda body: decode(split(body)[1]), kind)
 
     def _kind_and_decode(self) -> tuple[DataType, DecodeBody]:
         """Of the formats whose schema says which type there is."""
         if self.format is BodyFormat.AVRO:
             from gantrymq.spark.bodies.avro_bodies import avro_bodies
 
-            return avro_bodies(self._schema_text())
+            text = self.schema_text()
+            kind, decode = avro_bodies(text)
+            if self.registry is not None:
+                from gantrymq.spark.bodies.registered import registered_avro
+
+                decode = registered_avro(self.registry, text)
+            return kind, decode
         if self.format is BodyFormat.PROTOBUF:
             from gantrymq.spark.bodies.protobuf_bodies import protobuf_bodies
 
-            return protobuf_bodies(self.schema, self.message)
+            kind, decode = protobuf_bodies(self.schema, self.message)
+            if self.registry is not None:
+                from gantrymq.spark.bodies.registered import registered_protobuf
+
+                of_file = self.registry, self.schema, self.message
+                decode = registered_protobuf(*of_file, decode, is_registered=bool(self.schema_id))
+            return kind, decode
         return StringType(), _text
 
-    def _schema_text(self) -> str:
+    def _registered_json_type(self, registry: RegistryOptions) -> DataType:
+        from gantrymq.spark.bodies.json_schema import type_of_json_schema
+        from gantrymq.spark.bodies.registered import schema_of_subject
+
+        return type_of_json_schema(schema_of_subject(registry, self.format)[0].decode())
+
+    def schema_text(self) -> str:
+        """The schema where it is text. Raises ConfigError."""
         try:
             return self.schema.decode().strip()
         except UnicodeDecodeError as e:
@@ -133,10 +183,18 @@ class BodyOptions:
 #: Options besides bodyFormat.
 _TAKES: dict[BodyFormat, Collection[str]] = {
     BodyFormat.STRING: (),
-    BodyFormat.JSON: ("bodySchema", "bodySchemaFile"),
-    BodyFormat.AVRO: ("bodySchema", "bodySchemaFile"),
-    BodyFormat.PROTOBUF: ("bodySchemaFile", "bodyMessage"),
+    BodyFormat.JSON: ("bodySchema", "bodySchemaFile", *REGISTRY_OPTIONS),
+    BodyFormat.AVRO: ("bodySchema", "bodySchemaFile", *REGISTRY_OPTIONS),
+    BodyFormat.PROTOBUF: ("bodySchemaFile", "bodyMessage", *REGISTRY_OPTIONS),
 }
+
+
+def _is_part(asked: DataType, of: DataType) -> bool:
+    """Whether a type has nothing that the other hasn't."""
+    if isinstance(asked, StructType) and isinstance(of, StructType):
+        kinds = {field.name: field.dataType for field in of.fields}
+        return all(field.name in kinds and _is_part(field.dataType, kinds[field.name]) for field in asked.fields)
+    return asked.simpleString() == of.simpleString()
 
 
 def _text(body: bytes) -> str:

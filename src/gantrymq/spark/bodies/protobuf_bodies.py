@@ -47,7 +47,7 @@ try:
 except ImportError as e:
     raise missing("protobuf", "gantrymq.spark.bodies.protobuf_bodies", e) from e
 
-_TIMESTAMP = "google.protobuf.Timestamp"
+TIMESTAMP = "google.protobuf.Timestamp"
 
 Convert = Callable[[Any], Any]
 
@@ -57,15 +57,7 @@ def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeB
 
     Raises ConfigError where the descriptor set isn't one or lacks something, and for a message within itself.
     """
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
-            pool.Add(file)
-        descriptor = pool.FindMessageTypeByName(message)
-    except KeyError as e:
-        raise ConfigError(f"the descriptor set has no message {message}: name it with its package") from e
-    except Exception as e:
-        raise ConfigError(f"no descriptor set (protoc --include_imports --descriptor_set_out): {e}") from e
+    descriptor = find_message(descriptors, message)
     kind, convert = _struct(descriptor, "value", ())
     codec = ProtobufCodec(message_factory.GetMessageClass(descriptor))
 
@@ -80,17 +72,27 @@ def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeB
     return kind, decode
 
 
+def find_message(descriptors: bytes, message: str) -> Any:
+    """The descriptor of a message of a descriptor set. Raises ConfigError where it isn't one, or hasn't got it."""
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+            pool.Add(file)
+        return pool.FindMessageTypeByName(message)
+    except KeyError as e:
+        raise ConfigError(f"the descriptor set has no message {message}: name it with its package") from e
+    except Exception as e:
+        raise ConfigError(f"no descriptor set (protoc --include_imports --descriptor_set_out): {e}") from e
+
+
 def _struct(descriptor: Any, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
     if descriptor.full_name in within:
         raise ConfigError(f"{place} is a {descriptor.full_name} within itself, for which Spark has no type")
     within = (*within, descriptor.full_name)
-    # `label` and `is_repeated` of a descriptor are there in some versions each.
-    proto = descriptor_pb2.DescriptorProto()
-    descriptor.CopyToProto(proto)
-    labels = {field.name: field.label for field in proto.field}
+    repeated = repeated_fields(descriptor)
     fields, converts = [], []
     for field in descriptor.fields:
-        is_repeated = labels[field.name] == descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+        is_repeated = field.name in repeated
         kind, convert = _field(field, is_repeated, f"{place}.{field.name}", within)
         fields.append(StructField(field.name, kind))
         converts.append((field.name, field.has_presence and not is_repeated, convert))
@@ -102,6 +104,14 @@ def _struct(descriptor: Any, place: str, within: tuple[str, ...]) -> tuple[DataT
         }
 
     return StructType(fields), convert_all
+
+
+def repeated_fields(descriptor: Any) -> set[str]:
+    """The names of a message's arrays and maps."""
+    # `label` and `is_repeated` of a descriptor are there in some versions each.
+    proto = descriptor_pb2.DescriptorProto()
+    descriptor.CopyToProto(proto)
+    return {field.name for field in proto.field if field.label == descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED}
 
 
 def _field(field: Any, is_repeated: bool, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
@@ -120,7 +130,7 @@ def _field(field: Any, is_repeated: bool, place: str, within: tuple[str, ...]) -
 
 def _single(field: Any, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
     if field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_GROUP):
-        if field.message_type.full_name == _TIMESTAMP:
+        if field.message_type.full_name == TIMESTAMP:
             return TimestampType(), lambda found: found.ToDatetime(tzinfo=UTC)
         return _struct(field.message_type, place, within)
     if field.type == FieldDescriptor.TYPE_ENUM:

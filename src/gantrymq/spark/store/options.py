@@ -46,7 +46,7 @@ class StoreOptions:
     failOnDataLoss          true (default): fail where the log is damaged; false: warn, go on with the next partition
     includeProperties       true: the default schema has the column `properties`; default false
     checkCrc                true (default): compare each body with its CRC32
-    corruptBodies, bodyFormat, bodySchema, bodySchemaFile, bodyMessage      as for topics
+    corruptBodies, bodyFormat, bodySchema, bodySchemaFile, bodyMessage, schema.registry.*       as for topics
     """
 
     path: Path
@@ -85,5 +85,5 @@ class StoreOptions:
             values.property_columns(),
             values.flag("checkCrc", True),
             values.corrupt_bodies(),
-            BodyOptions.parse(values),
+            BodyOptions.parse(values, topics),
         )

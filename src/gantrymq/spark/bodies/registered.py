@@ -1,0 +1,232 @@
+"""Schemas out of a registry, with what they refer to, and decoders of bodies that name theirs.
+
+Avro: each body is read by the schema that it was written with, as the one that the read has (Avro's schema resolution).
+Protobuf: by the read's message; where the read has its file from the registry, each body's own file says which message
+it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.errors import CodecError, ConfigError
+from gantrymq.spark.bodies.confluent import split, split_indexes
+from gantrymq.spark.bodies.decoding import DecodeBody
+from gantrymq.spark.bodies.registry import RegisteredSchema, RegistryOptions, SchemaRegistry
+
+if TYPE_CHECKING:
+    from gantrymq.spark.bodies.body_format import BodyFormat
+
+_WELL_KNOWN = "google/protobuf/"
+
+
+def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tuple[bytes, int]:
+    """What values are read or written by, and its id; of protobuf a descriptor set. Raises ConfigError, ClientError."""
+    registry, subject = SchemaRegistry(options), options.required_subject()
+    found = registry.subject_schema(subject, options.version)
+    if found.kind != body_format.upper():
+        raise ConfigError(f"the schema of subject {subject} is {found.kind}, not what bodyFormat {body_format} says")
+    if body_format == "avro":
+        return avro_text(registry, found).encode(), found.id
+    if body_format == "protobuf":
+        serialized = registry.schema(found.id, serialized=True)
+        return descriptor_set(registry, found if serialized is None else serialized), found.id
+    return found.text.encode(), found.id
+
+
+# -- Avro ---------------------------------------------------------------------------------------------------------
+
+
+def avro_text(registry: SchemaRegistry, schema: RegisteredSchema) -> str:
+    """The schema with the types of its references in the places where they are first named."""
+    if not schema.references:
+        return schema.text
+    definitions: dict[str, Any] = {}
+
+    def collect(of: RegisteredSchema) -> None:
+        for reference in of.references:
+            if reference.name not in definitions:
+                other = registry.referenced(reference)
+                definitions[reference.name] = json.loads(other.text)
+                collect(other)
+
+    collect(schema)
+    return json.dumps(_with_definitions(json.loads(schema.text), "", definitions))
+
+
+def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, str):
+        name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
+        if (definition := definitions.pop(name, None)) is None:
+            return schema
+        # Said, as it would have the namespace of where it is put otherwise.
+        return _with_definitions({"namespace": "", **definition}, namespace, definitions)
+    if isinstance(schema, list):
+        return [_with_definitions(branch, namespace, definitions) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "name" in schema and "type" in schema and isinstance(schema["type"], str):
+        namespace = schema["name"].rpartition(".")[0] or schema.get("namespace", namespace)
+    whole = dict(schema)
+    for key in ("type", "items", "values"):
+        if key in schema:
+            whole[key] = _with_definitions(schema[key], namespace, definitions)
+    if "fields" in schema:
+        whole["fields"] = [
+            {**field, "type": _with_definitions(field["type"], namespace, definitions)} for field in schema["fields"]
+        ]
+    return whole
+
+
+def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
+    """Decodes bodies that begin with the id of their schema as values of the schema `reader`."""
+    from gantrymq.codecs.avro import AvroCodec
+    from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
+
+    registry = SchemaRegistry(options)
+    read_as = without_other_logical_types(json.loads(reader))
+    codecs: dict[int, AvroCodec] = {}
+
+    def decode(body: bytes) -> Any:
+        schema_id, rest = split(body)
+        codec = codecs.get(schema_id)
+        if codec is None:
+            found = _of_body(registry, schema_id, "AVRO")
+            written_as = without_other_logical_types(json.loads(avro_text(registry, found)))
+            codec = codecs[schema_id] = AvroCodec(written_as, reader=read_as)
+        return codec.decode(rest)
+
+    return decode
+
+
+# -- protobuf -----------------------------------------------------------------------------------------------------
+
+
+def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
+    """Of a file that the registry has, with those that it imports; its own is the last one."""
+    from google.protobuf import descriptor_pb2
+
+    files: dict[str, Any] = {}
+
+    def add(name: str, of: RegisteredSchema) -> None:
+        file = _file(of.text)
+        file.name = name
+        for reference in of.references:
+            if reference.name not in files:
+                add(reference.name, registry.referenced(reference, serialized=True))
+        for imported in file.dependency:
+            if imported not in files:
+                add_well_known(imported, name)
+        files[name] = file
+
+    def add_well_known(name: str, by: str) -> None:
+        try:
+            if not name.startswith(_WELL_KNOWN):
+                raise ImportError(name)
+            module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+        except ImportError as e:
+            raise ConfigError(
+                f"{by} of the schema registry imports {name}, which isn't among its references: "
+                "give a descriptor set by option bodySchemaFile"
+            ) from e
+        file = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        for imported in file.dependency:
+            if imported not in files:
+                add_well_known(imported, name)
+        files[name] = file
+
+    add("registered.proto", schema)
+    return bytes(descriptor_pb2.FileDescriptorSet(file=files.values()).SerializeToString())
+
+
+def _file(text: str) -> Any:
+    """A file descriptor out of Base64."""
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, DecodeError) as e:
+        raise ConfigError(
+            "the schema registry doesn't give protobuf's files as descriptors (format=serialized): "
+            "give a descriptor set by option bodySchemaFile"
+        ) from e
+
+
+def messages_of(file: Any) -> dict[tuple[int, ...], str]:
+    """The full names of the messages of a file descriptor, by their places in it."""
+    found: dict[tuple[int, ...], str] = {}
+
+    def add(messages: Any, within: str, place: tuple[int, ...]) -> None:
+        for number, message in enumerate(messages):
+            name = f"{within}.{message.name}" if within else message.name
+            found[(*place, number)] = name
+            add(message.nested_type, name, (*place, number))
+
+    add(file.message_type, file.package, ())
+    return found
+
+
+def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
+    """The file of a descriptor set that has a message, and the message's place. Raises ConfigError."""
+    from google.protobuf import descriptor_pb2
+
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+        for place, name in messages_of(file).items():
+            if name == message:
+                return file, place
+    raise ConfigError(f"the descriptor set has no message {message}: name it with its package")
+
+
+def only_message(descriptors: bytes) -> str:
+    """Of the last file of a descriptor set, where it has one. Raises ConfigError."""
+    from google.protobuf import descriptor_pb2
+
+    file = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
+    names = [name for place, name in messages_of(file).items() if len(place) == 1]
+    if len(names) != 1:
+        raise ConfigError(f"option bodyMessage is required where there are several: {', '.join(names)}")
+    return names[0]
+
+
+def registered_protobuf(
+    options: RegistryOptions, descriptors: bytes, message: str, decode: DecodeBody, *, is_registered: bool
+) -> DecodeBody:
+    """Decodes bodies that begin with the id of their file and the place of their message, which must be `message`.
+
+    `is_registered`: the descriptors are the registry's, which is asked for other files that bodies name. Otherwise
+    those are taken to have their messages in the same places.
+    """
+    registry = SchemaRegistry(options)
+    own = messages_of(file_of(descriptors, message)[0])
+    files: dict[int, Mapping[tuple[int, ...], str]] = {}
+
+    def decode_named(body: bytes) -> Any:
+        schema_id, rest = split(body)
+        place, data = split_indexes(rest)
+        names = files.get(schema_id)
+        if names is None:
+            names = own
+            if is_registered:
+                names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))
+            files[schema_id] = names
+        if names.get(place) != message:
+            raise CodecError(f"the body is a {names.get(place, f'message at {list(place)}')}, not a {message}")
+        return decode(data)
+
+    return decode_named
+
+
+def _of_body(registry: SchemaRegistry, schema_id: int, kind: str, *, serialized: bool = False) -> RegisteredSchema:
+    found = registry.schema(schema_id, serialized=serialized)
+    if found is None:
+        raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
+    if found.kind != kind:
+        raise CodecError(f"schema {schema_id}, which the body names, is {found.kind}, not {kind}")
+    return found

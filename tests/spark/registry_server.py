@@ -1,0 +1,118 @@
+"""A schema registry for tests: Confluent's REST interface, as far as it is used, over a dictionary."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+@dataclass
+class Registry:
+    """`schemas` by id, from 1 on; a subject has ids. Requests are counted, and the first of `fails` answered so."""
+
+    url: str = ""
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    subjects: dict[str, list[int]] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    fails: list[tuple[int, bytes]] = field(default_factory=list)
+    authorization: str | None = None
+
+    def add(self, subject: str, text: str, kind: str = "AVRO", references: Any = ()) -> int:
+        schema = {"schema": text, "schemaType": kind, "references": list(references)}
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        number = self.schemas.index(schema) + 1
+        if number not in self.subjects.setdefault(subject, []):
+            self.subjects[subject].append(number)
+        return number
+
+    def add_proto(self, subject: str, file: bytes, references: Any = ()) -> int:
+        """A file descriptor; shown as text, as a registry shows the source, unless it is asked for serialized."""
+        return self.add(subject, base64.b64encode(file).decode(), "PROTOBUF", references)
+
+    def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
+        parts = urlsplit(target)
+        path = [unquote(part) for part in parts.path.strip("/").split("/")]
+        serialized = parse_qs(parts.query).get("format") == ["serialized"]
+        match method, path:
+            case "GET", ["schemas", "ids", number]:
+                if not 0 < int(number) <= len(self.schemas):
+                    return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
+                return 200, self._shown(int(number), serialized)
+            case "GET", ["subjects", subject, "versions", version]:
+                numbers = self.subjects.get(subject)
+                if numbers is None:
+                    return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
+                place = len(numbers) if version == "latest" else int(version)
+                if place > len(numbers):
+                    return 404, {"error_code": 40402, "message": f"Version {version} not found."}
+                number = numbers[place - 1]
+                return 200, {"subject": subject, "version": place, "id": number} | self._shown(number, serialized)
+            case "POST", ["subjects", subject, "versions"]:
+                given = json.loads(body)
+                if given["schema"] == '"incompatible"':
+                    return 409, {"error_code": 409, "message": "Schema being registered is incompatible"}
+                return 200, {"id": self.add(subject, given["schema"], given["schemaType"])}
+            case "POST", ["subjects", subject]:
+                given = json.loads(body)
+                schema = {"schema": given["schema"], "schemaType": given["schemaType"], "references": []}
+                numbers = [number for number in self.subjects.get(subject, []) if self.schemas[number - 1] == schema]
+                if not numbers:
+                    return 404, {"error_code": 40403, "message": "Schema not found"}
+                return 200, {"subject": subject, "version": 1, "id": numbers[0]} | schema
+        return 404, {"error_code": 404, "message": f"HTTP 404 Not Found: {method} {target}"}
+
+    def _shown(self, number: int, serialized: bool) -> dict[str, Any]:
+        schema = dict(self.schemas[number - 1])
+        if schema["schemaType"] == "AVRO":
+            # As registries do.
+            del schema["schemaType"]
+        elif schema["schemaType"] == "PROTOBUF" and not serialized:
+            schema["schema"] = 'syntax = "proto3"; ...'
+        return schema
+
+
+@contextmanager
+def running_registry() -> Iterator[Registry]:
+    registry = Registry()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            registry.requests.append(f"{self.command} {self.path}")
+            if registry.fails:
+                status, answer = registry.fails.pop(0)
+            elif registry.authorization not in (None, self.headers.get("authorization")):
+                status, answer = 401, b'{"error_code": 401, "message": "Unauthorized"}'
+            else:
+                status, found = registry.answer(self.command, self.path, body)
+                answer = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(answer)))
+            if 300 <= status < 400:
+                self.send_header("location", answer.decode())
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = _do
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    registry.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
