@@ -20,7 +20,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, SyncFailed
-from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, Record, decode_record, pack_blank, store_timestamp_at
+from gantrymq.protocol.record import (
+    BLANK_SIZE,
+    FIXED_SIZE_V4,
+    Buffer,
+    Record,
+    decode_record,
+    pack_blank,
+    store_timestamp_at,
+)
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
 from gantrymq.store.refusal import Refusal
@@ -31,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: Blocks are reserved in such pieces, the next one when half of it is used.
 _RESERVE = 64 * 1024 * 1024
+#: Who refuses all but the copy of another log.
+_COPY = "slave"
 
 
 class CommitLog:
@@ -71,6 +81,8 @@ class CommitLog:
         self._making = threads.Lock()
         #: The longest record that room is needed for.
         self._needed = 0
+        #: Up to this physical offset a copy of another log needs room.
+        self._copy_end = 0
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -171,11 +183,25 @@ class CommitLog:
         assert file.view is not None
         return file.view, file.base
 
+    def slice(self, physical_offset: int, max_bytes: int) -> memoryview | None:
+        """See `MessageStore.log_slice`."""
+        found = self.view_at(physical_offset)
+        if found is None:
+            if physical_offset == self.position:
+                return None
+            raise self._outside(physical_offset)
+        view, base = found
+        start = physical_offset - base
+        return view[start : min(start + max_bytes, self.position - base)]
+
+    def _outside(self, physical_offset: int) -> StoreError:
+        return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
+
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
         """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
         found = self.view_at(physical_offset)
         if found is None:
-            raise StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
+            raise self._outside(physical_offset)
         view, base = found
         record = decode_record(view, physical_offset - base, check_crc=check_crc)
         if record.physical_offset != physical_offset or physical_offset + record.size > self.position:
@@ -238,6 +264,40 @@ class CommitLog:
             # While others wait for their turn each record has to ask.
             self.limit = end if self._rooms.is_closed_for(self._make_needed) else limit
 
+    def make_room_for_copy(self, size: int) -> None:
+        """Makes the next `size` bytes of this file writable for a copy of another log, whose blanks end its files.
+
+        Raises as `make_room` does; that others may write nothing doesn't count.
+        """
+        self._check(is_copy=True)
+        base = self.position // self.file_size * self.file_size
+        end, file_end = self.position + size, base + self.file_size
+        reserved = self._reserved(base)
+        # Behind a blank the next file begins.
+        has_next = self._reserved(file_end) >= file_end + BLANK_SIZE
+        if reserved < end or (end == file_end and not has_next):
+            self._copy_end = end
+            self._rooms.need(self._make_copy_room)
+        elif (end - base >= self.file_size // 2 and not has_next) or reserved < min(end + _RESERVE // 2, file_end):
+            # When this is used up it will be there.
+            self._rooms.ask(self._make_ahead)
+        if self.base != base or self.mapping is None:
+            with self._lock:
+                self._check(is_copy=True)
+                self.base = base
+                self.mapping = self._files[base].map()
+
+    def write(self, records: Buffer) -> None:
+        """Writes whole records at the log's end, where there is room; they count when `position` is behind them.
+
+        They are all there or none, wherever the process is killed: size and magic number of the first come last,
+        without them the log ends before it, and recovery clears what follows.
+        """
+        assert self.mapping is not None
+        start, view = self.position - self.base, memoryview(records)
+        self.mapping[start + BLANK_SIZE : start + len(view)] = view[BLANK_SIZE:]
+        self.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
+
     def take_in_turn(self) -> None:
         """Has each record ask for room, so that none is written before those that wait."""
         self.limit = 0
@@ -247,12 +307,13 @@ class CommitLog:
         file = self._files.get(base)
         return base if file is None else base + file.reserved
 
-    def _check(self) -> None:
+    def _check(self, *, is_copy: bool = False) -> None:
         """Raises StoreError when nothing may be written."""
         if self.failure is not None:
             raise self.failure.exception()
-        for refusal in list(self._refusals.values()):
-            raise refusal.exception()
+        for who, refusal in list(self._refusals.items()):
+            if not (is_copy and who == _COPY):
+                raise refusal.exception()
 
     def _make_needed(self) -> None:
         """Makes what the next record needs; called by the room maker. Raises StoreFull, StoreError."""
@@ -264,6 +325,14 @@ class CommitLog:
                 self._reserve(base, used, BLANK_SIZE)
                 self._reserve(base + self.file_size, 0, needed)
             self._needed = 0
+
+    def _make_copy_room(self) -> None:
+        """Makes what the next bytes of a copy need; as `_make_needed`."""
+        with self._making:
+            base, used, _ = self._place()
+            self._reserve(base, used, self._copy_end - self.position)
+            if self._copy_end == base + self.file_size:
+                self._reserve(self._copy_end, 0, BLANK_SIZE)
 
     def _make_ahead(self) -> None:
         """Makes what will be needed; as `_make_needed`."""
@@ -325,6 +394,17 @@ class CommitLog:
             else:
                 self._refusals[who] = refusal
                 self.limit = 0
+
+    def refuse_all_but_copy(self, refusal: Refusal | None) -> None:
+        """Takes nothing but the copy of another log, until None is said."""
+        self.refuse(_COPY, refusal)
+        # Who may write has to ask.
+        self.limit = 0
+
+    @property
+    def is_copy(self) -> bool:
+        """Takes nothing but the copy of another log."""
+        return _COPY in self._refusals
 
     def fail(self, failure: Refusal) -> None:
         """Takes and flushes no records any more."""

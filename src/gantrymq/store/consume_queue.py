@@ -235,7 +235,35 @@ class ConsumeQueue:
                     files.remove_directory(self._directory)
                     files.remove_directory(self._directory.parent)
 
-    def write_behind(self, units: bytes) -> None:
+    def make_room_for(self, count: int) -> None:
+        """Makes the places of the next units writable, as many as there are; raises as `make_room` does."""
+        if self.position + count * UNIT_SIZE > self.limit:
+            self.make_room()
+            if self.position + count * UNIT_SIZE > self.limit:
+                self._need_room(count)
+
+    def skip_to(self, offset: int) -> None:
+        """The next unit gets a later queue offset: places before it, of the first file or behind the last unit, get
+        fillers. Raises as `make_room` does; it may be tried again.
+        """
+        is_empty = self.min_offset == self.max_offset
+        if not self.max_offset:
+            self.max_offset = self.min_offset = self._flushed_offset = self._place(offset)[0] // UNIT_SIZE
+        count = offset - self.max_offset
+        if count:
+            self.write_behind(_FILLER * count)
+            self.count_written(count)
+        if is_empty:
+            self.min_offset = offset
+
+    def write_next(self, units: bytes | bytearray) -> None:
+        """As `write_behind`; quicker where `make_room_for` has made room."""
+        if self.position + len(units) <= self.limit:
+            self.mapping[self.position : self.position + len(units)] = units  # type: ignore[index]
+        else:
+            self.write_behind(units)
+
+    def write_behind(self, units: bytes | bytearray) -> None:
         """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.
 
         Raises as `make_room` does. What is there then points to no record, and recovery drops it.
@@ -250,9 +278,11 @@ class ConsumeQueue:
     def count_written(self, count: int) -> None:
         """The units that `write_behind` has written are those of messages."""
         self.max_offset += count
-        # The next one looks for its place itself.
-        self.mapping = None
-        self.position = self.limit = 0
+        self.position += count * UNIT_SIZE
+        if self.position > self.limit:
+            # The next one looks for its place itself.
+            self.mapping = None
+            self.position = self.limit = 0
 
     def _file(self, base: int) -> MappedFile:
         file = self._files.get(base)

@@ -34,6 +34,8 @@ from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_batch import RecordBatch, append_batch
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
+from gantrymq.store.refusal import Refusal
+from gantrymq.store.replica import Replica
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
@@ -79,12 +81,21 @@ class MessageStore:
             config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
         )
         self._dirty = self._queues.dirty
-        self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
+        self._index = MessageIndex(
+            self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, rooms
+        )
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
+        #: Where a slave's records come from.
+        self.replica = Replica(
+            self._log,
+            self._queues,
+            parse_delay_levels(config.message_delay_level),
+            needs_crc=config.force_verify_prop_crc,
+        )
         #: What `close` has to undo.
         self._open = ExitStack()
 
@@ -179,6 +190,12 @@ class MessageStore:
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
+
+    def set_slave(self, is_slave: bool) -> None:
+        """A slave's log takes what `replica` gets from its master, and no messages: `append` raises StoreError."""
+        text = "this broker is a slave: messages go to its master, and come from there"
+        self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
+        self.replica.restart()
 
     # -- queues -------------------------------------------------------------------------------------------------
 
@@ -408,8 +425,18 @@ class MessageStore:
         """A record as it stands in the log. Raises as `read_record` does."""
         return self._log.read_bytes(physical_offset)
 
-    def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
-        """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
+    def log_slice(self, physical_offset: int, max_bytes: int) -> memoryview | None:
+        """The log's bytes from there on, mapped and not copied: `max_bytes` at most, and no more than one file has.
+
+        The blank at a file's end is in it. None at the log's end; raises StoreError outside of the log.
+        """
+        return self._log.slice(physical_offset, max_bytes)
+
+    def records_with(self, mark: bytes, start: int) -> Iterator[Record | None]:
+        """The records with these bytes, from a physical offset on, and None now and then on the way there.
+
+        Raises RecordError where no record begins.
+        """
         return records_with(self._log, mark, start)
 
     def start_of(self, timestamp_ms: int) -> int:

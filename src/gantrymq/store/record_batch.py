@@ -61,7 +61,9 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.records)
 
-    def add(self, flag: int, body: bytes, properties: bytes, tags_code: int) -> None:
+    def add(
+        self, flag: int, body: bytes, properties: bytes, tags_code: int, prepared_transaction_offset: int = 0
+    ) -> None:
         """Encodes a record. Raises RecordError for a field out of range."""
         if self.with_crc:
             properties = reserve_crc(properties)
@@ -77,7 +79,7 @@ class RecordBatch:
                 0,
                 self._store_host,
                 self._reconsume_times,
-                0,
+                prepared_transaction_offset,
                 body,
                 self.queue.topic_bytes,
                 properties,
@@ -108,7 +110,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     units = Struct(">" + count * "qiq").pack(*chain.from_iterable(zip(places, sizes, batch.tags_codes, strict=True)))
     queue.write_behind(units)
     # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
-    _write(log, data)
+    log.write(data)
     queue.count_written(count)
     if not queue.dirty:
         queue.dirty = True
@@ -131,17 +133,6 @@ def _placed(batch: RecordBatch, places: list[int], now: int) -> bytearray:
     return bytearray().join(
         fill_crc(bytes(data[start : start + size])) for start, size in zip(starts, batch.sizes, strict=True)
     )
-
-
-def _write(log: CommitLog, data: bytearray) -> None:
-    """Writes records at the log's end, so that they are all there or none, wherever the process is killed.
-
-    Size and magic number of the first come last: without them the log ends before it, and recovery clears what follows.
-    """
-    assert log.mapping is not None
-    start, view = log.position - log.base, memoryview(data)
-    log.mapping[start + BLANK_SIZE : start + len(data)] = view[BLANK_SIZE:]
-    log.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
 
 
 def _each(results: Iterator[object]) -> None:

@@ -41,6 +41,12 @@ def has_crc(record: Buffer) -> bool:
     return bytes(record[-len(_PLACE) : -len(_PLACE) + len(_NAME)]) == _NAME
 
 
+def has_wrong_crc(records: bytes, start: int, end: int) -> bool:
+    """Whether the record in there has a checksum, and another one than is right."""
+    at = end - len(_PLACE)
+    return records.startswith(_NAME, at, end) and records[at:end] != _property(records[start:at])
+
+
 def has_right_crc(record: Buffer) -> bool:
     return bytes(record[-len(_PLACE) :]) == _property(record[: -len(_PLACE)])
 

@@ -269,6 +269,11 @@ def _check(record: Record, physical_offset: int) -> None:
     """Of the record the CRC covers only the body. Raises RecordError when another field can't be right."""
     if record.physical_offset != physical_offset:
         raise RecordError(f"it says that it is at {record.physical_offset}")
+    check_places(record.queue_id, record.queue_offset, physical_offset)
+
+
+def check_places(queue_id: int, queue_offset: int, physical_offset: int) -> None:
+    """Raises RecordError when a record there can't have these."""
     # Each message before it in the queue took a record of its own.
-    if not 0 <= record.queue_offset <= physical_offset // FIXED_SIZE_V4 or record.queue_id < 0:
-        raise RecordError(f"queue {record.queue_id} and queue offset {record.queue_offset} can't be right")
+    if not 0 <= queue_offset <= physical_offset // FIXED_SIZE_V4 or queue_id < 0:
+        raise RecordError(f"queue {queue_id} and queue offset {queue_offset} can't be right")

@@ -1,0 +1,329 @@
+"""The end of a slave's log: bytes come as the master's log has them, whole records go into log and queues.
+
+A record that isn't whole yet is held in memory. One that is whole is checked before anybody can see it, in the log or
+in a queue: its length, its place, the CRC of its body, and of all of it where it has one (`record_crc`). What else it
+says can't be told from damage by itself. But a queue offset other than the next one of its queue is rare: the record
+is refused once, and believed when it comes the same a second time; 0 begins the queue anew, the topic was deleted.
+
+Java's slave copies bytes without a look (`CommitLog.appendData`) and stops at what is damaged when it makes the queues
+(`ReputMessageService`); with `appendData` its log has the damaged bytes for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from struct import Struct
+from zlib import crc32
+
+from gantrymq.errors import RecordError, StoreBusy, StoreError
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import TAGS, find_property
+from gantrymq.protocol.record import (
+    BLANK_SIZE,
+    BODY_AT_V4,
+    FIXED_SIZE_V4,
+    HOST_SIZE_V4,
+    HOST_SIZE_V6,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    Buffer,
+    decode_record,
+    unpacker,
+)
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.delay_level import tags_code_of
+from gantrymq.store.queue_table import QueueTable
+from gantrymq.store.record_crc import has_crc, has_wrong_crc
+from gantrymq.store.recovery import check_places
+
+log = logging.getLogger(__name__)
+
+_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
+_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+_TAGS = TAGS.encode()
+_unpack = unpacker(
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "sys_flag",
+    "store_timestamp",
+    "body_length",
+)
+_unpack_head = unpacker("size", "magic")
+_unpack_place = unpacker("physical_offset", "sys_flag")
+_unpack_u8 = Struct(">B").unpack_from
+_unpack_i32 = Struct(">i").unpack_from
+_unpack_i16 = Struct(">h").unpack_from
+_pack_unit = UNIT.pack
+_HOST_V6_MORE = HOST_SIZE_V6 - HOST_SIZE_V4
+
+
+class _Units:
+    """Of one queue, those of the records of one step."""
+
+    __slots__ = ("data", "next_offset", "queue")
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self.next_offset = queue.max_offset
+        self.data = bytearray()
+
+
+class Replica:
+    """Of a store whose log only takes what a master sends; called by the thread that calls the store."""
+
+    def __init__(
+        self, commit_log: CommitLog, queues: QueueTable, delays_ms: Sequence[int], *, needs_crc: bool = False
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._delays_ms = delays_ms
+        self._needs_crc = needs_crc
+        #: The beginning of a record, and how many bytes there must be before it is worth a look.
+        self._unfinished = bytearray()
+        self._wanted = 0
+        #: So many bytes of those that come next have been taken already, before StoreBusy was raised.
+        self._repeated = 0
+        #: Queues that got messages and nobody knows of it.
+        self._told: dict[ConsumeQueue, None] = {}
+        #: Place and checksum of what was refused and may come again.
+        self._doubted = (-1, 0)
+
+    @property
+    def received(self) -> int:
+        """The physical offset up to which bytes have come."""
+        return self._log.position + len(self._unfinished)
+
+    def restart(self) -> None:
+        """The connection is lost: the next bytes are those from the log's end on."""
+        self._unfinished = bytearray()
+        self._wanted = self._repeated = 0
+
+    def append(self, data: Buffer) -> list[ConsumeQueue]:
+        """Takes the next bytes of the log; returns the queues that got messages.
+
+        Raises StoreBusy while a file is made, StoreFull and StoreError as the store's `append` does: the same data are
+        to come again, or `restart` is called. Raises RecordError when something is damaged: all before it is taken, and
+        the next bytes are those from the log's end on.
+        """
+        if not self._log.is_copy:
+            raise StoreError("the store isn't a slave's: its log takes no copy of another one")
+        begin, self._repeated = self._repeated, 0
+        unfinished = self._unfinished
+        if len(unfinished) + len(data) - begin < self._wanted:
+            unfinished += memoryview(data)[begin:]
+            return []
+        buffer = b"".join((unfinished, memoryview(data)[begin:]))
+        self._wanted = at = 0
+        try:
+            while at < len(buffer) and (taken := self._take(buffer, at)):
+                at += taken
+        except RecordError:
+            self.restart()
+            raise
+        except BaseException:
+            self._repeated = len(data)
+            self._unfinished = bytearray(buffer[at:])
+            self._wanted = 0
+            raise
+        self._unfinished = bytearray(buffer[at:])
+        told = list(self._told)
+        self._told.clear()
+        return told
+
+    def _take(self, buffer: bytes, at: int) -> int:
+        """Puts the whole records from `at` on into log and queues, as many as can be at once; how many bytes.
+
+        Whatever isn't as it should be is looked at when it is the first: what is before it is taken then.
+        """
+        commit_log = self._log
+        first = commit_log.position - at
+        timestamp = commit_log.store_timestamp
+        file_end = at + commit_log.file_size - commit_log.position % commit_log.file_size
+        end, last = min(len(buffer), file_end), min(len(buffer), file_end - BLANK_SIZE)
+        queues: dict[tuple[bytes, int], _Units] = {}
+        pos = at
+        while pos < end:
+            is_plain = False
+            if pos + FIXED_SIZE_V4 <= end:
+                size, magic, crc, queue_id, queue_offset, place, sys_flag, stored, body_length = _unpack(buffer, pos)
+                stop = pos + size
+                # Nearly every record; whatever is odd about another is told below.
+                if (
+                    magic == MAGIC_V1
+                    and place == first + pos
+                    and not sys_flag & _HOSTS_V6
+                    and 0 <= body_length <= size - FIXED_SIZE_V4
+                    and stop <= last
+                ):
+                    body_end = pos + BODY_AT_V4 + body_length
+                    topic_end = body_end + 1 + buffer[body_end]
+                    is_plain = (
+                        topic_end + 2 <= stop
+                        and topic_end + 2 + _unpack_i16(buffer, topic_end)[0] == stop
+                        and crc32(buffer[pos + BODY_AT_V4 : body_end]) & 0x7FFFFFFF == crc
+                    )
+            try:
+                if is_plain:
+                    topic, properties = buffer[body_end + 1 : topic_end], buffer[topic_end + 2 : stop]
+                else:
+                    size = self._size_of_next(buffer, pos, first + pos, file_end - pos)
+                    if not size:
+                        break
+                    stop = pos + size
+                    if stop == file_end:
+                        # A blank.
+                        pos = stop
+                        continue
+                    record = decode_record(buffer, pos)
+                    queue_id, queue_offset, sys_flag = record.queue_id, record.queue_offset, record.sys_flag
+                    topic, properties, stored = record.topic, record.properties, record.store_timestamp
+                if has_wrong_crc(buffer, pos, stop) or (self._needs_crc and not has_crc(buffer[pos:stop])):
+                    raise RecordError("its property __CRC32# is missing or wrong")
+                if sys_flag & TRANSACTION_PREPARED:
+                    # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
+                    check_places(queue_id, queue_offset, first + pos)
+                else:
+                    units = queues.get((topic, queue_id))
+                    if units is None:
+                        units = _Units(self._queue(topic, queue_id))
+                    if queue_offset != units.next_offset:
+                        if pos > at:
+                            break
+                        check_places(queue_id, queue_offset, first + pos)
+                        units = _Units(self._fitting(units.queue, queue_offset, first + pos, buffer[pos:stop]))
+                    if topic == _SCHEDULE_TOPIC:
+                        code = tags_code_of(decode_record(buffer, pos), self._delays_ms)
+                    else:
+                        code = tags_code(find_property(properties, _TAGS) or b"")
+                    queues[topic, queue_id] = units
+                    units.data += _pack_unit(first + pos, size, code)
+                    units.next_offset = queue_offset + 1
+            except RecordError as e:
+                if pos > at:
+                    break
+                raise RecordError(f"what came of the log at {first + pos} is damaged: {e}") from e
+            timestamp = stored
+            pos = stop
+        if pos > at:
+            self._put(buffer[at:pos], list(queues.values()), timestamp)
+        return pos - at
+
+    def _put(self, data: bytes, all_units: list[_Units], timestamp: int) -> None:
+        """Writes what was checked. Raises StoreBusy, StoreFull, StoreError; then nothing is written."""
+        commit_log = self._log
+        busy: StoreBusy | None = None
+        try:
+            commit_log.make_room_for_copy(len(data))
+        except StoreBusy as e:
+            busy = e
+        for units in all_units:
+            try:
+                units.queue.make_room_for(len(units.data) // UNIT_SIZE)
+            except StoreBusy as e:
+                # All that is needed is made meanwhile.
+                busy = e
+        if busy is not None:
+            raise busy
+        for units in all_units:
+            units.queue.write_next(units.data)
+        commit_log.write(data)
+        for units in all_units:
+            queue = units.queue
+            queue.count_written(len(units.data) // UNIT_SIZE)
+            self._queues.mark_dirty(queue)
+            self._told[queue] = None
+        # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
+        commit_log.store_timestamp = timestamp
+        commit_log.position += len(data)
+
+    def _size_of_next(self, buffer: bytes, pos: int, physical_offset: int, room: int) -> int:
+        """Of the record or blank at `pos`; 0 when it isn't there as a whole. Raises RecordError when it can't be one.
+
+        `room` are the bytes to the end of the file. Each length in a record is looked at as soon as it is there: a
+        damaged one isn't to keep all that follows waiting.
+        """
+        available = len(buffer) - pos
+        if available < BLANK_SIZE:
+            return self._want(BLANK_SIZE)
+        size, magic = _unpack_head(buffer, pos)
+        if magic == MAGIC_BLANK:
+            if size != room:
+                raise RecordError(
+                    f"a blank of {size} bytes where the file ends in {room}: both need the same mappedFileSizeCommitLog"
+                )
+            if available < size:
+                return self._want(size)
+            blank = buffer[pos : pos + size]
+            if blank.count(0, BLANK_SIZE) < size - BLANK_SIZE:
+                self._doubt(physical_offset, blank, "a blank isn't empty")
+            return int(size)
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            raise RecordError(f"magic {magic:#010x} is no record's")
+        if not FIXED_SIZE_V4 <= size <= room - BLANK_SIZE:
+            raise RecordError(f"it says it has {size} bytes, where the file ends in {room}")
+        if available < FIXED_SIZE_V4:
+            return self._want(FIXED_SIZE_V4)
+        place, sys_flag = _unpack_place(buffer, pos)
+        if place != physical_offset:
+            raise RecordError(f"it says that it is at {place}")
+        body_at = BODY_AT_V4 + _HOST_V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
+        unpack_topic_length, topic_length_size = (_unpack_u8, 1) if magic == MAGIC_V1 else (_unpack_i16, 2)
+        # Where a length stands, how it is read, and where what it is the length of begins.
+        end = 0
+        for at, unpack, begin in (
+            (body_at - 4, _unpack_i32, body_at),
+            (0, unpack_topic_length, topic_length_size),
+            (0, _unpack_i16, 2),
+        ):
+            if available < end + begin:
+                return self._want(end + begin)
+            (length,) = unpack(buffer, pos + end + at)
+            end += begin + length
+            if length < 0 or end > size:
+                raise RecordError(f"a length of {length} doesn't fit into its {size} bytes")
+        if end != size:
+            raise RecordError(f"it says it has {size} bytes, and its content has {end}")
+        return self._want(size) if available < size else int(size)
+
+    def _want(self, count: int) -> int:
+        """A record is worth another look when it has so many bytes; 0, it isn't whole."""
+        self._wanted = count
+        return 0
+
+    def _doubt(self, physical_offset: int, what: bytes, why: str) -> None:
+        """Raises RecordError for what is hardly right, unless it has come like that twice."""
+        doubted = physical_offset, crc32(what)
+        if self._doubted != doubted:
+            self._doubted = doubted
+            raise RecordError(f"{why}: it has to come again")
+        log.warning("%s at the physical offset %d: so it is in the master's log", why, physical_offset)
+
+    def _queue(self, topic: bytes, queue_id: int) -> ConsumeQueue:
+        try:
+            return self._queues.get_or_create(topic.decode(), queue_id)
+        except (UnicodeDecodeError, StoreError) as e:
+            raise RecordError(str(e)) from e
+
+    def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
+        """The queue, when the next unit gets that queue offset. Raises RecordError when that is hardly right."""
+        if queue_offset == 0:
+            log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
+            self._queues.delete([queue])
+            return self._queues.get_or_create(queue.topic, queue.queue_id)
+        # A queue without messages is one whose older ones the master had before this log begins.
+        if queue.min_offset < queue.max_offset or not self._log.min_offset:
+            self._doubt(physical_offset, record, f"the queue offset {queue_offset} isn't the next one of {queue!r}")
+        if queue_offset < queue.max_offset:
+            raise StoreError(f"{queue!r}: the master's log goes on at the queue offset {queue_offset}")
+        queue.skip_to(queue_offset)
+        return queue
