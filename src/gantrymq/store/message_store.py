@@ -81,9 +81,7 @@ class MessageStore:
             config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
         )
         self._dirty = self._queues.dirty
-        self._index = MessageIndex(
-            self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, rooms
-        )
+        self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
@@ -432,11 +430,8 @@ class MessageStore:
         """
         return self._log.slice(physical_offset, max_bytes)
 
-    def records_with(self, mark: bytes, start: int) -> Iterator[Record | None]:
-        """The records with these bytes, from a physical offset on, and None now and then on the way there.
-
-        Raises RecordError where no record begins.
-        """
+    def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
+        """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
         return records_with(self._log, mark, start)
 
     def start_of(self, timestamp_ms: int) -> int:
