@@ -142,7 +142,9 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
         ("connection: bytes read to bytes written", partial(receive, reads)),
         (f"the same for pulls of {PULL_BATCH} messages", partial(receive, pulls)),
     ):
-        print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
+        # Nobody here comes again when a file is being made.
+        with store.waiting():
+            print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
     # An error's answer is quick, too.
     least = count * size * (1 + repeat)
     assert sink.written > least, f"{sink.written} bytes were answered, the pulls alone ask for {least}"
