@@ -8,7 +8,18 @@ from pathlib import Path
 import gantrymq
 
 PACKAGE = Path(gantrymq.__file__).parent
-PACKAGES = ("namesrv", "broker", "store", "remoting", "client", "background", "protocol", "auth", "filter")
+PACKAGES = (
+    "namesrv",
+    "broker",
+    "store",
+    "remoting",
+    "client",
+    "background",
+    "protocol",
+    "auth",
+    "filter",
+    "replication",
+)
 #: pathlib's functions that look at a disk.
 ON_DISK = {
     *("chmod", "exists", "glob", "hardlink_to", "is_dir", "is_file", "iterdir", "lstat", "mkdir", "read_bytes"),

@@ -25,6 +25,7 @@ GantryError
 │   ├── StoreFull           no room for another record
 │   ├── StoreBusy           no room just now: a file is being made
 │   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
+├── ReplicationError        a slave can't follow its master: their logs aren't the same
 ├── CodecError              a value that a codec can't encode, or bytes that it can't decode
 ├── ConfigError             a configuration key or value
 ├── MissingExtra            a part of the package needs more than is installed; an ImportError, too
@@ -268,6 +269,14 @@ class SyncFailed(StoreError):
 
     Remedy: look after the disk (the kernel's log), then start the broker again: it goes on with what is surely on
     the disk.
+    """
+
+
+class ReplicationError(GantryError):
+    """A slave can't follow its master: their logs aren't the same, or have files of different sizes.
+
+    Remedy: look which broker the slave was told to follow. If it is the right one, and has lost what the slave still
+    has (a power failure), stop the slave, move its store away and start it: it takes the master's log anew.
     """
 
 
