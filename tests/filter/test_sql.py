@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -120,6 +121,29 @@ def test_what_is_kept_is_limited() -> None:
     kept = sum(map(len, sql._compiled))
     assert 240_000 < kept <= 256 * 1024
     assert sql._compiled.characters == kept
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a = {} AND b <> 'x{}'",
+        "c BETWEEN {} AND 5000000000 OR NOT (d = {}.5)",
+        "e IN ('x{}', 'y', 'z') AND f > g{}",
+        "(h STARTSWITH 'x{}') = TRUE OR i IS NULL OR -j{} = 5",
+    ],
+)
+def test_the_collector_of_cycles_sees_little_of_a_filter(part: str) -> None:
+    """It would look at each object of each filter, and nothing else runs meanwhile."""
+    text = " OR ".join(part.format(n, n) for n in range(250))
+    compile_sql("a = 1")
+    gc.collect()
+    before = len(gc.get_objects())
+    matches = compile_sql(text)
+    # It leaves a tuple alone once it has left alone those in it.
+    for _ in range(5):
+        gc.collect()
+    assert len(gc.get_objects()) - before < 50
+    assert not matches(b"i\x011\x02")
 
 
 @pytest.mark.parametrize("part", ["NOT ", "- ", "+ ", "("])

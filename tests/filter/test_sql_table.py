@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.errors import ClientError
+from gantrymq.filter.program import evaluate
 from gantrymq.filter.sql import compile_sql, parse_sql
 from gantrymq.filter.values import NotComparable
 from gantrymq.protocol.properties import encode_properties
@@ -25,11 +26,11 @@ LETTERS = {True: "T", False: "F", None: "N"}
 
 
 def outcomes_here(expression: str) -> str:
-    evaluate = parse_sql(expression).evaluate
+    program = parse_sql(expression).program
     letters = ""
     for raw in PROPERTIES:
         try:
-            value = evaluate(raw)
+            value = evaluate(program, raw)
             assert value is None or isinstance(value, bool)
             letters += LETTERS[value]
         except NotComparable:

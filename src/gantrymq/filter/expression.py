@@ -1,4 +1,4 @@
-"""The parts of an expression as functions of a message's properties (Java's package `filter.expression`).
+"""The parts of an expression, and which of them fit together (Java's package `filter.expression`).
 
 Truth has three values; None, unknown, is what a missing property mostly leads to, and a message whose outcome is
 unknown doesn't match. Java's own turns are kept: `a <> 'x'` is unknown without `a`, but `'x' <> a` is true.
@@ -6,30 +6,13 @@ unknown doesn't match. Java's own turns are kept: `a <> 'x'` is unknown without 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gantrymq.filter.values import (
-    Long,
-    NotComparable,
-    Present,
-    Value,
-    compare,
-    compare_doubles,
-    compare_order,
-    to_double,
-    to_integer,
-)
-from gantrymq.protocol.properties import find_property
-
-#: A record's property bytes, or, where many are looked for, what `by_name` makes of them.
-Properties = bytes | dict[bytes, bytes]
-#: A function of a record's properties. Raises NotComparable.
-Evaluate = Callable[[Properties], Value]
-Truth = Callable[[Properties], bool | None]
+from gantrymq.filter import program
+from gantrymq.filter.program import Program
+from gantrymq.filter.values import Long, NotComparable, Present, Value, compare, negated
 
 #: Evaluation recurses: no part may contain more within one another. Chains of AND or OR are flat, parentheses free.
 MAX_DEPTH = 100
@@ -42,18 +25,8 @@ _LONG_MAX = (1 << 63) - 1
 _INT_MAX = (1 << 31) - 1
 #: Decimal digits of _LONG_MAX, and one for the L.
 _LONGEST_DECIMAL = 20
-
-_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_SEARCHES: dict[str, Callable[[bytes, bytes], bool]] = {
-    "CONTAINS": bytes.__contains__,
-    "STARTSWITH": bytes.startswith,
-    "ENDSWITH": bytes.endswith,
-}
+#: A larger set of values is no part of a tuple that the collector doesn't look at (see `program`).
+_FEW_VALUES = 8
 
 
 class Unfit(Exception):
@@ -76,7 +49,7 @@ class Part(NamedTuple):
     """
 
     kind: Kind
-    evaluate: Evaluate
+    program: Program
     depth: int = 1
     value: Value = None
     look_ups: int = 0
@@ -88,8 +61,8 @@ class Part(NamedTuple):
         )
 
 
-def _condition(evaluate: Truth, *parts: Part) -> Part:
-    return Part(Kind.CONDITION, evaluate, _depth(parts), look_ups=_look_ups(parts))
+def _condition(compiled: Program, *parts: Part) -> Part:
+    return Part(Kind.CONDITION, compiled, _depth(1 + max(part.depth for part in parts)), look_ups=_look_ups(parts))
 
 
 def _look_ups(parts: Sequence[Part]) -> int:
@@ -101,8 +74,7 @@ def _look_ups(parts: Sequence[Part]) -> int:
     return look_ups
 
 
-def _depth(parts: Sequence[Part]) -> int:
-    depth = 1 + max(part.depth for part in parts)
+def _depth(depth: int) -> int:
     if depth > MAX_DEPTH:
         raise Unfit(f"more than {MAX_DEPTH} conditions within one another")
     return depth
@@ -112,7 +84,7 @@ def _depth(parts: Sequence[Part]) -> int:
 
 
 def constant(value: Value) -> Part:
-    return Part(Kind.CONSTANT, lambda _: value, value=value)
+    return Part(Kind.CONSTANT, (program.CONSTANT, value), value=value)
 
 
 def string(literal: str) -> bytes:
@@ -138,36 +110,16 @@ def floating(literal: str) -> Part:
 
 def prop(name: str) -> Part:
     """A message's property."""
-    return Part(Kind.PROPERTY, partial(_find, name.encode()), look_ups=1)
-
-
-def _find(name: bytes, properties: Properties) -> bytes | None:
-    return properties.get(name) if isinstance(properties, dict) else find_property(properties, name)
-
-
-def by_name(raw: bytes) -> dict[bytes, bytes]:
-    """Property bytes as a dictionary that has what `find_property` finds."""
-    properties: dict[bytes, bytes] = {}
-    for item in raw.split(b"\x02"):
-        name, separator, value = item.partition(b"\x01")
-        if separator:
-            properties.setdefault(name, value)
-    return {name: value for name, value in properties.items() if value}
+    return Part(Kind.PROPERTY, (program.PROPERTY, name.encode()), look_ups=1)
 
 
 def negative(part: Part) -> Part:
     """Minus a number; unknown for anything else, a property with a number in it among them."""
-    inner = part.evaluate
+    depth = _depth(1 + part.depth)
     if part.value is not None:
-        value = _negated(part.value)
-        return Part(Kind.NEGATIVE, lambda _: value, _depth((part,)), value)
-    return Part(Kind.NEGATIVE, lambda raw: _negated(inner(raw)), _depth((part,)), look_ups=part.look_ups)
-
-
-def _negated(value: Value) -> Value:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return Long(-value) if isinstance(value, Long) else -value
+        value = negated(part.value)
+        return Part(Kind.NEGATIVE, (program.CONSTANT, value), depth, value)
+    return Part(Kind.NEGATIVE, (program.NEGATIVE, part.program), depth, look_ups=part.look_ups)
 
 
 # -- conditions -----------------------------------------------------------------------------------------------------
@@ -179,45 +131,31 @@ def condition(part: Part) -> Part:
         return part
     if part.kind is not Kind.PROPERTY:
         raise Unfit("a condition is needed here, not a value")
-    evaluate = part.evaluate
-    return _condition(lambda raw: None if evaluate(raw) is None else False, part)
+    _, name = part.program
+    return _condition((program.PROPERTY_ALONE, name), part)
 
 
 def negation(part: Part) -> Part:
     inner = condition(part)
-    evaluate = inner.evaluate
-
-    def negate(raw: Properties) -> bool | None:
-        value = evaluate(raw)
-        return None if value is None else not value
-
-    return _condition(negate, inner)
+    return _condition((program.NOT, inner.program), inner)
 
 
-def conjunction(parts: Sequence[Part]) -> Part:
-    return _junction(parts, False)
+def conjunction(left: Part, right: Part) -> Part:
+    return _junction(program.AND, left, right)
 
 
-def disjunction(parts: Sequence[Part]) -> Part:
-    return _junction(parts, True)
+def disjunction(left: Part, right: Part) -> Part:
+    return _junction(program.OR, left, right)
 
 
-def _junction(parts: Sequence[Part], decisive: bool) -> Part:
-    """AND and OR: the first part that has the decisive value ends it."""
-    conditions = [condition(part) for part in parts]
-    evaluations = tuple(part.evaluate for part in conditions)
-
-    def evaluate(raw: Properties) -> bool | None:
-        outcome: bool | None = not decisive
-        for part in evaluations:
-            value = part(raw)
-            if value is decisive:
-                return decisive
-            if value is None:
-                outcome = None
-        return outcome
-
-    return _condition(evaluate, *conditions)
+def _junction(operation: int, left: Part, right: Part) -> Part:
+    """A chain of ANDs, or of ORs, is one part however long it is."""
+    left, right = condition(left), condition(right)
+    if left.program[0] != operation:
+        return _condition((operation, (left.program, right.program)), left, right)
+    _, chain = left.program
+    depth = max(left.depth, _depth(1 + right.depth))
+    return Part(Kind.CONDITION, (operation, (*chain, right.program)), depth, look_ups=_look_ups((left, right)))
 
 
 # -- comparisons ----------------------------------------------------------------------------------------------------
@@ -229,32 +167,15 @@ def equal(left: Part, right: Part) -> Part:
             raise Unfit("NULL is compared by IS NULL or IS NOT NULL")
     if isinstance(left.value, bool) and right.kind is Kind.CONSTANT and not isinstance(right.value, bool):
         raise Unfit("TRUE and FALSE are compared with conditions, not with values")
-    return _equal(left, right)
+    if left.kind is Kind.PROPERTY and isinstance(right.value, bytes):
+        _, name = left.program
+        return _condition((program.PROPERTY_EQUALS_STRING, name, right.value), left, right)
+    quick = None if isinstance(right.value, bool) else _property_and_number("=", left, right.value)
+    return _condition(quick or (program.EQUAL, left.program, right.program), left, right)
 
 
 def is_null(part: Part) -> Part:
-    return _equal(part, constant(None))
-
-
-def _equal(left: Part, right: Part) -> Part:
-    value = right.value
-    one, other = left.evaluate, right.evaluate
-
-    def evaluate(raw: Properties) -> bool | None:
-        a, b = one(raw), other(raw)
-        if a is None or b is None:
-            return True if a is b else None if a is None else False
-        return compare(a, b) == 0
-
-    def property_is_string(raw: Properties) -> bool | None:
-        a = one(raw)
-        return None if a is None else a == value
-
-    if left.kind is Kind.PROPERTY and isinstance(value, bytes):
-        return _condition(property_is_string, left, right)
-    is_number = not isinstance(value, bool)
-    quick = _property_and_number(left, operator.eq, value) if is_number else None
-    return _condition(quick or evaluate, left, right)
+    return _condition((program.IS_NULL, part.program), part)
 
 
 def order(symbol: str, left: Part, right: Part) -> Part:
@@ -263,40 +184,18 @@ def order(symbol: str, left: Part, right: Part) -> Part:
         is_number = isinstance(part.value, (int, float)) and not isinstance(part.value, bool)
         if part.is_condition or (part.kind is Kind.CONSTANT and not is_number):
             raise Unfit(f"{symbol} compares numbers: properties and numeric literals")
-    holds = _ORDERS[symbol]
-    one, other = left.evaluate, right.evaluate
-
-    def evaluate(raw: Properties) -> bool | None:
-        a = one(raw)
-        if a is None:
-            return None
-        b = other(raw)
-        return None if b is None else holds(compare_order(a, b), 0)
-
-    return _condition(_property_and_number(left, holds, right.value) or evaluate, left, right)
+    quick = _property_and_number(symbol, left, right.value)
+    return _condition(quick or (program.ORDER[symbol], left.program, right.program), left, right)
 
 
-def _property_and_number(left: Part, holds: Callable[[Any, Any], bool], value: Value) -> Truth | None:
-    """The common case, a property beside a number, spared the look at types."""
+def _property_and_number(symbol: str, left: Part, value: Value) -> Program | None:
+    """The common case."""
     if left.kind is not Kind.PROPERTY or not isinstance(value, (int, float)):
         return None
-    find = left.evaluate
+    _, name = left.program
     if isinstance(value, float):
-        double = value
-
-        def double_evaluate(raw: Properties) -> bool | None:
-            text = find(raw)
-            return None if text is None else holds(compare_doubles(to_double(text), double), 0)  # type: ignore[arg-type]
-
-        return double_evaluate
-    integer = int(value)
-    bits = 64 if isinstance(value, Long) else 32
-
-    def integer_evaluate(raw: Properties) -> bool | None:
-        text = find(raw)
-        return None if text is None else holds(to_integer(text, bits), integer)  # type: ignore[arg-type]
-
-    return integer_evaluate
+        return program.PROPERTY_AND_DOUBLE[symbol], name, value
+    return program.PROPERTY_AND_INTEGER[symbol], name, int(value), 64 if isinstance(value, Long) else 32
 
 
 def between(part: Part, low: Part, high: Part) -> Part:
@@ -304,7 +203,7 @@ def between(part: Part, low: Part, high: Part) -> Part:
         a, b = low.value, high.value
         if a is not None and b is not None and _compare_literals(a, b) > 0:
             raise Unfit("of BETWEEN the first value must not be greater than the second")
-    return conjunction([order(">=", part, low), order("<=", part, high)])
+    return conjunction(order(">=", part, low), order("<=", part, high))
 
 
 def _compare_literals(low: Present, high: Present) -> int:
@@ -315,29 +214,18 @@ def _compare_literals(low: Present, high: Present) -> int:
 
 
 def not_between(part: Part, low: Part, high: Part) -> Part:
-    return disjunction([order("<", part, low), order(">", part, high)])
+    return disjunction(order("<", part, low), order(">", part, high))
 
 
 def search(how: str, part: Part, wanted: bytes, is_not: bool) -> Part:
-    """CONTAINS, STARTSWITH or ENDSWITH; never unknown: false without the property, with NOT as well."""
-    finds, inner = _SEARCHES[how], part.evaluate
-
-    def evaluate(raw: Properties) -> bool:
-        value = inner(raw)
-        return isinstance(value, bytes) and bool(wanted) and finds(value, wanted) is not is_not
-
+    """CONTAINS, STARTSWITH or ENDSWITH."""
     costly = part._replace(look_ups=part.look_ups * _CONTAINS) if how == "CONTAINS" else part
-    return _condition(evaluate, costly)
+    return _condition((program.SEARCH[how], part.program, wanted, is_not), costly)
 
 
 def is_in(part: Part, values: Sequence[bytes], is_not: bool) -> Part:
     if part.kind is not Kind.PROPERTY:
         raise Unfit("before IN stands a property")
-    members = frozenset(values)
-    find = part.evaluate
-
-    def evaluate(raw: Properties) -> bool | None:
-        value = find(raw)
-        return None if value is None else (value in members) is not is_not
-
-    return _condition(evaluate, part)
+    _, name = part.program
+    members = tuple(values) if len(values) <= _FEW_VALUES else frozenset(values)
+    return _condition((program.IN, name, members, is_not), part)

@@ -20,6 +20,9 @@ Value = Present | None
 class Long(int):
     """An integer that Java holds in 64 bits; a plain int is one of 32. What a String may hold depends on it."""
 
+    # Without a dictionary of its own it is nothing that Python's collector of cycles looks at.
+    __slots__ = ()
+
 
 class NotComparable(Exception):
     """Two values that Java fails to compare. Then no message matches, whatever the rest of the expression says."""
@@ -72,6 +75,13 @@ def to_double(text: bytes) -> float:
         except OverflowError:
             return -math.inf if string[0] == "-" else math.inf
     return float(string if string[-1] in "Ny" else string.rstrip("fFdD"))
+
+
+def negated(value: Value) -> Value:
+    """Minus a number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return Long(-value) if isinstance(value, Long) else -value
 
 
 def compare(left: Present, right: Present) -> int:
