@@ -1,10 +1,10 @@
 """Collector: Python's collector of cycles, in a process that is a server, without long pauses.
 
 A full collection looks at every object there is, and nothing else runs meanwhile: 130 ms with two million of them, as
-200,000 pops make, and it comes again each time that a quarter is added. But who outlived one full
-collection mostly lives on. So those are frozen, which takes no time: later collections pass them by, and each looks at
-what has come since the one before, some 10 ms of it at most. What is frozen is still freed with its last reference;
-only a cycle isn't. For those, everything is looked at again when twice as many are frozen as were left the last time.
+200,000 pops make, and it comes again each time that a quarter is added. But who outlived one full collection mostly
+lives on. So those are frozen, which takes no time: later collections pass them by, and each looks at what has come
+since the one before, some 10 ms of it at most. What is frozen is still freed with its last reference; only a cycle
+isn't. For those, everything is looked at again when twice as many are frozen as were left the last time.
 
 Alternatives that lost: to freeze once after the start, which helps with what is there then, a tenth; to collect never,
 as connections, tasks and exceptions do make cycles; a collection in a thread, which holds the interpreter all the same.
