@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from transaction_support import Producer
+from transaction_support import Producer, end_header
 from waiting import until
 
-from gantrymq.broker import room_waits
+from gantrymq.broker import held_requests, room_waits
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.system import files
 
@@ -98,7 +100,7 @@ async def test_a_full_disk_is_said_to_all_who_wait(
 
 async def test_too_much_that_waits(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
     await peer.send("orders", b"first", queue_id=1)
-    monkeypatch.setattr(room_waits, "MAX_HELD_BYTES", 3000)
+    monkeypatch.setattr(held_requests, "MAX_HELD_BYTES", 3000)
     making.works.clear()
     waiting = [asyncio.ensure_future(peer.send("orders", bytes(1000))) for n in range(3)]
     assert (await waiting[2]).code == ResponseCode.SYSTEM_BUSY
@@ -143,6 +145,25 @@ async def test_ends_of_transactions(broker: Broker, making: SlowMaking) -> None:
     pulled = decode_messages((await producer.pull("orders")).body)
     assert [message.body for message in pulled] == [b"paid"]
     assert making.threads == {"gantry-room-maker"}
+    await producer.client.close()
+
+
+async def test_an_end_of_a_transaction_that_is_dropped_is_in_the_log(
+    broker: Broker, making: SlowMaking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients send it one-way: nobody else is told."""
+    monkeypatch.setattr(room_waits, "WAIT_S", 0.05)
+    producer = await Producer().connect(broker.port)
+    half = await producer.prepare("orders", b"paid")
+    await producer.send("orders", b"first", queue_id=1)
+    making.works.clear()
+    header = end_header(half.queue_offset, half.commit_log_offset, TRANSACTION_COMMIT)
+    producer.connection.send_oneway(RemotingCommand.request(RequestCode.END_TRANSACTION, header))
+    await until(lambda: "one-way request 37 of 127.0.0.1:" in caplog.text)
+    assert (
+        "is dropped: [OVERLOAD]system busy, start flow control for a while: a file of the store is made" in caplog.text
+    )
+    making.works.set()
     await producer.client.close()
 
 

@@ -29,7 +29,7 @@ from waiting import until
 
 from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, ONEWAY_FLAG, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import server as server_module
 from gantrymq.remoting.connection import BATCH_LIMIT, WRITE_HIGH_WATER, Connection, Reply
@@ -169,6 +169,21 @@ async def test_a_handler_that_raises(error: Exception, code: int, remark: str, e
         refused, served = await peer.commands(2)
     assert (refused.opaque, refused.code, refused.remark, refused.is_response) == (1, code, remark, True)
     assert (served.opaque, served.code) == (2, 0)
+
+
+async def test_a_one_way_request_that_is_refused_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        raise RequestRefused(ResponseCode.SYSTEM_BUSY, "too much waits")
+
+    request = RemotingCommand.request(7)
+    request.flag |= ONEWAY_FLAG
+    async with serving({7: handler}) as server, peer_of(server) as peer:
+        await peer.send(request.encode() + frame(7, opaque=2))
+        (refused,) = await peer.commands(1)
+    assert refused.opaque == 2
+    (line,) = caplog.messages
+    assert line.startswith("one-way request 7 of 127.0.0.1:")
+    assert line.endswith(" is dropped: too much waits")
 
 
 async def test_an_unknown_request_code() -> None:

@@ -26,9 +26,11 @@ def encode_reply(request: RemotingCommand, reply: RemotingCommand) -> bytes:
 def error_response(error: Exception, request: RemotingCommand, address: str) -> RemotingCommand:
     """The answer for a handler that raised: a RequestRefused's code and remark, else SYSTEM_ERROR and the reason.
 
-    A refusal is an everyday answer; anything else is logged.
+    A refusal is an everyday answer, but that of a one-way request, of which nobody is told; anything else is logged.
     """
     if isinstance(error, RequestRefused):
+        if request.is_oneway:
+            log.warning("one-way request %d of %s is dropped: %s", request.code, address, error)
         return RemotingCommand.response(error.code, _remark(str(error)))
     if isinstance(error, GantryError):
         log.warning("request %d of %s failed: %s", request.code, address, error)
