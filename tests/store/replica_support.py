@@ -23,6 +23,8 @@ HOST_V6 = encode_host("2001:db8::1", 10911)
 #: Records of this topic are of version 2.
 LONG_TOPIC = "T" * 200
 TOPICS = ("Fruit", "Fruit", "Nut", LONG_TOPIC, SCHEDULE_TOPIC)
+#: A piece that has all there is.
+BEHIND = 1 << 30
 TAG_CODES = [tags_code(b"t%d" % n) for n in range(5)]
 
 

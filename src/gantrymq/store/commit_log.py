@@ -23,16 +23,19 @@ from gantrymq.errors import RecordError, StoreError, SyncFailed
 from gantrymq.protocol.record import (
     BLANK_SIZE,
     FIXED_SIZE_V4,
+    MAGIC_BLANK,
     Buffer,
     Record,
     decode_record,
     pack_blank,
     store_timestamp_at,
+    unpacker,
 )
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.room_maker import RoomMaker
+from gantrymq.store.trash import Trash
 from gantrymq.system import files, threads
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 _RESERVE = 64 * 1024 * 1024
 #: Who refuses all but the copy of another log.
 _COPY = "slave"
+_unpack_head = unpacker("size", "magic")
 
 
 class CommitLog:
@@ -155,10 +159,13 @@ class CommitLog:
             sync_directory(self.directory)
         self._behind_gap.clear()
         files.make_lasting_directory(self.directory)
+        self._close_directory()
         self._directory_fd = open_directory(self.directory)
+        self._new = deque(file for file in self._new if file.base in self._files)
         self.position = end
         self.flushed = min(flushed, end)
-        self.limit = 0
+        self.limit = self._needed = self._copy_end = 0
+        self.mapping = None
         base = end // self.file_size * self.file_size
         if (old := self._files.get(base)) is not None:
             old.clear_from(end - base)
@@ -166,7 +173,37 @@ class CommitLog:
         # follow upon a record that was written later.
         self._sync(self._made(base))
 
+    def begin_at(self, physical_offset: int, trash: Trash) -> None:
+        """Drops all files, and begins with an empty one there; as `start_at`."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        trash.add_directory(self.directory, ())
+        self.min_offset = self.flushed = physical_offset
+        self.store_timestamp = self.flushed_timestamp = 0
+        self.start_at(physical_offset, physical_offset)
+
+    def cut(self, end: int) -> None:
+        """Drops all from there on, where `begins_at` is true; as `start_at`."""
+        self.start_at(end, self.flushed)
+        self.store_timestamp = self.flushed_timestamp = max(self.store_time(end - end % self.file_size), 0)
+
     # -- reading ------------------------------------------------------------------------------------------------
+
+    def begins_at(self, physical_offset: int) -> bool:
+        """Whether a record or a blank begins there."""
+        found = self.view_at(physical_offset)
+        if found is None:
+            return False
+        view, base = found
+        at = physical_offset - base
+        if at + BLANK_SIZE <= len(view) and _unpack_head(view, at) == (len(view) - at, MAGIC_BLANK):
+            return True
+        try:
+            self.read(physical_offset)
+        except RecordError:
+            return False
+        return True
 
     def file_at(self, physical_offset: int) -> MappedFile | None:
         return self._files.get(physical_offset // self.file_size * self.file_size)
@@ -491,6 +528,9 @@ class CommitLog:
         with ExitStack() as stack:
             for file in self._files.values():
                 stack.callback(file.close)
-            if self._directory_fd is not None:
-                stack.callback(files.close, self._directory_fd)
-                self._directory_fd = None
+            stack.callback(self._close_directory)
+
+    def _close_directory(self) -> None:
+        fd, self._directory_fd = self._directory_fd, None
+        if fd is not None:
+            files.close(fd)

@@ -442,6 +442,15 @@ class ConsumeQueue:
             file.clear_from(self._place(end)[1])
         self.max_offset = end
         self._flushed_offset = min(self._flushed_offset, end)
+        self._needed = 0
+
+    def drop_from(self, physical_offset: int) -> None:
+        """Drops the units of records from there on, while no thread makes or flushes files. Raises StoreError."""
+        offset = self.count_before(physical_offset)
+        if offset < self.max_offset:
+            self.cut(offset)
+            self.recovered_end = offset
+            self.min_offset = min(self.min_offset, offset)
 
     def count_before(self, physical_offset: int) -> int:
         """The queue offset of the first unit that isn't before a physical offset; fillers count as before."""

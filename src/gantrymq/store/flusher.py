@@ -40,9 +40,16 @@ class Flusher:
         self.interval_s = interval_s
         self._report = report
         self._stopping = False
-        self._thread = threads.Worker(f"gantry-{name.replace(' ', '-')}", self._step, interval_s, self._died)
+        self._thread = self._worker()
+
+    def _worker(self) -> threads.Worker:
+        return threads.Worker(f"gantry-{self._name.replace(' ', '-')}", self._step, self.interval_s, self._died)
 
     def start(self) -> None:
+        """Starts the thread; again, when it was stopped."""
+        if self._stopping:
+            self._stopping = False
+            self._thread = self._worker()
         self._thread.start()
 
     def wake(self) -> None:
@@ -93,6 +100,10 @@ class LogFlusher(Flusher):
         self.wake()
         if self._end is not None:
             self._answer(len(self._waiting), self._end)
+
+    def start(self) -> None:
+        self._end = None
+        super().start()
 
     def stop(self) -> None:
         """Flushes a last time, calls back who waits, and ends the thread."""
@@ -174,6 +185,17 @@ class QueueFlusher(Flusher):
         """Asks for a thorough round."""
         self._is_asked = True
         self.wake()
+
+    def claim_no_more(self, physical_offset: int, timestamp: int) -> None:
+        """The checkpoint says nothing of what is behind that physical offset, or was stored after the timestamp, nor
+        of index files that are gone. For who drops it while the thread is stopped. Raises OSError.
+        """
+        checkpoint = self._checkpoint
+        checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, timestamp)
+        checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, timestamp)
+        checkpoint.index_msg_timestamp = min(checkpoint.index_msg_timestamp, self._index.flushed_timestamp)
+        checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, physical_offset)
+        save_checkpoint(self._checkpoint_path, checkpoint)
 
     def _round(self) -> None:
         began = clock.monotonic()

@@ -364,6 +364,22 @@ class MessageIndex:
             paths.append(file.path)
         return paths
 
+    def cut(self, physical_offset: int) -> None:
+        """Drops all from there on, while no thread flushes: files that have any of it go, and are built anew.
+
+        Raises OSError, StoreError.
+        """
+        kept = [file for file in self._files if file.end_phy_offset < physical_offset]
+        dropped, self._files = self._files[len(kept) :], kept
+        if not dropped:
+            return
+        self._unflushed = deque(file for file in self._unflushed if file in kept)
+        self.flushed_timestamp = min(self.flushed_timestamp, kept[-1].end_timestamp if kept else 0)
+        for file in reversed(dropped):
+            file.delete()
+        sync_directory(self._directory)
+        self._go_on()
+
     def close(self, *, flush: bool) -> None:
         """Raises OSError, StoreError when the last file can't be brought to the disk."""
         with ExitStack() as stack:

@@ -91,7 +91,10 @@ class MessageStore:
         self.replica = Replica(
             self._log,
             self._queues,
+            self._index,
+            self._trash,
             parse_delay_levels(config.message_delay_level),
+            self._alone,
             needs_crc=config.force_verify_prop_crc,
         )
         #: What `close` has to undo.
@@ -194,6 +197,28 @@ class MessageStore:
         text = "this broker is a slave: messages go to its master, and come from there"
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
+
+    @contextmanager
+    def _alone(self, end: int) -> Iterator[None]:
+        """Within it no thread touches the files, and the checkpoint says nothing of what is behind a physical offset.
+
+        All is flushed before, which takes its time: for what is rare. Raises StoreError, OSError.
+        """
+        if self._flushers is None:
+            raise StoreError("the store is closed")
+        log_flusher, queue_flusher = self._flushers
+        threads = self._rooms, log_flusher, queue_flusher
+        for thread in threads:
+            thread.stop()
+        try:
+            of_file = self._log.store_time(end - end % self._log.file_size)
+            queue_flusher.claim_no_more(end, max(of_file, 0))
+            yield
+            queue_flusher.claim_no_more(end, max(of_file, 0))
+        finally:
+            for thread in threads:
+                thread.start()
+            self._log.make_soon()
 
     # -- queues -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ Java's slave copies bytes without a look (`CommitLog.appendData`) and stops at w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from struct import Struct
 from zlib import crc32
 
@@ -38,9 +39,11 @@ from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
+from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_crc import has_crc, has_wrong_crc
 from gantrymq.store.recovery import check_places
+from gantrymq.store.trash import Trash
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +85,22 @@ class Replica:
     """Of a store whose log only takes what a master sends; called by the thread that calls the store."""
 
     def __init__(
-        self, commit_log: CommitLog, queues: QueueTable, delays_ms: Sequence[int], *, needs_crc: bool = False
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: MessageIndex,
+        trash: Trash,
+        delays_ms: Sequence[int],
+        alone: Callable[[int], AbstractContextManager[None]],
+        *,
+        needs_crc: bool = False,
     ) -> None:
         self._log = commit_log
         self._queues = queues
+        self._index = index
+        self._trash = trash
         self._delays_ms = delays_ms
+        self._alone = alone
         self._needs_crc = needs_crc
         #: The beginning of a record, and how many bytes there must be before it is worth a look.
         self._unfinished = bytearray()
@@ -108,6 +122,57 @@ class Replica:
         self._unfinished = bytearray()
         self._wanted = self._repeated = 0
 
+    def begin_at(self, physical_offset: int) -> None:
+        """An empty store's log begins there, at a file's start. Raises StoreError when it has messages."""
+        if self._log.position > self._log.min_offset:
+            raise StoreError(f"the log has messages: it can't begin at {physical_offset}")
+        self.begin_anew(physical_offset)
+
+    def begin_anew(self, physical_offset: int) -> None:
+        """Drops all messages: the log begins at that file's start, and nothing is in it.
+
+        What a slave does that is so far behind that its master has no longer what it needs. Raises StoreError.
+        """
+        self._check_copy()
+        if physical_offset < 0 or physical_offset % self._log.file_size:
+            raise StoreError(f"a log can't begin at {physical_offset}: its files have {self._log.file_size} bytes")
+        with self._changed(0):
+            self._queues.delete(list(self._queues))
+            self._index.cut(0)
+            self._log.begin_at(physical_offset, self._trash)
+
+    def truncate(self, physical_offset: int) -> None:
+        """The log ends there, where a record begins; queues and index, too. Nothing changes when it ends before.
+
+        Takes as long as the disk needs. A crash meanwhile leaves a longer log, at most as long as it was. Raises
+        StoreError when nothing begins there, or something can't be dropped; it may be tried again.
+        """
+        self._check_copy()
+        commit_log = self._log
+        if physical_offset < commit_log.position:
+            if not commit_log.begins_at(physical_offset):
+                raise StoreError(f"the log can't be cut at {physical_offset}: no record begins there")
+            with self._changed(physical_offset):
+                for queue in self._queues:
+                    queue.drop_from(physical_offset)
+                self._index.cut(physical_offset)
+                commit_log.cut(physical_offset)
+        self.restart()
+
+    def _check_copy(self) -> None:
+        if not self._log.is_copy:
+            raise StoreError("the store isn't a slave's: its log takes no copy of another one")
+
+    @contextmanager
+    def _changed(self, end: int) -> Iterator[None]:
+        try:
+            with self._alone(end):
+                yield
+        except OSError as e:
+            raise StoreError(f"can't drop what is behind {end} of the log: {e}") from e
+        finally:
+            self.restart()
+
     def append(self, data: Buffer) -> list[ConsumeQueue]:
         """Takes the next bytes of the log; returns the queues that got messages.
 
@@ -115,8 +180,7 @@ class Replica:
         to come again, or `restart` is called. Raises RecordError when something is damaged: all before it is taken, and
         the next bytes are those from the log's end on.
         """
-        if not self._log.is_copy:
-            raise StoreError("the store isn't a slave's: its log takes no copy of another one")
+        self._check_copy()
         begin, self._repeated = self._repeated, 0
         unfinished = self._unfinished
         if len(unfinished) + len(data) - begin < self._wanted:
@@ -181,9 +245,10 @@ class Replica:
                         break
                     stop = pos + size
                     if stop == file_end:
-                        # A blank.
-                        pos = stop
-                        continue
+                        if pos == at:
+                            self._check_blank(buffer[pos:stop], first + pos)
+                            pos = stop
+                        break
                     record = decode_record(buffer, pos)
                     queue_id, queue_offset, sys_flag = record.queue_id, record.queue_offset, record.sys_flag
                     topic, properties, stored = record.topic, record.properties, record.store_timestamp
@@ -263,9 +328,6 @@ class Replica:
                 )
             if available < size:
                 return self._want(size)
-            blank = buffer[pos : pos + size]
-            if blank.count(0, BLANK_SIZE) < size - BLANK_SIZE:
-                self._doubt(physical_offset, blank, "a blank isn't empty")
             return int(size)
         if magic not in (MAGIC_V1, MAGIC_V2):
             raise RecordError(f"magic {magic:#010x} is no record's")
@@ -295,6 +357,10 @@ class Replica:
             raise RecordError(f"it says it has {size} bytes, and its content has {end}")
         return self._want(size) if available < size else int(size)
 
+    def _check_blank(self, blank: bytes, physical_offset: int) -> None:
+        if blank.count(0, BLANK_SIZE) < len(blank) - BLANK_SIZE:
+            self._doubt(physical_offset, blank, "a blank isn't empty")
+
     def _want(self, count: int) -> int:
         """A record is worth another look when it has so many bytes; 0, it isn't whole."""
         self._wanted = count
@@ -323,7 +389,9 @@ class Replica:
         # A queue without messages is one whose older ones the master had before this log begins.
         if queue.min_offset < queue.max_offset or not self._log.min_offset:
             self._doubt(physical_offset, record, f"the queue offset {queue_offset} isn't the next one of {queue!r}")
-        if queue_offset < queue.max_offset:
-            raise StoreError(f"{queue!r}: the master's log goes on at the queue offset {queue_offset}")
-        queue.skip_to(queue_offset)
+        if queue_offset > queue.max_offset:
+            queue.skip_to(queue_offset)
+        else:
+            with self._alone(self._log.position):
+                queue.cut(queue_offset)
         return queue

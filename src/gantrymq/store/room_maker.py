@@ -55,9 +55,16 @@ class RoomMaker:
         self._death: Refusal | None = None
         #: When what has failed is tried again.
         self._retry_at = inf
-        self._thread = threads.Worker("gantry-room-maker", self._step, _NOTHING_S, self._died)
+        self._thread = self._worker()
+
+    def _worker(self) -> threads.Worker:
+        return threads.Worker("gantry-room-maker", self._step, _NOTHING_S, self._died)
 
     def start(self) -> None:
+        """Starts the thread; again, when it was stopped."""
+        if self._stopping:
+            self._stopping = False
+            self._thread = self._worker()
         self._thread.start()
 
     def stop(self) -> None:
