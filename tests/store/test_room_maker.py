@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import LOG_FILE, STORE_HOST, UNITS_PER_FILE, log_files, put, read_all, small_config
+from store_support import LOG_FILE, STORE_HOST, UNITS_PER_FILE, finish, log_files, put, read_all, small_config
 from waiting import wait_until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
-from gantrymq.store import mapped_file, room_maker
+from gantrymq.store import index_file, mapped_file, room_maker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
@@ -34,15 +34,43 @@ def store(tmp_path: Path, jobs: Jobs) -> Iterator[MessageStore]:
     store.close()
 
 
-def put_patiently(store: MessageStore, queue: ConsumeQueue, body: bytes) -> PutResult:
+def put_patiently(store: MessageStore, queue: ConsumeQueue, body: bytes, *, properties: bytes = b"") -> PutResult:
     for _ in range(10):
         try:
-            return put(store, queue, body)
+            return put(store, queue, body, properties=properties)
         except StoreBusy:
             made = threading.Event()
             store.when_room(made.set)
             assert made.wait(10)
     raise AssertionError("there is never room")
+
+
+def test_who_builds_the_index_makes_no_file(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor blocks for it; a search for what has just come waits until that is in the index."""
+    allocating: set[str] = set()
+    go_on = threading.Event()
+    allocate, make = files.allocate, mapped_file.MappedFile.make
+
+    def slowly(*args: Any) -> None:
+        allocating.add(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(10)
+        allocate(*args)
+
+    queue = store.queue("T", 0)
+    put_patiently(store, queue, b"first")
+    monkeypatch.setattr(index_file, "_RESERVE", 1024)
+    monkeypatch.setattr(files, "allocate", slowly)
+    monkeypatch.setattr(
+        mapped_file.MappedFile, "make", lambda *args: (allocating.add(threading.current_thread().name), make(*args))
+    )
+    assert not store.keys.build_index(10)
+    search = store.keys.find_by_key("T", "k299", 0, 1 << 62, 10)
+    go_on.set()
+    for n in range(300):
+        result = put_patiently(store, queue, b"%d" % n, properties=b"KEYS\x01k%d\x02" % n)
+    assert finish(search) == [result.physical_offset]
+    assert allocating == {"gantry-room-maker"}
 
 
 class SlowDisk:

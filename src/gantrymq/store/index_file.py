@@ -6,7 +6,7 @@
 
 Entries count from 1: 0 means none, and indexCount is the number of the next one. Records come in the log's order, so
 a slot's chain leads from the newest to the oldest. A file is 420 MB large but sparse; blocks are reserved for the
-slots at once, for the entries in pieces.
+slots at once, for the entries in pieces, each ahead of its use and by the thread for such work (`RoomMaker`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
 
 NAME_LENGTH = len("yyyyMMddHHmmssSSS")
@@ -81,7 +82,7 @@ class IndexFile:
     `header` gives where a new file begins. What `put` changes gets into the file's header by `write_header`.
     """
 
-    def __init__(self, path: Path, hash_slots: int, max_entries: int, header: IndexHeader) -> None:
+    def __init__(self, path: Path, hash_slots: int, max_entries: int, header: IndexHeader, rooms: RoomMaker) -> None:
         self.path = path
         self.hash_slots = hash_slots
         self.max_entries = max_entries
@@ -95,6 +96,9 @@ class IndexFile:
         ) = header
         #: It isn't the store's any more: must not be read, nor made anew by mapping it.
         self.is_gone = False
+        self._rooms = rooms
+        #: Before this place in the file there are blocks, and enough of them; and up to here they are to be.
+        self._limit = self._needed = 0
         self._entries_at = HEADER_SIZE + hash_slots * SLOT.size
         self._file = MappedFile(path.parent, 0, file_size(hash_slots, max_entries), read_ahead=False, name=path.name)
 
@@ -105,19 +109,19 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def put(self, entries: Sequence[Entry]) -> int:
-        """Adds entries until the file is full; returns how many. Raises StoreFull, StoreError."""
+        """Adds entries until the file is full; returns how many. Raises StoreBusy, StoreFull, StoreError."""
         first = number = self.index_count
         entries_at, hash_slots = self._entries_at, self.hash_slots
-        mapping, reserved = self._file.mapping, self._file.reserved
+        mapping, limit = self._file.mapping, self._limit
         begin = self.begin_timestamp
         try:
             for key_hash, physical_offset, store_timestamp in entries:
                 if number >= self.max_entries:
                     break
                 at = entries_at + number * ENTRY_SIZE
-                if mapping is None or at + ENTRY_SIZE > reserved:
-                    mapping = self._make_room(at)
-                    reserved = self._file.reserved
+                if mapping is None or at + ENTRY_SIZE > limit:
+                    self.need_room(at + ENTRY_SIZE)
+                    mapping, limit = self._file.map(), self._limit
                 slot_at = HEADER_SIZE + key_hash % hash_slots * 4
                 (previous,) = _unpack_slot(mapping, slot_at)
                 if not 0 < previous < number:
@@ -139,12 +143,33 @@ class IndexFile:
                 _, self.end_phy_offset, self.end_timestamp = entries[number - first - 1]
         return number - first
 
-    def _make_room(self, at: int) -> files.Mapping:
-        mapping = self._file.map()
-        if at + ENTRY_SIZE > self._file.reserved:
+    def need_room(self, end: int = 0) -> None:
+        """Returns when there is room for all before `end`, at least for the first entry; asks for more in time.
+
+        Raises StoreBusy, StoreFull, StoreError as `RoomMaker.need` does.
+        """
+        end = max(end, self._entries_at + ENTRY_SIZE)
+        file = self._file
+        if end > file.reserved:
             # What is reserved isn't known of a file that was there before: from its beginning, then.
-            self._file.reserve(self._file.reserved, at + _RESERVE)
-        return mapping
+            self._needed = end + _RESERVE
+            self._rooms.need(self._make)
+        self._limit = limit = file.reserved - _RESERVE // 2
+        if end > limit:
+            self._limit = file.reserved
+            if file.reserved < file.size:
+                self._needed = file.reserved + _RESERVE
+                self._rooms.ask(self._make)
+
+    def _make(self) -> None:
+        """Makes what is needed; called by the room maker. Raises StoreFull, StoreError."""
+        file = self._file
+        if self.is_gone or file.reserved >= min(self._needed, file.size):
+            return
+        file.make(file.reserved, self._needed)
+        if self.is_gone:
+            # The store has let it go meanwhile, and may have deleted it.
+            files.unlink(file.path, missing_ok=True)
 
     def write_header(self) -> None:
         """Raises StoreFull, StoreError."""
@@ -195,9 +220,11 @@ class IndexFile:
 
     def close(self) -> None:
         self.is_gone = True
+        self._rooms.forget(self._make)
         self._file.close()
 
     def delete(self) -> None:
         """Raises OSError."""
         self.is_gone = True
+        self._rooms.forget(self._make)
         self._file.delete()

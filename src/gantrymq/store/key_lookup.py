@@ -17,8 +17,9 @@ Search = Generator[None, None, list[int]]
 
 #: One step of a search, s.
 _STEP_S = 0.005
-#: A search first brings in the newest messages, in so many steps at most.
+#: A search first brings in the newest messages, in so many steps at most, and waits so long for a file of the index, s.
 _BUILD_STEPS = 10
+_ROOM_S = 1.0
 
 _size_and_place = unpacker("size", "physical_offset")
 
@@ -83,9 +84,10 @@ class KeyLookup:
         limit = min(max_num, self._config.max_msgs_num_batch)
         if limit < 1 or not self._config.message_index_enable:
             return []
-        for _ in range(_BUILD_STEPS):
-            if self._index.build(_STEP_S):
-                break
+        steps, room_by = 0, monotonic() + _ROOM_S
+        while not self._index.build(_STEP_S) and steps < _BUILD_STEPS:
+            if not self._index.waits_for_room or monotonic() >= room_by:
+                steps += 1
             yield
         topic_bytes = topic.encode(errors="replace")
         found: list[int] = []

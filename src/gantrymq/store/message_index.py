@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from gantrymq.errors import RecordError, StoreError, StoreFull
+from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
 from gantrymq.protocol.record import (
     BLANK_SIZE,
     BODY_AT_V4,
@@ -29,6 +29,7 @@ from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
+from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import clock, files
 
 log = logging.getLogger(__name__)
@@ -52,16 +53,23 @@ _NEW = IndexHeader(0, 0, 0, 0, 0, 1)
 class MessageIndex:
     """The index in `directory` of `commit_log`."""
 
-    def __init__(self, commit_log: CommitLog, directory: Path, hash_slots: int, max_entries: int) -> None:
+    def __init__(
+        self, commit_log: CommitLog, directory: Path, hash_slots: int, max_entries: int, rooms: RoomMaker
+    ) -> None:
         #: All records before this physical offset are in.
         self.position = 0
+        #: `build` has come to where a file is being made, and goes on when it is there.
+        self.waits_for_room = False
         #: The store timestamp of the newest entry of a full file that is on the disk.
         self.flushed_timestamp = 0
         self._log = commit_log
         self._directory = directory
         self._hash_slots = hash_slots
         self._max_entries = max_entries
+        self._rooms = rooms
         self._files: list[IndexFile] = []
+        #: The one that is being made.
+        self._next: IndexFile | None = None
         self._unflushed: deque[IndexFile] = deque()
         self._keys_done = 0
         self._hash = KeyHash()
@@ -107,7 +115,7 @@ class MessageIndex:
             log.warning("%s hasn't the size that maxHashSlotNum and maxIndexNum give", path)
             return None
         header = read_header(path)
-        file = IndexFile(path, self._hash_slots, self._max_entries, header)
+        file = IndexFile(path, self._hash_slots, self._max_entries, header, self._rooms)
         before = self._files[-1].end_phy_offset if self._files else 0
         end = header.end_phy_offset
         if header.index_count > self._max_entries or not before <= end < max(self._log.position, 1):
@@ -159,9 +167,11 @@ class MessageIndex:
     def build(self, budget_s: float) -> bool:
         """Adds the records that the log has gained, for about `budget_s` at most; whether all are in now.
 
-        While the disk is full it adds nothing, and goes on when there is room. Raises StoreError.
+        While the disk is full, or a file is being made (`waits_for_room`), it adds nothing, and goes on when there is
+        room. Raises StoreError.
         """
         commit_log = self._log
+        self.waits_for_room = False
         if self.position == commit_log.position:
             return True
         deadline = clock.monotonic() + budget_s
@@ -175,6 +185,9 @@ class MessageIndex:
                 if clock.monotonic() >= deadline:
                     break
             self._files[-1].write_header()
+        except StoreBusy:
+            self.waits_for_room = True
+            return False
         except StoreFull as e:
             if not self._is_failing:
                 log.warning("the index waits: %s", e)
@@ -271,24 +284,31 @@ class MessageIndex:
             raise
 
     def _roll(self) -> None:
-        """Begins the next file."""
-        header = _NEW
-        if self._files:
-            full = self._files[-1]
-            full.write_header()
-            full.unmap()
-            end, timestamp = full.end_phy_offset, full.end_timestamp
-            header = IndexHeader(timestamp, timestamp, end, end, 0, 1)
-        file = IndexFile(self._directory / self._next_name(), self._hash_slots, self._max_entries, header)
+        """Begins the next file; once more when that has failed, or is still being made."""
+        if self._next is None:
+            header = _NEW
+            if self._files:
+                full = self._files[-1]
+                full.write_header()
+                full.unmap()
+                end, timestamp = full.end_phy_offset, full.end_timestamp
+                header = IndexHeader(timestamp, timestamp, end, end, 0, 1)
+            path = self._directory / self._next_name()
+            self._next = IndexFile(path, self._hash_slots, self._max_entries, header, self._rooms)
+        following = self._next
         try:
-            file.write_header()
-        except BaseException:
+            following.need_room()
+            following.write_header()
+        except StoreFull:
+            # What it has got of the full disk is given back.
+            self._next = None
             with suppress(OSError):
-                file.delete()
+                following.delete()
             raise
+        self._next = None
         if self._files:
             self._unflushed.append(self._files[-1])
-        self._files.append(file)
+        self._files.append(following)
 
     def _next_name(self) -> str:
         """Now, in local time as in Java, but after the name before: the names give the order."""
@@ -385,6 +405,8 @@ class MessageIndex:
         with ExitStack() as stack:
             for file in self._files:
                 stack.callback(file.close)
+            if self._next is not None:
+                stack.callback(self._next.delete)
             if flush and self._files:
                 self._files[-1].write_header()
                 self.flush()

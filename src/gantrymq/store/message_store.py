@@ -81,7 +81,9 @@ class MessageStore:
             config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
         )
         self._dirty = self._queues.dirty
-        self._index = MessageIndex(self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num)
+        self._index = MessageIndex(
+            self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, rooms
+        )
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._with_crc = config.enabled_append_prop_crc
