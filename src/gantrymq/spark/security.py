@@ -26,8 +26,10 @@ class Security:
     @classmethod
     def of(cls, context: Context) -> Security:
         """What a context says, the keys read from the file that it names. Raises ConfigError."""
-        keys = (None, None) if context.acl_config is None else read_keys(Path(context.acl_config))
-        return cls(*keys, tls=context.client_tls)
+        access_key = secret_key = None
+        if context.acl_config is not None:
+            access_key, secret_key = read_keys(Path(context.acl_config))
+        return cls(access_key, secret_key, tls=context.client_tls)
 
     def remoting_client(self) -> RemotingClient:
         """Raises ConfigError for certificates that can't be read."""
