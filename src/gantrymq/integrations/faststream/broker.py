@@ -28,9 +28,13 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.codecs.codec import MessageOptions
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.integrations.faststream.annotations import DRIVER_ANNOTATIONS
-from gantrymq.integrations.faststream.messages import RocketMQMessage, RocketMQPublishCommand
-from gantrymq.integrations.faststream.publisher import (
+from gantrymq.integrations.faststream.messages import (
     TIMEOUT_MS,
+    PublishOptions,
+    RocketMQMessage,
+    RocketMQPublishCommand,
+)
+from gantrymq.integrations.faststream.publisher import (
     RocketMQBrokerConfig,
     RocketMQProducer,
     RocketMQPublisher,
@@ -306,52 +310,21 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
             return False
         return True
 
-    async def publish(
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        **options: Unpack[MessageOptions],
-    ) -> SendResult:
-        """Sends a message; `options` are those of Message. Returns when a broker has it, raises as `Producer.send`."""
-        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.PUBLISH)
+    async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
+        """Sends a message; `options` are PublishOptions. Returns when a broker has it, raises as `Producer.send`."""
+        command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(command, producer=self.config.producer)
         return result
 
     async def request(  # type: ignore[override]
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        **options: Unpack[MessageOptions],
+        self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]
     ) -> RocketMQMessage:
         """Sends a message and returns the reply, what a subscriber's handler has returned. Raises RequestTimeout."""
-        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.REQUEST)
+        command = self._command(message, topic, options, PublishType.REQUEST)
         reply: RocketMQMessage = await self._basic_request(command, producer=self.config.producer)
         return reply
 
     def _command(
-        self,
-        message: Any,
-        topic: str,
-        headers: dict[str, str] | None,
-        correlation_id: str | None,
-        timeout_ms: int,
-        options: MessageOptions,
-        publish_type: PublishType,
+        self, message: Any, topic: str, options: PublishOptions, publish_type: PublishType
     ) -> RocketMQPublishCommand:
-        return RocketMQPublishCommand(
-            message,
-            topic,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
-            options=options,
-            timeout_ms=timeout_ms,
-            publish_type=publish_type,
-        )
+        return RocketMQPublishCommand.made(message, topic, options, publish_type, self.config.id_generator)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from faststream.message import AckStatus, StreamMessage, decode_message
 from faststream.response.publish_type import PublishType
@@ -14,6 +15,7 @@ from gantrymq.protocol.message import Message, MessageExt
 
 #: The property of FastStream's correlation id; RocketMQ's own is for requests and their replies.
 CORRELATION_ID = "correlation_id"
+TIMEOUT_MS = 3000
 
 
 class RocketMQMessage(StreamMessage[MessageExt]):
@@ -62,6 +64,20 @@ async def decode(message: StreamMessage[Any]) -> Any:
     return decode_message(message)
 
 
+class PublishOptions(MessageOptions, total=False):
+    """How a message is published: the arguments of Message, its headers, how long to wait (`timeout_ms`, 3000)."""
+
+    headers: dict[str, str] | None
+    correlation_id: str | None
+    timeout_ms: int
+
+
+def message_options(options: PublishOptions) -> MessageOptions:
+    """Those of Message among them."""
+    found = {name: value for name, value in options.items() if name in MessageOptions.__optional_keys__}
+    return cast(MessageOptions, found)
+
+
 class RocketMQPublishCommand(PublishCommand):
     """What to publish where; `options` are those of Message, `request` is what it replies to."""
 
@@ -73,7 +89,7 @@ class RocketMQPublishCommand(PublishCommand):
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
         options: MessageOptions | None = None,
-        timeout_ms: int = 3000,
+        timeout_ms: int = TIMEOUT_MS,
         publish_type: PublishType = PublishType.PUBLISH,
     ) -> None:
         super().__init__(
@@ -82,6 +98,21 @@ class RocketMQPublishCommand(PublishCommand):
         self.options = options or MessageOptions()
         self.timeout_ms = timeout_ms
         self.request: MessageExt | None = None
+
+    @classmethod
+    def made(
+        cls, body: Any, topic: str, options: PublishOptions, publish_type: PublishType, new_id: Callable[[], str]
+    ) -> RocketMQPublishCommand:
+        """As `publish` and `request` are told; `new_id` makes the correlation id where there is none."""
+        return cls(
+            body,
+            topic,
+            headers=options.get("headers"),
+            correlation_id=options.get("correlation_id") or new_id(),
+            options=message_options(options),
+            timeout_ms=options.get("timeout_ms", TIMEOUT_MS),
+            publish_type=publish_type,
+        )
 
     @classmethod
     def of(cls, command: PublishCommand) -> RocketMQPublishCommand:

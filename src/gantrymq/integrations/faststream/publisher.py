@@ -24,11 +24,9 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.codecs.codec import MessageOptions
-from gantrymq.integrations.faststream.messages import RocketMQPublishCommand, decode, parse
+from gantrymq.integrations.faststream.messages import PublishOptions, RocketMQPublishCommand, decode, parse
 from gantrymq.integrations.held import ConnectionOptions
 from gantrymq.protocol.message import MessageExt
-
-TIMEOUT_MS = 3000
 
 
 class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
@@ -128,56 +126,26 @@ class RocketMQPublisher(PublisherUsecase):
         """With its router's prefix."""
         return f"{self._outer_config.prefix}{self._topic}"
 
-    async def publish(
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        **options: Unpack[MessageOptions],
-    ) -> SendResult:
-        """Sends to the topic, or another; `options` are those of Message. Returns when a broker has it."""
-        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.PUBLISH)
+    async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
+        """Sends to the topic, or another; `options` are PublishOptions. Returns when a broker has it."""
+        command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(
             command, producer=self._outer_config.producer, _extra_middlewares=()
         )
         return result
 
-    async def request(
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        **options: Unpack[MessageOptions],
-    ) -> Any:
+    async def request(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> Any:
         """Sends, and returns the reply, a RocketMQMessage. Raises RequestTimeout."""
-        command = self._command(message, topic, headers, correlation_id, timeout_ms, options, PublishType.REQUEST)
+        command = self._command(message, topic, options, PublishType.REQUEST)
         return await self._basic_request(command, producer=self._outer_config.producer)
 
     def _command(
-        self,
-        message: Any,
-        topic: str,
-        headers: dict[str, str] | None,
-        correlation_id: str | None,
-        timeout_ms: int,
-        options: MessageOptions,
-        publish_type: PublishType,
+        self, message: Any, topic: str, options: PublishOptions, publish_type: PublishType
     ) -> RocketMQPublishCommand:
-        return RocketMQPublishCommand(
-            message,
-            topic or self.topic,
-            headers=self._headers | (headers or {}),
-            correlation_id=correlation_id or self._outer_config.id_generator(),
-            options=MessageOptions(**{**self._options, **options}),
-            timeout_ms=timeout_ms,
-            publish_type=publish_type,
-        )
+        headers = self._headers | (options.get("headers") or {})
+        merged = PublishOptions(**{**self._options, **options, "headers": headers})
+        new_id = self._outer_config.id_generator
+        return RocketMQPublishCommand.made(message, topic or self.topic, merged, publish_type, new_id)
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
         command = RocketMQPublishCommand.of(cmd)
