@@ -10,6 +10,7 @@ import gantrymq
 PACKAGE = Path(gantrymq.__file__).parent
 PACKAGES = (
     "namesrv",
+    "controller",
     "broker",
     "store",
     "remoting",

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from admin_support import cluster
 
+from gantrymq.controller.config import ControllerConfig
+from gantrymq.controller.server import Controller
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.client import RemotingClient
@@ -16,11 +18,8 @@ from gantrymq.testing.embedded import EmbeddedCluster
 __all__ = ["cluster"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
-#: Of controllers and broker containers, which the text dismisses in one sentence.
-NOT_LISTED = {code for code in RequestCode if code in (902, 903) or 1002 <= code <= 1011} - {
-    RequestCode.GET_BROKER_EPOCH_CACHE,
-    RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-}
+#: Of broker containers, which the text dismisses in one sentence.
+NOT_LISTED = {RequestCode.ADD_BROKER, RequestCode.REMOVE_BROKER}
 
 
 def documented(heading: str) -> dict[RequestCode, str]:
@@ -29,6 +28,13 @@ def documented(heading: str) -> dict[RequestCode, str]:
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \|$", section, re.MULTILINE)
     assert all(RequestCode(int(code)).name == name for code, name, _ in rows)
     return {RequestCode(int(code)): state for code, _, state in rows}
+
+
+async def test_what_a_controller_answers_is_documented(tmp_path: Path) -> None:
+    config = ControllerConfig(bind_address="127.0.0.1", listen_port=0, controller_store_path=tmp_path)
+    controller = Controller(config)
+    await controller.stop()
+    assert documented("Requests to a controller") == dict.fromkeys(controller.request_codes, "served")
 
 
 @pytest.mark.parametrize("server", ["NameServer", "broker"])
@@ -49,6 +55,7 @@ async def test_what_a_server_answers_is_documented(server: str, cluster: Embedde
 
 
 def test_every_request_is_documented() -> None:
-    tables = ("Requests to a NameServer", "Requests to a broker", "Requests of a broker to its clients")
+    servers = ("NameServer", "controller", "broker")
+    tables = (*(f"Requests to a {server}" for server in servers), "Requests of a broker to its clients")
     listed = {code for heading in tables for code in documented(heading)}
     assert listed | NOT_LISTED == set(RequestCode)

@@ -35,6 +35,7 @@ class GantryGroup(LazyGroup):
         "context": Lazy(f"{_PACKAGE}.context_commands", "Give clusters names, with what it takes to reach them."),
         "namesrv": Lazy(f"{_PACKAGE}.server_commands", "Run a NameServer."),
         "broker": Lazy(f"{_PACKAGE}.server_commands", "Run a broker."),
+        "controller": Lazy(f"{_PACKAGE}.server_commands", "Run a controller: it elects the masters of brokers."),
         "store": Lazy(f"{_PACKAGE}.store", "Look into a broker's store, check it, rebuild its queues and index."),
         "bench": Lazy(f"{_PACKAGE}.bench", "Measure a cluster under load, with the options of Java's benchmarks."),
         "pipeline": Lazy(f"{_PACKAGE}.pipeline", "Make and run a Spark pipeline from topics to tables and topics."),

@@ -1,4 +1,4 @@
-"""`gantry namesrv` and `gantry broker` for people: help, errors and completion as of all commands."""
+"""`gantry namesrv`, `broker` and `controller` for people: help, errors and completion as of all commands."""
 
 from __future__ import annotations
 

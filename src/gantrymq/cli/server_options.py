@@ -1,4 +1,4 @@
-"""The options of `gantry namesrv` and `gantry broker`, and a parser for them that is there at once.
+"""The options of `gantry namesrv`, `broker` and `controller`, and a parser for them that is there at once.
 
 A server is up in the time that Python needs to import it. typer costs more than a broker does, so it is asked only
 where somebody reads what it says: for help, for a command line that can't be understood, for completion.
@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-COMMANDS = {"namesrv": "Run a NameServer.", "broker": "Run a broker (a master)."}
+COMMANDS = {
+    "namesrv": "Run a NameServer.",
+    "broker": "Run a broker (a master).",
+    "controller": "Run a controller: it elects the masters of brokers with enableControllerMode=true.",
+}
 
 
 class ServerOption(NamedTuple):
@@ -35,11 +39,11 @@ class ServerOptions(NamedTuple):
 
 def server_options(command: str) -> list[ServerOption]:
     """Those of one of the COMMANDS, under the flags of Java's start scripts."""
-    name_servers = (
-        "The NameServers to register with."
-        if command == "broker"
-        else "Accepted, as Java's start scripts pass it; a NameServer asks no other."
-    )
+    name_servers = {
+        "namesrv": "Accepted, as Java's start scripts pass it; a NameServer asks no other.",
+        "broker": "The NameServers to register with.",
+        "controller": "Accepted, as Java's start scripts pass it; a controller asks no NameServer.",
+    }[command]
     return [
         ServerOption("config", ("-c", "--config"), Path, "Configuration, Java .properties.", "FILE"),
         ServerOption("namesrv_addr", ("-n", "--namesrvAddr"), str, name_servers, "HOST:PORT;..."),

@@ -1,4 +1,4 @@
-"""`gantry namesrv` and `gantry broker`: configuration, and the loop until a signal."""
+"""`gantry namesrv`, `broker` and `controller`: configuration, and the loop until a signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gantrymq.background.collector import Collector
 from gantrymq.cli.server_options import ServerOptions
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 #: A server that doesn't stop in time is left: its files are recovered at the next start.
 STOP_TIMEOUT_S = 30.0
-_CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath"}
+_CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath", "controller": "configStorePath"}
 
 
 class Server(Protocol):
-    """A NameServer or a Broker."""
+    """A NameServer, a Broker or a Controller."""
 
     @property
     def address(self) -> str: ...
@@ -35,7 +35,7 @@ class Server(Protocol):
 
 
 def run_server(command: str, options: ServerOptions) -> int:
-    """Runs `gantry namesrv` or `gantry broker` until it is told to stop; the exit code."""
+    """Runs `gantry namesrv`, `broker` or `controller` until it is told to stop; the exit code."""
     properties = load_properties(options.config) if options.config else {}
     if options.config:
         # What is changed from outside is written to the file that the server was started with, as Java does.
@@ -46,7 +46,7 @@ def run_server(command: str, options: ServerOptions) -> int:
     # Printing the configuration must not log into it.
     log_to_stderr()
     raise_open_files_limit()
-    name, make, settings = (_name_server if command == "namesrv" else _broker)(properties, source)
+    name, make, settings = _PREPARE[command](properties, source)
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
@@ -89,16 +89,24 @@ async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_e
             await server.stop()
 
 
-def _name_server(properties: dict[str, str], source: str) -> tuple[str, Callable[[], Server], dict[str, str]]:
+class Prepared(NamedTuple):
+    """A server before it is made: what it is called, how it is made, all its keys."""
+
+    name: str
+    make: Callable[[], Server]
+    settings: dict[str, str]
+
+
+def _name_server(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.namesrv.config import NamesrvConfig
     from gantrymq.namesrv.server import NameServer
 
     _warn_of_unknown([NamesrvConfig], properties, source)
     config = from_properties(NamesrvConfig, properties, source=source)
-    return "NameServer", partial(NameServer, config, properties), to_properties(config)
+    return Prepared("NameServer", partial(NameServer, config, properties), to_properties(config))
 
 
-def _broker(properties: dict[str, str], source: str) -> tuple[str, Callable[[], Server], dict[str, str]]:
+def _broker(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.auth.config import SECRET_KEYS, AuthConfig
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
@@ -112,7 +120,24 @@ def _broker(properties: dict[str, str], source: str) -> tuple[str, Callable[[], 
     # Java has one file for all.
     for key in ("store", "auth", *SECRET_KEYS):
         del settings[key]
-    return f"broker {config.broker_name}", partial(Broker, config), settings
+    return Prepared(f"broker {config.broker_name}", partial(Broker, config), settings)
+
+
+def _controller(properties: dict[str, str], source: str) -> Prepared:
+    from gantrymq.controller.config import ControllerConfig
+    from gantrymq.controller.server import Controller
+
+    _warn_of_unknown([ControllerConfig], properties, source)
+    config = from_properties(ControllerConfig, properties, source=source)
+    return Prepared("controller", partial(Controller, config, properties), to_properties(config))
+
+
+#: How each server's configuration is read, by command.
+_PREPARE: dict[str, Callable[[dict[str, str], str], Prepared]] = {
+    "namesrv": _name_server,
+    "broker": _broker,
+    "controller": _controller,
+}
 
 
 def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> None:

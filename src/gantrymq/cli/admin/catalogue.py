@@ -79,6 +79,15 @@ BY_MODULE = {
         "getNamesrvConfig": "Get configs of name server.",
         "updateNamesrvConfig": "Update configs of name server.",
     },
+    "controllers": {
+        "getSyncStateSet": "Fetch syncStateSet for target brokers.",
+        "getBrokerEpoch": "Fetch broker epoch entries.",
+        "getControllerMetaData": "Get controller cluster's metadata.",
+        "getControllerConfig": "Get controller config.",
+        "updateControllerConfig": "Update controller config.",
+        "electMaster": "Re-elect the specified broker as master.",
+        "cleanBrokerMetadata": "Clean metadata of broker on controller.",
+    },
     "stats": {
         "statsAll": "Topic and Consumer tps stats.",
     },

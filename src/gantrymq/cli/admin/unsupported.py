@@ -10,7 +10,7 @@ app = typer.Typer(add_completion=False)
 
 #: By what they need. docs/compatibility.md lists them, too.
 UNSUPPORTED = {
-    "brokers with slaves": ("haStatus", "resetMasterFlushOffset", "getSyncStateSet", "getBrokerEpoch"),
+    "brokers with slaves": ("haStatus", "resetMasterFlushOffset"),
     "controllers": (
         "getControllerMetaData",
         "getControllerConfig",

@@ -1,0 +1,103 @@
+"""Controllers and brokers in controller mode as processes: Apache's controller and this project's, Apache's brokers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from servers import START_TIMEOUT_S, Server, call, free_port, gantry_command, java_broker, java_command, start
+
+from gantrymq.config import format_properties
+from gantrymq.protocol.bodies.controller import BrokerReplicasInfo, ReplicasInfo
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import decode_json, encode_json
+
+GROUP = "group1"
+NAME = "broker-a"
+
+
+def java_controller(directory: Path) -> Server:
+    """Apache's controller, alone in its group."""
+    port, config = _controller_config(directory, mappedFileSize=1 << 24)
+    command = java_command(
+        "org.apache.rocketmq.controller.ControllerStartup", "-c", str(config), home=directory, options=("-Xmx256m",)
+    )
+    return _leading(start(command, "Java controller", port, directory))
+
+
+def gantry_controller(directory: Path) -> Server:
+    """This project's controller, with the very same keys."""
+    port, config = _controller_config(directory, bindAddress="127.0.0.1")
+    return _leading(start(gantry_command("controller", "-c", str(config)), "gantry controller", port, directory))
+
+
+def gantry_controller_again(controller: Server) -> Server:
+    """The same once more, after its end."""
+    config = controller.directory / "controller.conf"
+    command = gantry_command("controller", "-c", str(config))
+    return _leading(start(command, controller.name, controller.port, controller.directory))
+
+
+CONTROLLERS: dict[str, Callable[[Path], Server]] = {"java": java_controller, "gantry": gantry_controller}
+
+
+def replicated_broker(directory: Path, namesrv: str, controller: str) -> Server:
+    """Apache's broker in controller mode, registered; acknowledged is what all in sync have."""
+    return java_broker(
+        directory,
+        namesrv,
+        options=("-Xmx512m", "-XX:MaxDirectMemorySize=256m"),
+        brokerName=NAME,
+        brokerId=-1,
+        brokerRole="SLAVE",
+        enableControllerMode="true",
+        controllerAddr=controller,
+        allAckInSyncStateSet="true",
+        timerWheelEnable="false",
+    )
+
+
+def sync_state(controller: str) -> ReplicasInfo | None:
+    """What the controller knows of the brokers; None as long as it knows none."""
+    answer = call(controller, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=encode_json([NAME]))
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    return decode_json(answer.body, BrokerReplicasInfo).replicas_info_table.get(NAME)
+
+
+def in_sync(controller: str) -> dict[int, str]:
+    """The addresses of those in sync, by id."""
+    state = sync_state(controller)
+    return {} if state is None else {replica.broker_id: replica.broker_address for replica in state.in_sync_replicas}
+
+
+def _controller_config(directory: Path, **more: object) -> tuple[int, Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    settings = {
+        "controllerDLegerGroup": GROUP,
+        "controllerDLegerPeers": f"n0-127.0.0.1:{port}",
+        "controllerDLegerSelfId": "n0",
+        "controllerStorePath": directory / "state",
+        "configStorePath": directory / "controller.properties",
+        **more,
+    }
+    file = directory / "controller.conf"
+    file.write_text(format_properties({key: str(value) for key, value in settings.items()}))
+    return port, file
+
+
+def _leading(controller: Server) -> Server:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    try:
+        while time.monotonic() < deadline and controller.process.poll() is None:
+            fields = call(controller.address, RequestCode.CONTROLLER_GET_METADATA_INFO).ext_fields
+            if fields.get("isLeader") == "true":
+                return controller
+            time.sleep(0.05)
+    except BaseException:
+        controller.kill()
+        raise
+    controller.stop()
+    raise RuntimeError(f"{controller.name} doesn't lead:\n{controller.log()}")

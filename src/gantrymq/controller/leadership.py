@@ -1,0 +1,109 @@
+"""Leadership: whether this controller leads, as the state store says.
+
+A change whose outcome isn't known ends the term: the next one begins by reading all anew, so what this controller has
+in memory is never older or newer than what the store has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.controller.broker_set import BrokerSet
+from gantrymq.controller.state_store import Leader, StateStore, Term
+from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.system.clock import monotonic
+
+log = logging.getLogger(__name__)
+
+#: The store is asked again so soon after it couldn't be, s.
+AFTER_ERROR_S = 1.0
+
+
+class Leadership:
+    """`elected` is given all broker sets when a term begins."""
+
+    def __init__(
+        self, store: StateStore, me: Leader, jobs: Jobs, elected: Callable[[Mapping[str, bytes]], None]
+    ) -> None:
+        self.me = me
+        #: The last that was heard of, this one or another.
+        self.leader: Leader | None = None
+        self._store = store
+        self._elected = elected
+        self._term: Term | None = None
+        self._job = jobs.repeating("lead or follow", self._round, store.interval_s, after_error_s=AFTER_ERROR_S)
+
+    async def start(self) -> None:
+        """Leads at once if nobody does. Raises GantryError for a store that can't be used."""
+        await self._store.open()
+        try:
+            await self._round()
+        except GantryError as e:
+            log.warning("controller %s can't say yet who leads: %s", self.me.controller_id, e)
+        self._job.start(0.0 if self._term is None else None)
+
+    async def stop(self) -> None:
+        await self._job.stop()
+        term, self._term = self._term, None
+        try:
+            if term is not None:
+                await self._store.resign(term)
+        except GantryError as e:
+            log.warning("the leader's key isn't given back: %s", e)
+        finally:
+            await self._store.close()
+
+    @property
+    def is_leader(self) -> bool:
+        return self._term is not None and monotonic() < self._term.until
+
+    def check(self) -> None:
+        """Raises RequestRefused when this controller doesn't lead."""
+        if not self.is_leader:
+            raise RequestRefused(ResponseCode.CONTROLLER_NOT_LEADER, "The controller is not in leader state")
+
+    async def commit(self, changed: BrokerSet) -> bool:
+        """Keeps a broker set; False when this term was over before that was known, and it doesn't hold here.
+
+        Raises RequestRefused when it isn't kept, or nobody knows.
+        """
+        self.check()
+        term = self._term
+        assert term is not None
+        try:
+            is_kept = await self._store.commit(term, changed.broker_name, changed.encode())
+        except GantryError as e:
+            self._end(term, f"it isn't known whether a change was kept: {e}")
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the controller's state can't be written: {e}") from e
+        if not is_kept:
+            self._end(term, "another controller leads")
+            self.check()
+        return self._term is not None and self._term.number == term.number
+
+    def _end(self, term: Term, why: str) -> None:
+        if self._term is not None and self._term.number == term.number:
+            log.warning("controller %s leads no more: %s", self.me.controller_id, why)
+            self._term = None
+            self._job.wake()
+
+    async def _round(self) -> None:
+        term = self._term
+        if term is not None:
+            kept = await self._store.keep(term)
+            if self._term is None or self._term.number != term.number:
+                # It ended meanwhile, and a further round is asked for.
+                return
+            if kept is not None:
+                self._term = kept
+                return
+            self._end(term, "its lease has ended")
+        new = await self._store.campaign(self.me)
+        if new is None:
+            self.leader = await self._store.leader()
+            return
+        self._elected(await self._store.load())
+        self._term, self.leader = new, self.me
+        log.info("controller %s leads, term %d", self.me.controller_id, new.number)

@@ -1,0 +1,190 @@
+"""Controller: listens, leads or follows as the state store says, elects masters for the brokers that are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import cast
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.controller.broker_set import BrokerSet
+from gantrymq.controller.changes import Changes
+from gantrymq.controller.config import FIXED_KEYS, ControllerConfig, address_for_brokers, place_of
+from gantrymq.controller.elections import Elections
+from gantrymq.controller.handlers import RequestHandlers
+from gantrymq.controller.leadership import Leadership
+from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, LiveBrokers
+from gantrymq.controller.metrics import collect
+from gantrymq.controller.replicas import Replicas
+from gantrymq.controller.role_changes import RoleChanges
+from gantrymq.controller.sqlite_store import SqliteStore
+from gantrymq.controller.state_store import Leader, StateStore
+from gantrymq.metrics import Metric, MetricsServer
+from gantrymq.remoting.address import reachable
+from gantrymq.remoting.answered_requests import AnsweredRequests
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.configuration import Configuration
+from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.file_changes import FileChanges
+from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.tls import client_context
+from gantrymq.system.clock import monotonic
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """One controller, to be made in a running loop.
+
+    `file_keys` are all keys of its configuration file, those among them that it doesn't use are kept there. `store` is
+    where its state lies if not in a file as the configuration says. `address` is host:port for who is on this machine.
+    Raises GantryError when the port is taken, ConfigError for what can't be used.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig | None = None,
+        file_keys: Mapping[str, str] | None = None,
+        *,
+        store: StateStore | None = None,
+    ) -> None:
+        self.config = config = config or ControllerConfig()
+        place = place_of(config)
+        self.jobs = Jobs()
+        self.replicas = Replicas()
+        self.live_brokers = LiveBrokers()
+        self._file_changes = FileChanges(self.jobs)
+        self._long_requests = LongRequests(self.jobs)
+        client = RemotingClient(ssl_context=client_context(config))
+        # Counting costs each request a little: only when somebody will ask.
+        self._answered = AnsweredRequests() if config.metrics_port else None
+        self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
+        handlers: dict[int, RequestHandler] = {}
+        self._server = RemotingServer(
+            handlers,
+            host=config.bind_address,
+            port=place.port,
+            tls=config,
+            hooks=[self._answered] if self._answered is not None else [],
+            max_idle_s=config.server_channel_max_idle_time_seconds,
+            on_close=self._connection_closed,
+            jobs=self.jobs,
+        )
+        self.address = reachable(config.bind_address, self._server.port)
+        me = Leader(config.self_id, place.address or address_for_brokers(config, self._server.port))
+        store = store or SqliteStore(config.controller_store_path, self.jobs)
+        self.leadership = Leadership(store, me, self.jobs, self._elected)
+        self._changes = Changes(self.replicas, self.leadership)
+        self._role_changes = RoleChanges(client, self.replicas)
+        self.elections = Elections(
+            config, self.replicas, self.live_brokers, self.leadership, self._changes, self._role_changes
+        )
+        self._expiring = self.jobs.repeating("look for silent brokers", self._expire, self._expire_interval_s)
+        self._looking = self.jobs.repeating("look for masters that are gone", self._look, self._look_interval_s)
+        handlers |= RequestHandlers(
+            config,
+            Configuration(config, file_keys or {}, FIXED_KEYS),
+            self.replicas,
+            self.live_brokers,
+            self.leadership,
+            self._changes,
+            self.elections,
+            self._file_changes,
+            self._long_requests,
+            self.jobs,
+            self._expiring.wake,
+        ).by_code()
+        #: What it answers.
+        self.request_codes = frozenset(handlers)
+        self._began = monotonic()
+        #: What `stop` has to undo.
+        self._running = AsyncExitStack()
+        self._running.push_async_callback(client.close)
+        self._running.push_async_callback(self._server.stop)
+
+    async def start(self) -> None:
+        """Serves at `address`. Raises GantryError for a port that is taken or a state that can't be used.
+
+        What had begun by then is undone.
+        """
+        async with self._running.pop_all() as stack:
+            await self._server.bind()
+            stack.push_async_callback(self._role_changes.stop)
+            # Before the connections are closed: no master is gone because this controller ends.
+            stack.push_async_callback(self.leadership.stop)
+            await self.leadership.start()
+            stack.push_async_callback(self.elections.stop)
+            stack.push_async_callback(self._changes.stop)
+            self._long_requests.start()
+            self._file_changes.start()
+            await self._server.serve()
+            stack.push_async_callback(self._long_requests.stop)
+            stack.push_async_callback(self._file_changes.stop)
+            stack.push_async_callback(self._server.drain)
+            if self._answered is not None:
+                stack.push_async_callback(self._metrics.stop)
+                await self._metrics.start()
+            self._expiring.start()
+            stack.callback(self._expiring.cancel)
+            # Brokers that were served by another, or by this one before its start, come back first.
+            self._looking.start(DEFAULT_TIMEOUT_MS / 1000)
+            stack.callback(self._looking.cancel)
+            self._running = stack.pop_all()
+        log.info("controller %s serves at %s", self.config.self_id, self.leadership.me.address)
+
+    async def stop(self) -> None:
+        """Answers what has arrived, closes every connection and stops listening; once more does no harm.
+
+        Nothing is left out when one of it raises; that is raised at the end.
+        """
+        await self._running.aclose()
+
+    def _elected(self, sets: Mapping[str, bytes]) -> None:
+        self.replicas.load(map(BrokerSet.decode, sets.values()))
+        if monotonic() - self._began > DEFAULT_TIMEOUT_MS / 1000:
+            self._looking.wake()
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self._long_requests.connection_closed(connection)
+        self.elections.gone(self.live_brokers.connection_closed(connection))
+
+    @property
+    def _expire_interval_s(self) -> float:
+        return self.config.scan_not_active_broker_interval / 1000
+
+    def _expire(self) -> float:
+        now_ms = int(monotonic() * 1000)
+        silent = self.live_brokers.expire(now_ms)
+        for _, connection in silent:
+            cast(Connection, connection).close()
+        self.elections.gone(identity for identity, _ in silent)
+        next_ms = self.live_brokers.next_expiry_ms()
+        # The interval may be changed over the network.
+        interval_s = self._expire_interval_s
+        return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, 1) / 1000)
+
+    @property
+    def _look_interval_s(self) -> float:
+        return self.config.scan_inactive_master_interval / 1000
+
+    def _look(self) -> float:
+        self.elections.look()
+        return self._look_interval_s
+
+    def _collect(self) -> Iterator[Metric]:
+        assert self._answered is not None
+        now = monotonic()
+        yield from collect(
+            self.replicas,
+            self.live_brokers,
+            self.elections.held,
+            self._answered,
+            self.jobs,
+            is_leader=self.leadership.is_leader,
+            now_ms=int(now * 1000),
+            connections=len(self._server.connections),
+            uptime_s=now - self._began,
+        )
+        yield from self._server.loop_watch.metrics()

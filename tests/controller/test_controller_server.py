@@ -1,0 +1,353 @@
+"""A controller over the network: brokers register, their masters die, another is elected and all are told."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.controller.config import ControllerConfig, Place, place_of
+from gantrymq.controller.server import Controller
+from gantrymq.controller.sqlite_store import SqliteStore
+from gantrymq.controller.state_store import Leader, StateStore, Term
+from gantrymq.errors import ConfigError, GantryError
+from gantrymq.protocol.bodies.controller import BrokerReplicasInfo, SyncStateSet
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.controller import (
+    ControllerHeartbeatRequestHeader,
+    GetMetaDataResponseHeader,
+    NotifyBrokerRoleChangedRequestHeader,
+    RegisterBrokerToControllerResponseHeader,
+)
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
+
+
+class Told:
+    """A server that takes what controllers tell brokers."""
+
+    def __init__(self) -> None:
+        self.server = RemotingServer({RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._told}, host="127.0.0.1")
+        self.address = f"127.0.0.1:{self.server.port}"
+        self.changes: list[tuple[NotifyBrokerRoleChangedRequestHeader, SyncStateSet]] = []
+
+    def _told(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.read_header(NotifyBrokerRoleChangedRequestHeader)
+        self.changes.append((header, decode_json(request.body, SyncStateSet)))
+        return RemotingCommand.response()
+
+
+@asynccontextmanager
+async def told() -> AsyncIterator[Told]:
+    one = Told()
+    await one.server.start()
+    try:
+        yield one
+    finally:
+        await one.server.stop()
+
+
+@asynccontextmanager
+async def brokers(controller: Controller, *at: str | None) -> AsyncIterator[list[Broker]]:
+    """Registered brokers of one set, ids from 1; the first is their master and all are in sync."""
+    made = [Broker(controller, at=each) for each in at]
+    try:
+        for broker in made:
+            await broker.start()
+        await made[0].elect()
+        if len(made) > 1:
+            answer = await made[0].in_sync(*(broker.broker_id for broker in made))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+        yield made
+    finally:
+        for broker in made:
+            await broker.die()
+
+
+async def master(broker: Broker) -> tuple[int | None, int | None]:
+    header, _ = await broker.info()
+    return header.master_broker_id, header.master_epoch
+
+
+async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
+    async with (
+        told() as a,
+        told() as b,
+        running(tmp_path) as controller,
+        brokers(controller, None, a.address, b.address) as (first, second, third),
+    ):
+        await second.heartbeat(offset=100)
+        await third.heartbeat(offset=200)
+        await first.die()
+        await until(lambda: len(a.changes) == len(b.changes) == 2)
+        assert await master(second) == (3, 2)
+        for changes in (a.changes, b.changes):
+            (_, (header, body)) = changes
+            assert (header.master_broker_id, header.master_address) == (3, b.address)
+            assert (header.master_epoch, header.sync_state_set_epoch) == (2, 3)
+            assert (body.sync_state_set, body.sync_state_set_epoch) == ([3], 3)
+        assert controller.elections.held == {"new_master_elected": 2}
+
+
+async def test_another_is_elected_when_the_master_falls_silent(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller, brokers(controller, None, None) as (first, second):
+        await first.heartbeat(timeout_ms=50)
+        await until(lambda: _is_master(second, 2))
+        # Its connection was closed, as in Java, and it comes again.
+        await until(lambda: len(controller._server.connections) == 1)
+        await first.register()
+
+
+async def _is_master(broker: Broker, broker_id: int) -> bool:
+    return (await master(broker))[0] == broker_id
+
+
+async def test_no_other_is_elected_when_nobody_is_in_sync(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller, brokers(controller, None) as (first,):
+        second = Broker(controller)
+        await second.start()
+        await first.die()
+        await until(lambda: controller.elections.held["no_master_elected"])
+        assert await master(second) == (None, 2)
+        answer = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2))
+        assert answer.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        # The first comes back with its log.
+        again = Broker(controller, at=address(1))
+        again.broker_id = 1
+        registered = (await again.register()).read_header(RegisterBrokerToControllerResponseHeader)
+        assert registered.master_broker_id is None
+        await again.heartbeat()
+        assert (await again.elect()).master_epoch == 3
+        await again.die()
+        await second.die()
+
+
+async def test_a_master_that_comes_back_before_its_end_is_noticed_stays(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller, brokers(controller, None, None) as (first, second):
+        again = Broker(controller)
+        again.broker_id = 1
+        await again.heartbeat()
+        await first.die()
+        await until(lambda: len(controller._server.connections) == 2)
+        assert await master(second) == (1, 1)
+        await again.die()
+
+
+async def test_masters_are_handed_over(tmp_path: Path) -> None:
+    async with told() as a, running(tmp_path) as controller, brokers(controller, a.address, None) as (first, second):
+        elected = await second.elect(designate=True)
+        assert (elected.master_broker_id, elected.master_epoch, elected.sync_state_set_epoch) == (2, 2, 3)
+        await until(lambda: len(a.changes) == 2)
+        assert a.changes[-1][0].master_broker_id == 2
+        # What the old one still wants doesn't count.
+        refused = await first.in_sync(1, 2)
+        assert refused.code == ResponseCode.CONTROLLER_INVALID_MASTER
+
+
+async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller, brokers(controller, None, None) as (first, second):
+        before = await second.info()
+        # It ends before its brokers.
+        await controller.stop()
+    async with running(tmp_path) as controller:
+        again = Broker(controller)
+        again.broker_id = 2
+        await again.heartbeat()
+        answer = (await again.register()).read_header(RegisterBrokerToControllerResponseHeader)
+        assert answer.master_broker_id is None
+        # Its master hasn't said yet that it lives: nobody is elected for that.
+        assert await again.info() == before
+        assert before[0].master_address == first.address
+        assert controller._looking.report.runs == 0
+        await again.die()
+
+
+async def test_what_is_asked_of_it_at_once_is_done_in_order(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller:
+        one = Broker(controller)
+        await one.start()
+        elections = [one.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(1)) for _ in range(50)]
+        codes = [answer.code for answer in await asyncio.gather(*elections)]
+        assert sorted(codes) == [ResponseCode.SUCCESS] + [ResponseCode.CONTROLLER_MASTER_STILL_EXIST] * 49
+        assert await master(one) == (1, 1)
+        await one.die()
+
+
+async def test_many_sets_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller:
+        made = [Broker(controller, f"broker-{i}") for i in range(50)]
+        await asyncio.gather(*(broker.start() for broker in made))
+        await asyncio.gather(*(broker.elect() for broker in made))
+        body = encode_json([broker._name for broker in made] + ["unknown"])
+        answer = await made[0].do(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
+        table = decode_json(answer.body, BrokerReplicasInfo).replicas_info_table
+        assert len(table) == 50
+        assert {info.master_broker_id for info in table.values()} == {1}
+        for broker in made:
+            await broker.die()
+
+
+async def test_metadata_names_the_leader(tmp_path: Path) -> None:
+    async with running(tmp_path, group="g", self_id="n7") as controller:
+        one = Broker(controller)
+        header = (await one.do(RequestCode.CONTROLLER_GET_METADATA_INFO)).read_header(GetMetaDataResponseHeader)
+        assert header == GetMetaDataResponseHeader(
+            group="g",
+            controller_leader_id="n7",
+            controller_leader_address=controller.address,
+            is_leader=True,
+            peers=f"n7:{controller.address};",
+        )
+        await one.die()
+
+
+async def test_requests_that_say_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller:
+        one = Broker(controller)
+        nothing = await one.ask(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA)
+        assert (nothing.code, nothing.remark) == (ResponseCode.SYSTEM_ERROR, "not set any response code")
+        header = ControllerHeartbeatRequestHeader(cluster_name=CLUSTER, broker_addr="a:1", broker_name=NAME)
+        empty = await one.ask(RequestCode.BROKER_HEARTBEAT, header)
+        assert (empty.code, empty.remark) == (
+            ResponseCode.CONTROLLER_INVALID_REQUEST,
+            "Heart beat with empty brokerId",
+        )
+        await one.die()
+
+
+async def test_configuration_over_the_network(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller:
+        one = Broker(controller)
+        text = (await one.do(RequestCode.GET_CONTROLLER_CONFIG)).body.decode()
+        assert "enableElectUncleanMaster=false\n" in text
+        await one.do(RequestCode.UPDATE_CONTROLLER_CONFIG, body=b"enableElectUncleanMaster=true\n")
+        assert controller.config.enable_elect_unclean_master
+        assert "enableElectUncleanMaster=true" in controller.config.config_store_path.read_text()
+        refused = await one.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=b"configStorePath=/x\n")
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert (refused.remark or "").startswith("Can not update config in black list")
+        await one.die()
+
+
+async def test_it_tells_prometheus(tmp_path: Path) -> None:
+    config = controller_config(tmp_path)
+    async with told() as free:
+        # A port that is free once this server has stopped.
+        config.metrics_port = free.server.port
+    controller = Controller(config)
+    await controller.start()
+    try:
+        async with brokers(controller, None, None):
+            url = f"http://127.0.0.1:{config.metrics_port}/metrics"
+            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+        assert 'rocketmq_controller_master_broker_id{cluster="DefaultCluster",broker_set="broker-a"} 1' in text
+        assert 'rocketmq_controller_active_broker_num{cluster="DefaultCluster",broker_set="broker-a"} 2' in text
+        assert 'rocketmq_controller_election_total{election_result="new_master_elected"} 1' in text
+        assert "rocketmq_controller_is_leader 1" in text
+        assert 'gantry_job_runs_total{job="lead or follow"}' in text
+    finally:
+        await controller.stop()
+
+
+def test_peers_say_who_it_is() -> None:
+    one = ControllerConfig(self_id="n1", peers=["n1-10.0.0.1:9999"])
+    assert place_of(one) == Place(9999, "10.0.0.1:9999")
+    assert place_of(ControllerConfig(listen_port=1)) == Place(1, None)
+    for peers in (["n0-10.0.0.1:9999"], ["n1"], ["n1-nowhere"], ["n1-a:1", "n2-b:1"]):
+        with pytest.raises(ConfigError, match="controllerDLegerPeers"):
+            place_of(ControllerConfig(self_id="n1", peers=peers))
+
+
+# -- a store that fails -----------------------------------------------------------------------------------------
+
+
+class FailingStore:
+    """Another store, whose leader's key is taken or that fails when a test says so."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self.interval_s = 0.01
+        self.fails: str | None = None
+        self.other: Leader | None = None
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def campaign(self, me: Leader) -> Term | None:
+        return None if self.other else await self._store.campaign(me)
+
+    async def keep(self, term: Term) -> Term | None:
+        return None if self.other else term
+
+    async def resign(self, term: Term) -> None:
+        pass
+
+    async def leader(self) -> Leader | None:
+        return self.other
+
+    async def load(self) -> dict[str, bytes]:
+        return await self._store.load()
+
+    async def commit(self, term: Term, name: str, value: bytes) -> bool:
+        if self.fails == "before":
+            raise GantryError("no store")
+        if self.other is not None:
+            return False
+        is_kept = await self._store.commit(term, name, value)
+        if self.fails == "after":
+            raise GantryError("no answer")
+        return is_kept
+
+
+@asynccontextmanager
+async def with_failing_store(directory: Path) -> AsyncIterator[tuple[Controller, FailingStore]]:
+    store = FailingStore(SqliteStore(directory / "state", Jobs()))
+    controller = Controller(controller_config(directory), store=store)
+    try:
+        await controller.start()
+        yield controller, store
+    finally:
+        await controller.stop()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_what_is_not_known_to_be_kept_is_read_again(tmp_path: Path, when: str) -> None:
+    async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (_, second):
+        store.fails = when
+        answer = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2, designate=True))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        store.fails = None
+        await until(lambda: controller.leadership.is_leader)
+        assert await master(second) == ((1, 1) if when == "before" else (2, 2))
+
+
+async def test_a_deposed_leader_says_so(tmp_path: Path) -> None:
+    async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (_, second):
+        store.other = Leader("n1", "10.0.0.1:9878")
+        answer = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2, designate=True))
+        assert (answer.code, answer.remark) == (
+            ResponseCode.CONTROLLER_NOT_LEADER,
+            "The controller is not in leader state",
+        )
+        await until(lambda: controller.leadership.leader == store.other)
+        header = (await second.do(RequestCode.CONTROLLER_GET_METADATA_INFO)).read_header(GetMetaDataResponseHeader)
+        assert (header.is_leader, header.controller_leader_address) == (False, "10.0.0.1:9878")
+        for code in (RequestCode.CONTROLLER_REGISTER_BROKER, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID):
+            assert (await second.ask(code, register_header(2))).code == ResponseCode.CONTROLLER_NOT_LEADER
+        # It goes on to hear who lives, for when it leads again.
+        await second.heartbeat()
+        store.other = None
+        await until(lambda: controller.leadership.is_leader)
+        assert await master(second) == (1, 1)
