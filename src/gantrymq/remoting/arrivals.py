@@ -1,4 +1,4 @@
-"""Arrivals: sockets that were accepted, until it is known what they speak and a Connection has them.
+"""Arrivals: sockets that were accepted, until it is known what they speak and a protocol has them.
 
 A server with TLS looks at the first byte of each before anything reads it: 0x16 begins a TLS handshake, and no frame.
 Source: remoting/netty/NettyRemotingServer (TlsModeHandler).
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from gantrymq.background.tasks import Tasks
 from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.system import network
 from gantrymq.system.clock import monotonic
@@ -27,9 +26,9 @@ _HANDSHAKE = b"\x16"
 
 
 class Arrivals:
-    """Of one server; `connected` makes the Connection that follows. `tls` is None when the server speaks plain only."""
+    """Of one server; `connected` makes the protocol of each. `tls` is None when the server speaks plain only."""
 
-    def __init__(self, tls: ServerTls | None, connected: Callable[[], Connection]) -> None:
+    def __init__(self, tls: ServerTls | None, connected: Callable[[], asyncio.BaseProtocol]) -> None:
         self._tls = tls
         self._connected = connected
         self._loop = asyncio.get_running_loop()

@@ -122,7 +122,7 @@ class RemotingClient:
         try:
             host, port = parse_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._connect_to_one_of(await _addresses(host, port), host, port)
+                connection = await self._connect_to_one_of(await addresses_of(host, port), host, port)
         except (OSError, ValueError) as e:
             # TimeoutError and tls.SSLError are OSErrors.
             problem = tls_problem(e)
@@ -179,7 +179,7 @@ class RemotingClient:
                 self._on_close(connection.address)
 
 
-async def _addresses(host: str, port: int) -> list[str]:
+async def addresses_of(host: str, port: int) -> list[str]:
     """The IP addresses of a host. Raises OSError.
 
     Looked up here, not by create_connection: uvloop's leaves behind the error of a look-up that was given up meanwhile.

@@ -1,0 +1,204 @@
+"""HaConnection: one slave, as its master has it: reads what it reports, sends it what the log has (`HAConnection`).
+
+What is sent are slices of the mapped log. One batch is handed to the socket at a time, the next when it is taken; so
+for a slave that doesn't read the master holds nothing but that slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+from gantrymq.errors import FrameError, StoreError
+from gantrymq.logs import peer_log
+from gantrymq.remoting.address import format_address
+from gantrymq.replication.config import ReplicationConfig
+from gantrymq.replication.flow_control import FlowControl
+from gantrymq.replication.frames import VERSION, Greeting, Report, ReportReader, encode_greeting, encode_header
+from gantrymq.replication.link import LAST_FILE
+from gantrymq.replication.slaves import Slave, Slaves
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: So many bytes are sent to one slave before others have their turn.
+_STEP_BYTES = 256 * 1024
+
+
+class Master(Protocol):
+    """What a connection needs of its master."""
+
+    store: MessageStore
+    config: ReplicationConfig
+    slaves: Slaves
+
+    def opened(self, connection: HaConnection) -> None: ...
+
+    def closed(self, connection: HaConnection) -> None: ...
+
+    def acknowledged(self) -> None:
+        """A slave has more than before."""
+
+    def joined(self, connection: HaConnection) -> None:
+        """A slave has said who and how far it is."""
+
+    def go_on(self) -> None:
+        """There is more to send, in another turn."""
+
+
+class HaConnection(asyncio.Protocol):
+    """Sends nothing until the slave has asked for something."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._reports = ReportReader()
+        self._greeted = False
+        self._takes = True
+        self._transport: asyncio.Transport | None = None
+        self.address = "?"
+        now = monotonic()
+        self.last_read = self.last_write = now
+        self._flow = FlowControl(now)
+        #: None until it has reported.
+        self.slave: Slave | None = None
+
+    # -- asyncio's side -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is no asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.address = format_address(*peer[:2])
+        self._transport.set_write_buffer_limits(high=0)
+        self._master.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._master.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.last_read = monotonic()
+        try:
+            report = self._reports.feed(data)
+            if self._reports.checked and not self._greeted:
+                self._greet()
+            if report is not None:
+                self._reported(report)
+        except FrameError as e:
+            self.refuse(str(e))
+
+    def pause_writing(self) -> None:
+        self._takes = False
+
+    def resume_writing(self) -> None:
+        self._takes = True
+        self.send()
+
+    # -- what the slave says ------------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        self._greeted = True
+        store = self._master.store
+        size = store.config.mapped_file_size_commit_log
+        self._write(encode_greeting(Greeting(store.min_physical_offset, store.max_physical_offset, size, VERSION)))
+
+    def _reported(self, report: Report) -> None:
+        master, slave = self._master, self.slave
+        end = master.store.max_physical_offset
+        if slave is None:
+            self._begin(report, end)
+        elif report.offset > slave.next_offset:
+            raise FrameError(f"it acknowledges {report.offset}, but was sent what is before {slave.next_offset} only")
+        elif master.slaves.acknowledged(slave, report.offset, end, self.last_read):
+            master.acknowledged()
+
+    def _begin(self, report: Report, end: int) -> None:
+        """The first report, which asks for what is at its offset."""
+        store, offset = self._master.store, report.offset
+        begin = store.min_physical_offset
+        if offset == LAST_FILE and not self._reports.checked:
+            size = store.config.mapped_file_size_commit_log
+            offset = max(end // size * size, begin)
+        elif not begin <= offset <= end:
+            if not self._reports.checked:
+                # A Java slave sees that it is at another place, logs it and tries again later.
+                self._write(encode_header(begin if offset < begin else end, b"", checked=False))
+            raise FrameError(f"it wants what is at {offset}, the log has {begin} to {end}")
+        self.slave = Slave(self.address, report.broker_id, report.offset, offset)
+        log.info("the slave %s follows from %d on", self.address, offset)
+        self._master.joined(self)
+        self.send()
+
+    # -- what the master does -----------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Sends what the log has, as much of it as the socket takes now."""
+        slave, transport, flow = self.slave, self._transport, self._flow
+        if slave is None or transport is None or transport.is_closing():
+            return
+        store, config = self._master.store, self._master.config
+        batch, checked = config.ha_transfer_batch_size, self._reports.checked
+        budget = _STEP_BYTES
+        while self._takes:
+            if budget <= 0:
+                self._master.go_on()
+                return
+            now = monotonic()
+            most = batch
+            if config.ha_flow_control_enable:
+                most = min(batch, flow.allowed(now, config.max_ha_transfer_byte_in_second))
+                if not most:
+                    return
+            try:
+                piece = store.log_slice(slave.next_offset, most)
+            except StoreError as e:
+                # The file that comes next was deleted, or the store is closed.
+                self.refuse(str(e))
+                return
+            if piece is None:
+                return
+            header = encode_header(slave.next_offset, piece, checked=checked)
+            slave.next_offset += len(piece)
+            budget -= len(piece)
+            flow.sent(len(piece), now)
+            self.last_write = now
+            transport.writelines((header, piece))
+
+    def look(self, now: float) -> None:
+        """Gives a sign of life; leaves a slave that gives none."""
+        config = self._master.config
+        if now - self.last_read > config.ha_housekeeping_interval / 1000:
+            self.refuse(f"it has said nothing for {now - self.last_read:.0f} s")
+        elif (
+            self.slave is not None and self._takes and now - self.last_write >= config.ha_send_heartbeat_interval / 1000
+        ):
+            self._write(encode_header(self.slave.next_offset, b"", checked=self._reports.checked))
+
+    def bytes_per_second(self) -> int:
+        return self._flow.bytes_per_second(monotonic())
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def refuse(self, why: str) -> None:
+        """Leaves the slave."""
+        log.warning("closing the connection with the slave %s: %s", self.address, why)
+        self.close()
+
+    def close(self) -> None:
+        """Leaves it without a word; what it doesn't take is not waited for."""
+        if self._transport is not None and not self._transport.is_closing():
+            if self._transport.get_write_buffer_size():
+                self._transport.abort()
+            else:
+                self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self.last_write = monotonic()
+        self._transport.write(data)

@@ -1,0 +1,181 @@
+"""HaMaster: listens for slaves and keeps sending them the log (`DefaultHAService`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
+from gantrymq.remoting.arrivals import Arrivals
+from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.server_tls import ServerTls
+from gantrymq.remoting.tls import TlsConfig
+from gantrymq.replication.config import ReplicationConfig
+from gantrymq.replication.connection import HaConnection
+from gantrymq.replication.slaves import Slaves
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system import network
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: Who hasn't said anything yet makes room for others when there are so many.
+MAX_CONNECTIONS = 64
+#: While there are slaves the log is looked at so often, s; `log_grew` is for those who can't wait.
+_LOOK_AT_LOG_S = 0.01
+#: How often silent slaves are looked for at most, s.
+_LOOK_S = 1.0
+
+
+class HaMaster:
+    """Of one store. The port is taken here and now; connections are taken from `start` on.
+
+    `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
+    `on_acknowledged` is called when a slave has more than before. Raises GantryError when the port is taken.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: ReplicationConfig,
+        *,
+        host: str = "0.0.0.0",
+        tls: TlsConfig | None = None,
+        jobs: Jobs | None = None,
+        on_acknowledged: Callable[[], None] = lambda: None,
+    ) -> None:
+        jobs = jobs if jobs is not None else Jobs()
+        self.store = store
+        self.config = config
+        self.slaves = Slaves(config.ha_max_gap_not_in_sync)
+        self.acknowledged = on_acknowledged
+        self._tls = ServerTls(tls, jobs) if tls is not None else None
+        self._arrivals: Arrivals | None = None
+        #: In the order in which they came.
+        self._connections: dict[HaConnection, None] = {}
+        self._is_woken = False
+        self._sending = jobs.repeating("send the log to slaves", self._send, _LOOK_AT_LOG_S)
+        heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
+        self._looking = jobs.repeating("look at the slaves", self._look, min(_LOOK_S, heartbeat_s / 4))
+        # At last: it takes the port, which nobody would free if anything else failed.
+        self._listener = Listener(host, config.ha_listen_port, self._accepted, self._count, jobs=jobs)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def release(self) -> None:
+        """Frees the port of a master that is never started."""
+        self._listener.stop()
+
+    async def start(self) -> None:
+        """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
+        tls = self._tls
+        if tls is not None:
+            tls.load()
+        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, lambda: HaConnection(self))
+        self._listener.start()
+        if tls is not None:
+            tls.start()
+        self._looking.start()
+
+    async def stop(self) -> None:
+        """Takes no more connections and closes those that there are."""
+        self._looking.cancel()
+        self._sending.cancel()
+        if self._tls is not None:
+            self._tls.stop()
+        self._listener.stop()
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            await arrivals.stop()
+        for connection in list(self._connections):
+            connection.close()
+
+    def log_grew(self) -> None:
+        """The log may have more: sent in the loop's next turn. May be called as often as one likes."""
+        if not self._is_woken and self.slaves:
+            self._is_woken = True
+            self._sending.wake()
+
+    def status(self) -> HaStatus:
+        """What GET_BROKER_HA_STATUS says of a master."""
+        end = self.store.max_physical_offset
+        status = HaStatus(master=True, master_commit_log_max_offset=end)
+        for connection in self._connections:
+            slave = connection.slave
+            if slave is None:
+                continue
+            in_sync = self.slaves.is_in_sync(slave, end)
+            status.in_sync_slave_nums += in_sync
+            status.connections.append(
+                HaConnectionStatus(
+                    connection.address,
+                    slave.acknowledged,
+                    end - slave.acknowledged,
+                    in_sync,
+                    connection.bytes_per_second(),
+                    slave.next_offset,
+                )
+            )
+        return status
+
+    # -- for connections ----------------------------------------------------------------------------------------
+
+    def opened(self, connection: HaConnection) -> None:
+        """There is one more."""
+        if self._arrivals is None:
+            # A TLS handshake ended after stop().
+            connection.close()
+        elif len(self._connections) >= MAX_CONNECTIONS:
+            others = (each for each in self._connections if each.slave is None and not each.is_closing)
+            next(others, connection).refuse(f"there are {MAX_CONNECTIONS} connections, and it has said nothing")
+        self._connections[connection] = None
+
+    def closed(self, connection: HaConnection) -> None:
+        """There is one less."""
+        self._connections.pop(connection, None)
+        if connection.slave is not None:
+            log.info("the slave %s is gone", connection.address)
+            self.slaves.gone(connection.slave)
+            if not self.slaves:
+                self._sending.cancel()
+
+    def joined(self, connection: HaConnection) -> None:
+        """It has asked for something: it is a slave."""
+        assert connection.slave is not None
+        former = self.slaves.joined(connection.slave)
+        for each in list(self._connections):
+            if former is not None and each.slave is former:
+                each.refuse("the same slave has another connection")
+        self._sending.start()
+        self.acknowledged()
+
+    def go_on(self) -> None:
+        """Sends the rest in another turn."""
+        self.log_grew()
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        self._is_woken = False
+        for connection in list(self._connections):
+            connection.send()
+
+    def _look(self) -> None:
+        now = monotonic()
+        if self._arrivals is not None:
+            self._arrivals.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
+        for connection in list(self._connections):
+            connection.look(now)
+
+    def _accepted(self, sock: network.Socket) -> None:
+        assert self._arrivals is not None
+        if len(self._arrivals) >= MAX_CONNECTIONS:
+            sock.close()
+        else:
+            self._arrivals.add(sock)
+
+    def _count(self) -> int:
+        return len(self._connections) + (len(self._arrivals) if self._arrivals is not None else 0)

@@ -1,0 +1,365 @@
+"""HaSlave: follows a master: connects, again and again, and puts what comes into the store (`DefaultHAClient`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from math import inf
+from typing import cast
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.errors import FrameError, RecordError, ReplicationError, StoreBusy, StoreError, StoreFull
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.client import addresses_of
+from gantrymq.replication.config import ReplicationConfig
+from gantrymq.replication.flow_control import FlowControl
+from gantrymq.replication.link import Link, LinkState
+from gantrymq.store.config import SYNC_FLUSH
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system import tls
+from gantrymq.system.clock import monotonic, now_ms
+
+log = peer_log(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+#: The pause before the next attempt doubles from the first to the second, s (Java: 5).
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 5.0
+#: Frames are put into the store for so long in one turn of the loop, s.
+_TURN_S = 0.005
+#: The disk is full: the next attempt, s.
+_FULL_PAUSE_S = 1.0
+#: How often the master is looked at at most, s.
+_LOOK_S = 1.0
+
+
+class HaSlave:
+    """Of one store, which is a slave's (`MessageStore.set_slave`).
+
+    `on_messages` is called with the queues that got messages. `ssl_context`: connections are TLS. `broker_id` tells one
+    slave of a master from another.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: ReplicationConfig,
+        *,
+        broker_id: int,
+        jobs: Jobs | None = None,
+        on_messages: Callable[[Collection[ConsumeQueue]], None] = lambda queues: None,
+        ssl_context: tls.SSLContext | None = None,
+    ) -> None:
+        jobs = jobs if jobs is not None else Jobs()
+        self._store = store
+        self._config = config
+        self._broker_id = broker_id
+        self._on_messages = on_messages
+        self._ssl_context = ssl_context
+        self._address: str | None = None
+        self._first_offset: int | None = None
+        self._connection: _Connection | None = None
+        self._is_running = False
+        self._pause_s = _FIRST_PAUSE_S
+        #: Nothing was found at the log's beginning: the next link asks for the last file.
+        self._wants_last_file = config.sync_from_last_file
+        #: How far the log was when the last attempt began.
+        self._began_at = -1
+        #: Why the slave doesn't follow its master; None while it does, or can't reach it.
+        self.refusal: str | None = None
+        #: The last link found something else than what is here.
+        self._is_doubted = False
+        self._connecting = jobs.repeating("connect to the master", self._connect)
+        self._putting = jobs.repeating("put the master's log into the store", self._put)
+        heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
+        self._looking = jobs.repeating("look at the master", self._look, min(_LOOK_S, heartbeat_s / 4))
+        now = monotonic()
+        self._last_read = self._last_write = now
+        self._read_ms = self._written_ms = 0
+        self._flow = FlowControl(now)
+        #: The flusher has been asked to tell.
+        self._is_flushing = False
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to follow the master, if there is one."""
+        self._is_running = True
+        for job in (self._connecting, self._putting, self._looking):
+            job.start()
+        if self._address is not None:
+            self._connecting.wake()
+
+    async def stop(self) -> None:
+        """Leaves the master."""
+        self._is_running = False
+        self._putting.cancel()
+        self._looking.cancel()
+        await self._connecting.stop()
+        self._drop()
+
+    def set_master(self, address: str | None, first_offset: int | None = None) -> None:
+        """Whom to follow: host:port for slaves; None: nobody. The same once more does no harm.
+
+        `first_offset` is where a Java master's log begins, if that is known.
+        """
+        self._first_offset = first_offset
+        if address == self._address:
+            return
+        log.info("the master for slaves is %s", address)
+        self._address = address
+        self._wants_last_file = self._config.sync_from_last_file
+        self._pause_s = _FIRST_PAUSE_S
+        self.refusal = None
+        self._drop()
+        if self._is_running and address is not None:
+            self._connecting.wake()
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LinkState | None:
+        """None without a connection."""
+        return None if self._connection is None else self._connection.link.state
+
+    def status(self) -> HaStatus:
+        """What GET_BROKER_HA_STATUS says of a slave."""
+        return HaStatus(
+            client=HaClientStatus(
+                self._address or "",
+                self._flow.bytes_per_second(monotonic()),
+                self._store.max_physical_offset,
+                self._read_ms,
+                self._written_ms,
+                0,
+                self._connection is not None,
+            )
+        )
+
+    # -- connecting ---------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> float:
+        address = self._address
+        if address is None or self._connection is not None:
+            return inf
+        self._began_at = self._store.max_physical_offset
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._connect_to(address)
+        except (OSError, ValueError) as e:
+            # TimeoutError and tls.SSLError are OSErrors.
+            log.warning("can't connect to the master %s: %s", address, str(e) or type(e).__name__)
+            return self._next_pause()
+        if address != self._address or not self._is_running:
+            connection.abort()
+        return inf
+
+    async def _connect_to(self, address: str) -> _Connection:
+        host, port = parse_address(address)
+        loop = asyncio.get_running_loop()
+        ips = await addresses_of(host, port)
+        for n, ip in enumerate(ips, 1):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self),
+                    ip,
+                    port,
+                    ssl=self._ssl_context,
+                    server_hostname=host if self._ssl_context is not None else None,
+                )
+            except OSError as e:
+                if n == len(ips) or isinstance(e, tls.SSLError):
+                    raise
+            else:
+                return connection
+        raise OSError(f"{host} has no address")
+
+    def _next_pause(self) -> float:
+        """Until the next attempt: short again when the last one has brought something."""
+        if self._store.max_physical_offset != self._began_at:
+            self._pause_s = _FIRST_PAUSE_S
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s
+
+    def _drop(self) -> None:
+        """Leaves the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+            self._store.replica.restart()
+
+    def _again(self, why: str) -> None:
+        """The connection is of no use: another one."""
+        log.warning("leaving the master %s: %s", self._address, why)
+        self._drop()
+        if self._is_running and self._address is not None:
+            self._connecting.wake(self._next_pause())
+
+    # -- for connections ----------------------------------------------------------------------------------------
+
+    def opened(self, connection: _Connection) -> None:
+        """It stands: asks for the log."""
+        if not self._is_running or self._connection is not None:
+            connection.abort()
+            return
+        self._connection = connection
+        self._last_read = monotonic()
+        connection.link = Link(
+            self._store, self._broker_id, whole_log=not self._wants_last_file, first_offset=self._first_offset
+        )
+        self._write(connection.link.opening())
+
+    def closed(self, connection: _Connection, error: Exception | None) -> None:
+        """It is lost."""
+        if connection is self._connection:
+            self._again(str(error) if error else "it closed the connection")
+
+    def received(self, connection: _Connection, data: bytes) -> None:
+        """Bytes have come."""
+        if connection is self._connection:
+            self._last_read = monotonic()
+            self._read_ms = now_ms()
+            self._flow.sent(len(data), self._last_read)
+            connection.link.feed(data)
+            if not connection.is_paused:
+                pause_s = self._put()
+                if pause_s != inf:
+                    self._putting.wake(pause_s)
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def _put(self) -> float:
+        """Puts what has come into the store, for a while; when to go on, inf: when more has come."""
+        connection = self._connection
+        if connection is None:
+            return inf
+        link, until = connection.link, monotonic() + _TURN_S
+        try:
+            while (queues := link.step()) is not None:
+                if queues:
+                    self._on_messages(queues)
+                self._report(link)
+                if monotonic() > until:
+                    connection.pause()
+                    return 0.0
+        except StoreBusy:
+            connection.pause()
+            loop = asyncio.get_running_loop()
+            self._store.when_room(partial(_in_loop, loop, self._putting.wake))
+            return inf
+        except StoreFull as e:
+            connection.pause()
+            self.refusal = str(e)
+            log.warning("the store takes no more of the master's log: %s", e)
+            return _FULL_PAUSE_S
+        except ReplicationError as e:
+            self._differed(e)
+            return inf
+        except (FrameError, RecordError) as e:
+            self._again(f"what came is damaged, it is fetched again: {e}")
+            return inf
+        except StoreError as e:
+            self.refusal = str(e)
+            self._again(self.refusal)
+            return inf
+        connection.resume()
+        if link.state is LinkState.FOLLOWING:
+            self.refusal, self._is_doubted = None, False
+        elif link.asked_in_vain:
+            self._wants_last_file = True
+            self._again("its log doesn't begin at 0, or is empty: the next link asks for its last file")
+        return inf
+
+    def _differed(self, error: ReplicationError) -> None:
+        """The master's log isn't this one. Once that may be damage on the way; twice in a row it is so."""
+        if self._is_doubted:
+            self.refusal = str(error)
+            self._pause_s = _LONGEST_PAUSE_S
+        self._is_doubted = True
+        self._again(str(error))
+
+    def _look(self) -> None:
+        """Gives a sign of life; leaves a master that gives none."""
+        connection, now = self._connection, monotonic()
+        if connection is None:
+            return
+        if now - self._last_read > self._config.ha_housekeeping_interval / 1000 and not connection.is_paused:
+            self._again(f"it has sent nothing for {now - self._last_read:.0f} s")
+        elif now - self._last_write >= self._config.ha_send_heartbeat_interval / 1000:
+            self._write(connection.link.report(self._flushed(), is_due=True))
+
+    def _report(self, link: Link) -> None:
+        flushed = self._flushed()
+        self._write(link.report(flushed))
+        if flushed is not None and flushed < self._store.max_physical_offset and not self._is_flushing:
+            self._is_flushing = True
+            loop = asyncio.get_running_loop()
+            end = self._store.max_physical_offset
+            self._store.when_flushed(end, lambda _: _in_loop(loop, self._was_flushed))
+
+    def _was_flushed(self) -> None:
+        self._is_flushing = False
+        if self._connection is not None:
+            self._report(self._connection.link)
+
+    def _flushed(self) -> int | None:
+        """How much counts as there, with SYNC_FLUSH."""
+        return self._store.flushed_offset if self._store.config.flush_disk_type == SYNC_FLUSH else None
+
+    def _write(self, data: bytes) -> None:
+        if self._connection is not None and data:
+            self._last_write = monotonic()
+            self._written_ms = now_ms()
+            self._connection.write(data)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """For threads of the store."""
+    loop.call_soon_threadsafe(callback)
+
+
+class _Connection(asyncio.Protocol):
+    """The socket of one link."""
+
+    #: Made when it stands.
+    link: Link
+
+    def __init__(self, slave: HaSlave) -> None:
+        self._slave = slave
+        self.is_paused = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is no asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
+        self._slave.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._slave.closed(self, exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._slave.received(self, data)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        """Reads no more: what has come must be put into the store first."""
+        if not self.is_paused and self._transport is not None:
+            self.is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.is_paused and self._transport is not None:
+            self.is_paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
