@@ -61,7 +61,7 @@ async def test_a_damaged_message_is_skipped_and_named(world: World, caplog: pyte
     damage(world.store, places[1])
     # The size of the record, in the midst of a row of good ones.
     damage(world.store, places[3], 3)
-    await world.schedule.start()
+    await world.schedule.become_master()
     await until(lambda: world.passed() == 5)
     assert bodies(world.store, "orders") == [b"0", b"2", b"4"]
     assert (world.schedule.skipped, world.report.failures) == (2, 0)
@@ -77,7 +77,7 @@ async def test_nonsense_is_skipped(world: World) -> None:
     world.put(b"")
     world.delay(b"good")
     end = world.store.queue(SCHEDULE_TOPIC, 0).max_offset
-    await world.schedule.start()
+    await world.schedule.become_master()
     await until(lambda: world.passed() == end)
     assert bodies(world.store, "orders") == [b"good"]
     assert world.schedule.skipped == end - 1
@@ -88,7 +88,7 @@ async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
     for n in range(3):
         world.delay(b"%d" % n)
     with full_disk(world.store):
-        await world.schedule.start()
+        await world.schedule.become_master()
         await until(lambda: world.report.failures)
     world.schedule._deliveries[1].wake()
     await until(lambda: world.passed() == 3)
@@ -111,7 +111,7 @@ async def test_all_levels_together_hold_the_loop_for_one_turn(world: World, tmp_
             queue = world.store.queue("orders", level)
             queue, properties, code = schedule.redirect(queue, b"", level, clock.now_ms())
             world.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, code)
-    await schedule.start()
+    await schedule.become_master()
     assert await longest_step(lambda: list(schedule.offsets().values()) == [2] * levels) < 0.05
     assert {world.store.queue("orders", level).max_offset for level in range(1, levels + 1)} == {2}
     await schedule.stop()
@@ -120,7 +120,7 @@ async def test_all_levels_together_hold_the_loop_for_one_turn(world: World, tmp_
 async def test_a_queue_that_lost_its_end_goes_on(world: World) -> None:
     """After a power failure delayOffset.json may be ahead of the queue."""
     world.schedule.offsets()[1] = 7
-    await world.schedule.start()
+    await world.schedule.become_master()
     await until(lambda: world.passed() == 0)
     world.delay(b"new")
     await until(lambda: bodies(world.store, "orders") == [b"new"])
@@ -131,7 +131,7 @@ async def test_what_was_accepted_is_delivered_however_long_its_properties_are(wo
     room = world.appender.max_properties_length - len(encode_properties({"pad": "", "DELAY": "1"}))
     room -= len(encode_properties({"REAL_TOPIC": "orders", "REAL_QID": "0"}))
     world.delay(b"long", pad="x" * room)
-    await world.schedule.start()
+    await world.schedule.become_master()
     await until(lambda: world.passed() == 1)
     [record] = records(world.store, "orders")
     assert b"x" * room in record.properties

@@ -319,6 +319,7 @@ class Broker:
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
+                await part.become_master()
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 

@@ -10,8 +10,8 @@ from gantrymq.remoting.connection import Connection, RequestHandler
 class Part:
     """A part of the broker. What a part has no use for stays as it is here.
 
-    `Broker` calls `load` of each part in the order of its list, then `start`, and `stop` in the opposite order, after a
-    `start` that raised, too; then `save`.
+    `Broker` calls `load` of each part in the order of its list, then `start`, each followed by what the broker is,
+    `become_master` or `become_slave`, and `stop` in the opposite order, after a `start` that raised, too; then `save`.
     """
 
     def handlers(self) -> Mapping[int, RequestHandler]:
@@ -23,6 +23,12 @@ class Part:
 
     async def start(self) -> None:
         """Begins its work in the background."""
+
+    async def become_master(self) -> None:
+        """The broker is a master now: begins with what only a master does."""
+
+    async def become_slave(self) -> None:
+        """The broker is a slave now: ends what only a master does. Its log and tables are copies from now on."""
 
     def save(self) -> None:
         """Writes what isn't in its files yet, at the end; until then see `Saving`. Raises StoreError."""

@@ -23,7 +23,7 @@ from gantrymq.broker.saving import Saving
 from gantrymq.errors import StoreBusy
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
-from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
 from gantrymq.protocol.record import Record
@@ -65,14 +65,25 @@ class Schedule(Part):
     def load(self) -> None:
         self._offsets = self._file.load(_DelayOffsets) or self._offsets
 
-    async def start(self) -> None:
+    async def become_master(self) -> None:
         """Takes up every level where it stopped."""
         for delivery in self._deliveries.values():
             delivery.start(0.0)
 
+    async def become_slave(self) -> None:
+        """The master delivers; `copy_offsets` tells how far it is."""
+        await self.stop()
+
     async def stop(self) -> None:
         for delivery in self._deliveries.values():
             delivery.cancel()
+
+    def copy_offsets(self, table: bytes) -> None:
+        """Takes how far the master has delivered. Raises BodyError."""
+        offsets = decode_json(table, _DelayOffsets)
+        if offsets.offset_table != self._offsets.offset_table:
+            self._offsets = offsets
+            self._file.changed()
 
     def encoded_offsets(self) -> bytes:
         """How far each level is delivered, as delayOffset.json has it."""

@@ -139,9 +139,16 @@ class PopService(Part):
     async def start(self) -> None:
         await self.waiting.start()
         await self.waiting_notifications.start()
+
+    async def become_master(self) -> None:
         self._revive.start()
         self._expiring.start()
         self._reviving.start()
+
+    async def become_slave(self) -> None:
+        """Nothing is popped here, and nothing comes back."""
+        self._expiring.cancel()
+        self._reviving.cancel()
 
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)

@@ -37,6 +37,10 @@ class TimerMetrics:
         self._metrics = decode_json(data, _TimerMetrics)
         return True
 
+    def copy(self, content: bytes) -> None:
+        """Takes another broker's counts, as `encode` gives them. Raises BodyError."""
+        self._metrics = decode_json(content, _TimerMetrics)
+
     def add(self, topic: str, count: int, now_ms: int) -> None:
         metric = self._metrics.timing_count.setdefault(topic, _Metric())
         metric.count += count

@@ -41,6 +41,9 @@ _BLOCKED_S = 0.5
 _AFTER_ERROR_S = 10.0
 #: The longest sleep while a message waits: the clock may be set meanwhile, s.
 _LONGEST_SLEEP_S = 60.0
+#: So many messages that take others back may be due in one slot: all are held in memory while it is delivered. Java has
+#: no bound. It is counted from the start on: those of before are on the disk alone.
+MAX_RECALLS_OF_SLOT = 100_000
 #: A stopping broker goes on with a half delivered slot for so long, s.
 _FINISH_S = 2.0
 
@@ -75,6 +78,11 @@ class Timer(Part):
         self._saved: asyncio.Future[None] | None = None
         self._flushing = jobs.repeating("flush the timer's files", self._flush)
         self._is_changed = False
+        #: Slot -> how many messages that take others back are due in it.
+        self._recalls: dict[int, int] = {}
+        self._is_master = False
+        #: What a slave was told last.
+        self._masters_checkpoint: bytes | None = None
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -91,8 +99,9 @@ class Timer(Part):
             if not self._metrics.load():
                 self._delivery.count_waiting(now_ms())
 
-    async def start(self) -> None:
+    async def become_master(self) -> None:
         """Takes up where it stopped."""
+        self._is_master = True
         if self._is_enabled:
             self._delivering.start(0.0)
             self._flushing.start()
@@ -100,6 +109,9 @@ class Timer(Part):
     async def stop(self) -> None:
         """Brings all to the disk. Nothing may be redirected any more."""
         if not self._is_enabled:
+            return
+        if not self._is_master:
+            self._files.close()
             return
         self._delivering.cancel()
         await self._flushing.stop()
@@ -145,6 +157,8 @@ class Timer(Part):
         if slot_ms is None:
             return queue, properties, tags_code
         self._check_congestion(slot_ms)
+        if names.TIMER_DEL_UNIQKEY in fields:
+            self._count_recall(slot_ms)
         fields[names.TIMER_OUT_MS] = str(slot_ms)
         fields[names.REAL_TOPIC] = queue.topic
         fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
@@ -161,6 +175,15 @@ class Timer(Part):
                 f"timer message is under flow control, max num limit is {2 * limit} or the current value is greater "
                 f"than {limit} and less than {2 * limit}, trigger random flow control",
             )
+
+    def _count_recall(self, slot_ms: int) -> None:
+        count = self._recalls.get(slot_ms, 0)
+        if count >= MAX_RECALLS_OF_SLOT:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control, {count} messages due at the same time are taken back already",
+            )
+        self._recalls[slot_ms] = count + 1
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -190,6 +213,8 @@ class Timer(Part):
     async def _flush(self) -> None:
         """Raises StoreError or OSError: after a power failure messages would come twice."""
         self._is_changed = False
+        now = now_ms()
+        self._recalls = {slot_ms: count for slot_ms, count in self._recalls.items() if slot_ms >= now}
         checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
         # Only then the checkpoint may say that what was delivered was.
         await log_flushed(self._store)
@@ -207,13 +232,21 @@ class Timer(Part):
         """The content of timercheck as it would be now."""
         if not self._is_enabled:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
-        return RemotingCommand.response(body=self._files.checkpoint(now_ms()).encode())
+        return RemotingCommand.response(body=self._masters_checkpoint or self._files.checkpoint(now_ms()).encode())
 
     def get_metrics(self, connection: Connection, request: RemotingCommand) -> Reply:
         """How many messages wait for each topic."""
         if not self._is_enabled:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
         return RemotingCommand.response(body=self._metrics.encode())
+
+    def copy_checkpoint(self, content: bytes) -> None:
+        """Takes how far the master's timer has got."""
+        self._masters_checkpoint = content
+
+    def copy_metrics(self, content: bytes) -> None:
+        """Takes how many messages wait at the master. Raises BodyError."""
+        self._metrics.copy(content)
 
     def behind(self) -> TimerBehind:
         """How far it lags now."""
