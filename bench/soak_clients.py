@@ -128,7 +128,13 @@ class Group:
                     async with asyncio.timeout(stay_s):
                         await self._done.wait()
 
-            had = await (self._pop(until) if self._kind == "pop" else self._push(until))
+            try:
+                had = await (self._pop(until) if self._kind == "pop" else self._push(until))
+            except GantryError as e:
+                # A consumer doesn't start while no NameServer answers.
+                print(f"a {self._kind} consumer comes again: {e}", file=sys.stderr)
+                await asyncio.sleep(AGAIN_S)
+                continue
             self.consumers += 1
             stayed_s = time.monotonic() - began
             # Of the last ones nobody knows how long messages came.
