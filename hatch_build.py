@@ -1,4 +1,4 @@
-"""The package's description: the README, without links that lead nowhere outside of the sources."""
+"""The package's description: the README, without links that lead nowhere outside of the sources. And its examples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # [text](target), but no image, no anchor and no address of the web.
@@ -16,6 +17,14 @@ class ReadmeHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": outside(text)}
+
+
+class ExamplesHook(BuildHookInterface):  # type: ignore[type-arg]
+    """What `gantry pipeline init --template` writes; an editable installation has them in the checkout."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version != "editable":
+            build_data["force_include"]["examples/pipelines"] = "gantrymq/pipeline/examples"
 
 
 def outside(text: str) -> str:

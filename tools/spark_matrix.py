@@ -53,15 +53,23 @@ ROWS = {
         "test_spark_retention.py",
         "test_spark_versions.py",
     ),
-    "write": ("test_spark_write.py",),
+    "write": ("test_spark_write.py", "test_spark_exactly_once.py"),
     "transactional write": ("test_spark_write_transaction.py",),
+    "bodies as columns": (
+        "test_spark_bodies.py",
+        "test_spark_body_avro.py",
+        "test_spark_body_encoding.py",
+        "test_spark_body_json.py",
+        "test_spark_body_protobuf.py",
+        "test_spark_body_registry.py",
+    ),
     "rocketmq-store": ("test_spark_store.py",),
     "pipelines": ("test_pipeline.py",),
     "Spark Connect": ("test_spark_connect.py",),
     "standalone cluster": ("test_spark_standalone.py",),
     "Delta Lake": ("test_spark_delta.py",),
     "Apache Iceberg": ("test_spark_iceberg.py",),
-    "examples and docs": ("test_examples.py", "test_spark_docs.py"),
+    "examples and docs": ("test_examples.py", "test_example_programs.py", "test_spark_docs.py"),
 }
 REST = "everything else"
 BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrote -->"

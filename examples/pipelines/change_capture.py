@@ -1,12 +1,17 @@
-"""A topic of changes into a table that has one row a key: the latest state, without what was deleted.
+"""A topic of a database's changes, as Debezium writes them, into a table that has one row a key: the latest state.
 
-    python change_capture.py --name-server 127.0.0.1:9876 --topic customers --table lake/customers --checkpoint lake/.cp
+    python change_capture.py --topic customers --table lake/customers --checkpoint lake/.cp
+    spark-submit ... change_capture.py --topic customers --format delta --table /lake/customers --checkpoint /lake/.cp
+    spark-submit ... change_capture.py --topic customers --format iceberg --table lake.customers --checkpoint /lake/.cp
 
-Changes are JSON `{"op": "insert" | "update" | "delete", "id", "version", "row": {...}}`, as change data capture writes
-them; `version` grows with each change of a key. The table is Parquet, a directory a version of it: each micro-batch
-writes the next one whole, from the last one and the changes, and then points `current` to it. So a batch that is run
-again changes nothing, readers see one version or the other, and changes may come in any order. That suits tables of
-some millions of rows; for larger ones put a MERGE of Delta Lake or Iceberg into `apply`.
+Changes are Debezium's JSON without its schema (`schemas.enable` false): `{"op": "r" | "c" | "u" | "d", "before",
+"after", "source": {"lsn"}, ...}`; `lsn`, PostgreSQL's place in its log, grows from change to change. So changes may
+come in any order and more than once. What was deleted stays in the table, marked, so that an older change which comes
+late doesn't bring it back; `current` leaves it out. TRUNCATE isn't followed. A body that is no change ends the query.
+
+Delta Lake and Iceberg take the changes by MERGE; docs/spark.md has their settings. `parquet` needs neither: the table
+is a directory a version, each micro-batch writes the next one whole, and then `current` points to it. A batch that is
+run again changes nothing, and readers see one version or the other. That suits tables of some millions of rows.
 """
 
 from __future__ import annotations
@@ -22,50 +27,64 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gantrymq.spark import register, session_builder
 
-CHANGE = "op string, id string, version long, row map<string, string>"
+#: The database's table, and the column that tells its rows apart.
+ROW = "id BIGINT NOT NULL, name STRING, city STRING"
+KEY = "id"
+CHANGE = (
+    f"op STRING NOT NULL, before STRUCT<{ROW}>, after STRUCT<{ROW}>, source STRUCT<lsn BIGINT NOT NULL> NOT NULL, "
+    "ts_ms BIGINT"
+)
 CURRENT = "current"
-#: How many versions of the table are kept, for those who are reading one.
+#: How many versions of a Parquet table are kept, for those who are reading one.
 KEPT = 3
 
 
 def read(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
+    """The columns of ROW, `op` and `version`."""
     messages = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .schema("body binary")
+        .option("bodyFormat", "json")
+        .option("bodySchema", CHANGE)
         .load()
     )
-    change = F.from_json(F.col("body").cast("string"), CHANGE)
-    return messages.select(change.alias("change")).select("change.*").where("id IS NOT NULL AND version IS NOT NULL")
+    # A deletion has its row before it.
+    row = F.coalesce("value.after", "value.before").alias("row")
+    changes = messages.where("value.op IN ('r', 'c', 'u', 'd')")
+    return changes.select(row, "value.op", F.col("value.source.lsn").alias("version")).select("row.*", "op", "version")
 
 
-def merged(before: DataFrame | None, changes: DataFrame) -> DataFrame:
-    """The latest change of each key. Deleted keys stay, marked: a change that comes late must not bring them back."""
-    everything = changes if before is None else before.unionByName(changes)
-    newest = Window.partitionBy("id").orderBy(F.desc("version"), F.desc("op"))
-    return everything.withColumn("n", F.row_number().over(newest)).where("n = 1").drop("n")
+def newest(changes: DataFrame) -> DataFrame:
+    """The latest change of each key."""
+    order = Window.partitionBy(KEY).orderBy(F.desc("version"))
+    return changes.withColumn("n", F.row_number().over(order)).where("n = 1").drop("n")
+
+
+def current(rows: DataFrame) -> DataFrame:
+    """The rows as they are now."""
+    return rows.where("op != 'd'").drop("op", "version")
 
 
 def table(spark: SparkSession, directory: str) -> DataFrame:
-    """The rows as they are now."""
-    return spark.read.parquet(os.path.realpath(Path(directory) / CURRENT)).where("op != 'delete'").drop("op")
+    """All rows of a Parquet table."""
+    return spark.read.parquet(os.path.realpath(Path(directory) / CURRENT))
 
 
-def apply(changes: DataFrame, batch: int, directory: Path) -> None:
-    """Writes the version of the table that has this batch, and makes it the current one."""
+def rewrite(changes: DataFrame, batch: int, directory: Path) -> None:
+    """Writes the version of a Parquet table that has this batch, and makes it the current one."""
     spark = changes.sparkSession
     directory.mkdir(parents=True, exist_ok=True)
-    current, target = directory / CURRENT, directory / f"batch={batch}"
+    target = directory / f"batch={batch}"
     # A batch that is run again begins with the version before it.
     older = sorted((path for path in directory.glob("batch=*") if number(path) < batch), key=number)
-    before = spark.read.parquet(str(older[-1])) if older else None
-    merged(before, changes).write.mode("overwrite").parquet(str(target))
+    everything = changes.unionByName(spark.read.parquet(str(older[-1]))) if older else changes
+    newest(everything).write.mode("overwrite").parquet(str(target))
     link = directory / ".next"
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
-    link.replace(current)
+    link.replace(directory / CURRENT)
     for path in older[: 1 - KEPT]:
         shutil.rmtree(path)
 
@@ -74,25 +93,47 @@ def number(path: Path) -> int:
     return int(path.name.removeprefix("batch="))
 
 
-def start(changes: DataFrame, directory: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
-    writer = changes.writeStream.option("checkpointLocation", checkpoint).foreachBatch(
-        lambda batch, number: apply(batch, number, Path(directory))
+def create(spark: SparkSession, lake: str, name: str) -> None:
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({ROW}, op STRING, version BIGINT) USING {lake}")
+
+
+def merge(changes: DataFrame, name: str) -> None:
+    """Into a table of a lake. A batch that is merged again changes nothing."""
+    newest(changes).createOrReplaceTempView("changes")
+    changes.sparkSession.sql(
+        f"MERGE INTO {name} old USING changes new ON old.{KEY} = new.{KEY} "
+        "WHEN MATCHED AND new.version > old.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
+
+
+def start(changes: DataFrame, lake: str, where: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
+    name = f"delta.`{os.path.abspath(where)}`" if lake == "delta" else where
+    if lake != "parquet":
+        create(changes.sparkSession, lake, name)
+
+    def apply(batch: DataFrame, batch_number: int) -> None:
+        if lake == "parquet":
+            rewrite(batch, batch_number, Path(where))
+        else:
+            merge(batch, name)
+
+    writer = changes.writeStream.option("checkpointLocation", checkpoint).foreachBatch(apply)
     return (writer.trigger(availableNow=True) if once else writer).start()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name-server", default="127.0.0.1:9876")
     parser.add_argument("--topic", required=True)
-    parser.add_argument("--table", required=True, help="a directory of a file system that driver and executors share")
+    parser.add_argument("--format", default="parquet", choices=("parquet", "delta", "iceberg"))
+    parser.add_argument("--table", required=True, help="a directory that driver and executors share; CATALOG.TABLE")
     parser.add_argument("--checkpoint", required=True, help="where the query keeps its place")
     parser.add_argument("--once", action="store_true", help="end when all there was has been read")
     given = parser.parse_args()
     spark = session_builder("change-capture").getOrCreate()
     register(spark)
     changes = read(spark, given.name_server, given.topic)
-    start(changes, given.table, given.checkpoint, once=given.once).awaitTermination()
+    start(changes, given.format, given.table, given.checkpoint, once=given.once).awaitTermination()
 
 
 if __name__ == "__main__":

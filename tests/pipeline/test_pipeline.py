@@ -17,7 +17,7 @@ import pytest
 from gantrymq.client.producing.producer import Producer
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
-from gantrymq.pipeline.project import SAMPLE, SPEC, STATE, create_project, sample_orders
+from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE, create_project, sample_orders, templates
 from gantrymq.protocol.message import Message
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
@@ -87,6 +87,38 @@ def test_a_new_project(tmp_path: Path) -> None:
     assert "{{" not in spec + (project / "README.md").read_text()
     assert (project / SAMPLE).read_text().splitlines() == sample_orders()
     compile((project / "transformations" / "orders.py").read_text(), "orders.py", "exec")
+
+
+def test_programs(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "init", "planes", "--template", "change-capture")
+    assert done.returncode == 0, done.stderr
+    assert "cd planes\n    python pipeline.py --help" in done.stdout
+    examples = Path(__file__).parent.parent.parent / "examples" / "pipelines"
+    assert {name.replace("-", "_") + ".py" for name in templates()} == {path.name for path in examples.glob("*.py")}
+    for name, example in templates().items():
+        project = create_project(tmp_path / name, name)
+        text = (project / PROGRAM).read_text()
+        assert text.replace(PROGRAM, example.name) == example.read_text()
+        readme = (project / "README.md").read_text()
+        assert readme.startswith(f"# {name}\n\n")
+        assert f"{PROGRAM} " in readme
+        assert example.name not in readme
+    assert (tmp_path / "planes" / PROGRAM).read_text() == (tmp_path / "change-capture" / PROGRAM).read_text()
+
+
+def test_a_template_that_there_is_none_of(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no template 'cdc'; there are orders, backfill-then-live, change-capture, "):
+        create_project(tmp_path / "shop", "cdc")
+    assert not (tmp_path / "shop").exists()
+
+
+@needs_connect
+@needs_pipelines
+def test_a_program_is_no_declarative_pipeline(tmp_path: Path) -> None:
+    create_project(tmp_path / "planes", "change-capture")
+    done = gantry(tmp_path, "run", "planes")
+    assert done.returncode == 1
+    assert "is a program, no declarative pipeline: python pipeline.py --help" in done.stderr
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

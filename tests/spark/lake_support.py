@@ -75,11 +75,23 @@ def kill_and_count(
     for _ in range(1 if HAS_ADMISSION_CONTROL else 2):
         with _driver([*program, "--once"], directory) as process:
             assert process.wait(REST_S) == 0, (directory / "driver.log").read_text()[-4000:]
+    return run_with_lake(lake, settings, READER, [lake, table], directory).split()
+
+
+def run_with_lake(
+    lake: str, settings: Mapping[str, str], program: Path, arguments: Sequence[str], directory: Path
+) -> str:
+    """What a program prints in a session that has the lake."""
     printed = subprocess.run(
-        [*submit, str(READER), lake, table], env=environment(), capture_output=True, text=True, timeout=WAIT_S
+        [*_submit(lake, settings), str(program), *arguments],
+        cwd=directory,
+        env=environment(PYSPARK_PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
     assert printed.returncode == 0, printed.stderr[-4000:]
-    return printed.stdout.split()
+    return printed.stdout
 
 
 def send_all(cluster: ProcessCluster) -> None:

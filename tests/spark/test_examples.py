@@ -3,58 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from example_support import EXAMPLES, WAIT_S, example, messages, send, send_json
+from pyspark.sql import SparkSession
 from spark_support import create_topic, send_numbers
+from waiting import until
 
+from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import TraceBean, TraceContext, TraceType, trace_messages
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
-EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
-WAIT_S = 60
 
 pytestmark = pytest.mark.spark
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Functions that Spark's workers get travel by value.
-    spec.loader.exec_module(module)
-    return module
-
-
-def send(cluster: EmbeddedCluster, messages: Iterable[Message]) -> None:
-    async def run() -> None:
-        async with Producer(cluster.name_server, "examples") as producer:
-            for message in messages:
-                await producer.send(message)
-
-    asyncio.run(run())
-
-
-def send_json(cluster: EmbeddedCluster, topic: str, *rows: dict[str, object]) -> None:
-    send(cluster, [Message(topic, json.dumps(row).encode()) for row in rows])
-
-
-def messages(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> DataFrame:
-    return (
-        spark.read.format("rocketmq")
-        .options(nameServer=cluster.name_server, subscribe=topic, includeProperties="true")
-        .load()
-    )
 
 
 def test_every_example_is_tested() -> None:
@@ -129,6 +97,34 @@ def test_trace_latency(spark: SparkSession, cluster: EmbeddedCluster, new_topic:
     assert row.end_to_end_p99_ms == pytest.approx(995.1)
 
 
+def test_trace_latency_of_a_cluster(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """Traces as clients write them."""
+    trace_latency, topic, traces = example("trace_latency"), new_topic(2), new_topic(1)
+    waited_s = 0.1
+
+    async def run() -> None:
+        consumed: list[bytes] = []
+
+        async def handle(message: MessageExt) -> None:
+            await asyncio.sleep(waited_s)
+            consumed.append(message.body)
+
+        producer = Producer(cluster.name_server, "traced", enable_trace=True, trace_topic=traces)
+        consumer = PushConsumer(cluster.name_server, "tracing", handle, enable_trace=True, trace_topic=traces)
+        consumer.subscribe(topic)
+        async with producer, consumer:
+            await consumer.wait_assigned()
+            for n in range(10):
+                await producer.send(Message(topic, b"%d" % n))
+            await until(lambda: len(consumed) == 10)
+
+    asyncio.run(run())
+    lines = trace_latency.read(spark, cluster.name_server, traces)
+    (row,) = trace_latency.summary(trace_latency.latencies(lines)).collect()
+    assert (row["topic"], row["group"], row.messages, row.failed) == (topic, "tracing", 10, 0)
+    assert row.end_to_end_p50_ms >= row.waiting_p50_ms + 1000 * waited_s - 1
+
+
 def test_enrichment_join(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     join = example("enrichment_join")
     orders, payments, result = new_topic(1), new_topic(1), new_topic(1)
@@ -159,30 +155,3 @@ def test_enrichment_join(spark: SparkSession, cluster: EmbeddedCluster, new_topi
     assert sorted((row["order_id"], row["customer"], row["cents"]) for row in rows) == sorted(
         (f"o{n}", f"c{n % 3}", n) for n in paid
     )
-
-
-def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
-    capture, topic = example("change_capture"), new_topic(2)
-    table, checkpoint = tmp_path / "table", str(tmp_path / "checkpoint")
-
-    def take_in(*changes: tuple[str, str, int]) -> dict[str, str]:
-        send_json(
-            cluster,
-            topic,
-            *({"op": op, "id": id_, "version": version, "row": {"v": str(version)}} for op, id_, version in changes),
-        )
-        changes_read = capture.read(spark, cluster.name_server, topic)
-        query = capture.start(changes_read, str(table), checkpoint, once=True)
-        assert query.awaitTermination(WAIT_S)
-        assert query.exception() is None
-        return {row.id: row.row["v"] for row in capture.table(spark, str(table)).collect()}
-
-    assert take_in(("insert", "a", 1), ("insert", "b", 2), ("update", "a", 3)) == {"a": "3", "b": "2"}
-    # A change that is older than what is known, a deletion, and a change that the deletion has overtaken.
-    assert take_in(("update", "a", 2), ("delete", "b", 5), ("insert", "c", 6)) == {"a": "3", "c": "6"}
-    assert take_in(("update", "b", 4), ("update", "c", 7)) == {"a": "3", "c": "7"}
-    # The last batch again, as after a crash: the same table.
-    last = int((table / "current").resolve().name.removeprefix("batch="))
-    again = spark.createDataFrame([("update", "c", 7, {"v": "7"})], capture.CHANGE)
-    capture.apply(again, last, table)
-    assert {row.id: row.row["v"] for row in capture.table(spark, str(table)).collect()} == {"a": "3", "c": "7"}

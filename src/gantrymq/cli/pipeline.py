@@ -13,11 +13,24 @@ app = typer.Typer(no_args_is_help=True, help="Make and run a Spark pipeline from
 
 
 @app.command()
-def init(name: Annotated[Path, typer.Argument(metavar="NAME", help="The new directory.")]) -> None:
-    """Write a project: a topic, three tables and a topic of results."""
-    from gantrymq.pipeline.project import create_project
+def init(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="The new directory.")],
+    template: Annotated[
+        str,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="What to begin with: orders, a declarative pipeline, or a program: change-capture, enrichment-join, "
+            "sessions, dead-letter-repair, backfill-then-live, ...; a wrong one is answered with all of them.",
+        ),
+    ] = "orders",
+) -> None:
+    """Write a project: a topic, three tables and a topic of results. Or a program to take over."""
+    from gantrymq.pipeline.project import PROGRAM, create_project
 
-    directory = create_project(name)
+    directory = create_project(name, template)
+    if (directory / PROGRAM).exists():
+        print(f"{directory} is made. README.md says what it does:\n\n    cd {name}\n    python {PROGRAM} --help")
+        return
     print(f"{directory} is made. To run it with a cluster of its own:\n\n    cd {name}\n    gantry pipeline run")
 
 

@@ -1,7 +1,8 @@
-"""A new pipeline project: the files of `template`, and messages to try it with."""
+"""A new pipeline project: the files of `template` and messages to try it with, or a program of examples/pipelines."""
 
 from __future__ import annotations
 
+import ast
 import json
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -11,6 +12,9 @@ from pathlib import Path
 from gantrymq.errors import ConfigError
 
 SPEC = "spark-pipeline.yml"
+#: The template that is a declarative pipeline.
+DECLARATIVE = "orders"
+PROGRAM = "pipeline.py"
 SAMPLE = Path("sample") / "orders.jsonl"
 #: Where a run keeps tables, checkpoints and a cluster of its own.
 STATE = ".pipeline"
@@ -19,11 +23,27 @@ _ITEMS = (("tea", 450), ("coffee", 990), ("chocolate", 320), ("teapot", 4900), (
 _ORDERS = 500
 
 
-def create_project(directory: Path) -> Path:
-    """Makes the project `directory`, named after it. Raises ConfigError when it is there already."""
+def templates() -> dict[str, Traversable]:
+    """The programs that there are, by name, and their files: those of examples/pipelines."""
+    examples = files("gantrymq.pipeline") / "examples"
+    if not examples.is_dir():
+        # Installed as editable.
+        examples = Path(__file__).parents[3] / "examples" / "pipelines"
+    programs = sorted((path for path in examples.iterdir() if path.name.endswith(".py")), key=lambda path: path.name)
+    return {path.name.removesuffix(".py").replace("_", "-"): path for path in programs}
+
+
+def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
+    """Makes the project `directory`, named after it. Raises ConfigError when it is there, or no such template is."""
     directory = directory.absolute()
+    programs = templates()
+    if template != DECLARATIVE and template not in programs:
+        raise ConfigError(f"no template {template!r}; there are {', '.join([DECLARATIVE, *programs])}")
     if directory.exists():
         raise ConfigError(f"{directory} is there already: choose another name")
+    if template != DECLARATIVE:
+        _write_program(directory, programs[template])
+        return directory
     values = {"name": directory.name, "storage": (directory / STATE / "storage").as_uri()}
     _copy(files("gantrymq.pipeline") / "template", directory, values)
     sample = directory / SAMPLE
@@ -31,6 +51,14 @@ def create_project(directory: Path) -> Path:
     sample.write_text("".join(line + "\n" for line in sample_orders()))
     (directory / ".gitignore").write_text(f"{STATE}/\n")
     return directory
+
+
+def _write_program(directory: Path, program: Traversable) -> None:
+    text = program.read_text().replace(program.name, PROGRAM)
+    about = ast.get_docstring(ast.parse(text)) or ""
+    directory.mkdir(parents=True)
+    (directory / PROGRAM).write_text(text)
+    (directory / "README.md").write_text(f"# {directory.name}\n\n{about}\n")
 
 
 def sample_orders() -> list[str]:

@@ -22,7 +22,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.extras import need
-from gantrymq.pipeline.project import SAMPLE, SPEC, STATE
+from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE
 from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
 from gantrymq.spark.versions import HAS_PIPELINES
@@ -53,6 +53,8 @@ def run_project(
 
     directory = directory.absolute()
     path = directory / SPEC
+    if (directory / PROGRAM).is_file():
+        raise ConfigError(f"{directory} is a program, no declarative pipeline: python {PROGRAM} --help")
     if not path.is_file():
         raise ConfigError(f"{directory} has no {SPEC}: `gantry pipeline init NAME` makes a project")
     spec = load_pipeline_spec(path)

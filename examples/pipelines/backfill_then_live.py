@@ -1,0 +1,99 @@
+"""A topic's past out of brokers' files, then its present out of the brokers: one table, without a gap or a repeat.
+
+    python backfill_then_live.py --topic orders --store broker-a=/data/broker-a --store broker-b=/data/broker-b \\
+      --table lake/orders
+
+A store's files are read without a request to a broker, at the speed of the disk, also those of a copy of it. What they
+had is the table's first part; where it ends in each queue is written down (`seam.json`) before the stream begins there,
+and from then on the stream's checkpoint says where it is. Whatever is killed when: the first part is written again, or
+a micro-batch overwrites itself. The parts are directories of Parquet, which anything can read: part=-1 has the past,
+part=0, 1, ... the micro-batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gantrymq.spark import register, session_builder
+
+COLUMNS = (
+    "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, keys STRING, tags STRING, body BINARY, "
+    "storeTimestamp TIMESTAMP"
+)
+PAST = -1
+SEAM = "seam.json"
+
+
+def part(table: Path, number: int) -> str:
+    return str(table / f"part={number}")
+
+
+def backfill(spark: SparkSession, topic: str, stores: dict[str, str], table: Path) -> dict[str, dict[str, int]]:
+    """Writes the past, unless that is done; where each queue goes on, as `startingOffsets` has it."""
+    seam = table / SEAM
+    if seam.exists():
+        return json.loads(seam.read_text())
+    past = None
+    for broker, directory in stores.items():
+        store = (
+            spark.read.format("rocketmq-store")
+            .option("subscribe", topic)
+            .option("brokerName", broker)
+            .schema(COLUMNS)
+            .load(directory)
+        )
+        past = store if past is None else past.unionByName(store)
+    assert past is not None
+    past.write.mode("overwrite").parquet(part(table, PAST))
+    # Of what was written: the files may have more by now.
+    written = spark.read.parquet(part(table, PAST))
+    ends = written.groupBy("brokerName", "queueId").agg((F.max("queueOffset") + 1).alias("end")).collect()
+    # Queues without a message there are read from their beginning.
+    offsets = {topic: {f"{row.brokerName}:{row.queueId}": row.end for row in ends}}
+    draft = table / f"{SEAM}.draft"
+    draft.write_text(json.dumps(offsets))
+    draft.replace(seam)
+    return offsets
+
+
+def live(
+    spark: SparkSession, name_server: str, topic: str, offsets: dict[str, dict[str, int]], table: Path, *, once: bool
+) -> StreamingQuery:
+    messages = (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", topic)
+        .option("startingOffsets", json.dumps(offsets))
+        .schema(COLUMNS)
+        .load()
+    )
+    writer = messages.writeStream.option("checkpointLocation", str(table / "_checkpoint")).foreachBatch(
+        lambda batch, number: batch.write.mode("overwrite").parquet(part(table, number))
+    )
+    return (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name-server", default="127.0.0.1:9876")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--store", action="append", required=True, metavar="BROKER=DIRECTORY", help="of each broker")
+    parser.add_argument("--table", required=True, help="a directory that driver and executors share")
+    parser.add_argument("--once", action="store_true", help="end when all there was has been read")
+    given = parser.parse_args()
+    spark = session_builder("backfill-then-live").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    register(spark)
+    table = Path(given.table).absolute()
+    stores = dict(store.split("=", 1) for store in given.store)
+    offsets = backfill(spark, given.topic, stores, table)
+    live(spark, given.name_server, given.topic, offsets, table, once=given.once).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What a consumer group has given up on, repaired and sent again; what can't be repaired into a topic of its own.
+
+    python dead_letter_repair.py --group billing --topic orders --checkpoint repair/.checkpoint
+
+The group's dead letters are in the topic %DLQ%group; those that came from `--topic` are looked at. `repaired` is yours:
+it makes good values of the bodies that it can. These go to their topic again, where every consumer group gets them; the
+others go to the topic `GROUP-parked` as they are, with the reason as the property `reason`. Each goes once
+(exactlyOnce), also when the program is killed and started again with the same checkpoint. Without --once it waits for
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gantrymq.spark import register, session_builder
+
+ORDER = "id STRING NOT NULL, customer STRING NOT NULL, cents BIGINT, euros DECIMAL(18, 2)"
+
+
+def read(spark: SparkSession, name_server: str, group: str, topic: str) -> DataFrame:
+    messages = (
+        spark.readStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", f"%DLQ%{group}")
+        .option("startingOffsets", "earliest")
+        .option("propertyColumns", "DLQ_ORIGIN_TOPIC, RETRY_TOPIC")
+        .option("bodyFormat", "json")
+        .option("bodySchema", ORDER)
+        .option("corruptBodies", "null")
+        .load()
+    )
+    return messages.where(F.coalesce("DLQ_ORIGIN_TOPIC", "RETRY_TOPIC") == topic)
+
+
+def repaired(dead: DataFrame) -> DataFrame:
+    """`value` as consumers want it, or null and the reason why not."""
+    # Some shops wrote euros.
+    cents = F.coalesce("value.cents", (F.col("value.euros") * 100).cast("bigint"))
+    reason = F.when(F.col("bodyError").isNotNull(), F.col("bodyError")).when(cents.isNull(), "an order without a price")
+    value = F.struct("value.id", "value.customer", cents.alias("cents"))
+    return dead.select("keys", "tags", "body", reason.alias("reason"), F.when(reason.isNull(), value).alias("value"))
+
+
+def start(
+    letters: DataFrame, name_server: str, topic: str, parked: str, checkpoint: str, *, once: bool = False
+) -> list[StreamingQuery]:
+    """Two queries."""
+    good = letters.where("reason IS NULL").select("keys", "tags", "value")
+    properties = F.create_map(F.lit("reason"), "reason").alias("properties")
+    bad = letters.where("reason IS NOT NULL").select("keys", "tags", "body", properties)
+    queries = []
+    for rows, target, options in ((good, topic, {"bodyFormat": "json"}), (bad, parked, {})):
+        writer = (
+            rows.writeStream.format("rocketmq")
+            .option("nameServer", name_server)
+            .option("topic", target)
+            .option("exactlyOnce", "true")
+            .options(**options)
+            .option("checkpointLocation", f"{checkpoint}/{target}")
+        )
+        queries.append((writer.trigger(availableNow=True) if once else writer).start())
+    return queries
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name-server", default="127.0.0.1:9876")
+    parser.add_argument("--group", required=True, help="the consumer group")
+    parser.add_argument("--topic", required=True, help="where the messages came from, and go to again")
+    parser.add_argument("--checkpoint", required=True, help="where the queries keep their places")
+    parser.add_argument("--once", action="store_true", help="end when all there was has been read")
+    given = parser.parse_args()
+    spark = session_builder("dead-letter-repair").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    register(spark)
+    letters = repaired(read(spark, given.name_server, given.group, given.topic))
+    parked = f"{given.group}-parked"
+    for query in start(letters, given.name_server, given.topic, parked, given.checkpoint, once=given.once):
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

