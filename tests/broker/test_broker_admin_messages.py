@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from broker_support import Peer
+from waiting import until
 
 from gantrymq.broker.admin import messages
 from gantrymq.broker.broker import Broker
@@ -85,7 +86,7 @@ async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pyte
     monkeypatch.setattr(messages, "_MAX_SEARCHES", 10)
     for n in range(64):
         await peer.send("orders", b"%d" % n, properties={"KEYS": "much" if n else "much little"})
-    broker.store.keys.build_index(60)
+    await until(lambda: broker.store.keys.build_index(60))
     done: list[str] = []
 
     async def search(key: str) -> int:
