@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from broker_support import Peer, config
 from waiting import until
 from writer_support import TOPIC, Writer, numbered
 
+from gantrymq.broker import writers
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.writers import FILE_NAME, WriterTable, Written
 from gantrymq.client.producing.send_command import send_command
@@ -23,6 +25,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.row_ids import (
     AFTER_FIELD,
     BEGINNING,
@@ -34,6 +37,7 @@ from gantrymq.protocol.row_ids import (
 )
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.store.message_store import MessageStore
 
 KEEP_MS = 60_000
 
@@ -303,6 +307,20 @@ async def test_a_topic_that_was_made_anew(broker: Broker, remoting: RemotingClie
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
+async def test_a_topic_that_was_made_anew_and_lost_its_beginning(broker: Broker, remoting: RemotingClient) -> None:
+    """Nobody can look any more whether the rows were there."""
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    delete = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+    assert delete.code == ResponseCode.SUCCESS
+    for _ in range(3):
+        await peer.send(TOPIC, b"other")
+    queue = broker.store.queue(TOPIC, 0)
+    queue.min_offset = 3
+    assert (await Writer(remoting, broker.port).send(numbered(0, 1))).code == ResponseCode.SUCCESS
+    assert queue.max_offset == 5
+
+
 async def run_broker(root: Path, saved_every_ms: int) -> tuple[asyncio.subprocess.Process, int]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -380,6 +398,92 @@ async def test_a_file_that_is_no_good_is_made_from_the_log(tmp_path: Path, remot
         await Writer(remoting, broker.port).send(numbered(0, 1))
         assert await stored(remoting, broker.port) == [b"0", b"1"]
         await broker.stop()
+
+
+@pytest.fixture
+def long_log(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The next brokers don't come to the end of their log before this is set."""
+    is_read = asyncio.Event()
+    look_for_records = MessageStore.look_for_records
+
+    def slowly(store: MessageStore, mark: bytes, start: int) -> Iterator[Record | None]:
+        while not is_read.is_set():
+            yield None
+        yield from look_for_records(store, mark, start)
+
+    monkeypatch.setattr(MessageStore, "look_for_records", slowly)
+    monkeypatch.setattr(writers, "_START_S", 0.01)
+    return is_read
+
+
+async def test_a_broker_serves_while_it_reads_its_log(
+    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event
+) -> None:
+    """Who sends rows that are to be stored once waits for the table."""
+    long_log.set()
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    await broker.stop()
+    path = tmp_path / "config" / FILE_NAME
+    path.write_text(f'{{"position":{1 << 40},"ranges":{{}}}}')
+    long_log.clear()
+    broker = await started(tmp_path)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    waiting = asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0, 1)))
+    assert (await peer.send(TOPIC, b"x", queue_id=1)).code == ResponseCode.SUCCESS
+    assert not waiting.done()
+    # For one that is killed now.
+    assert path.read_text() == '{"position":0,"ranges":{}}'
+    long_log.set()
+    assert (await waiting).code == ResponseCode.SUCCESS
+    assert await stored(remoting, broker.port) == [b"0", b"1"]
+    await broker.stop()
+
+
+async def test_who_waits_for_a_long_log_comes_again(
+    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_log.set()
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0))
+    await broker.stop()
+    long_log.clear()
+    monkeypatch.setattr(writers, "_WAIT_S", 0.05)
+    broker = await started(tmp_path)
+    answer = await Writer(remoting, broker.port).send(numbered(0))
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert "still reads in its log what idempotent writers have written" in (answer.remark or "")
+    # What was read up to here is no table.
+    before = (tmp_path / "config" / FILE_NAME).read_text()
+    await broker.stop()
+    assert (tmp_path / "config" / FILE_NAME).read_text() == before
+
+
+async def test_the_log_is_read_anew_when_that_has_failed(
+    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_log.set()
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0))
+    await broker.stop()
+    (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
+    long_log.clear()
+    broker = await started(tmp_path)
+    reading = broker.writers._reading
+    reading._after_error_s = 0.01
+    learn, failures = broker.writers._learn, [RuntimeError("once")]
+
+    def failing(record: Record) -> None:
+        if failures:
+            raise failures.pop()
+        learn(record)
+
+    monkeypatch.setattr(broker.writers, "_learn", failing)
+    long_log.set()
+    assert (await Writer(remoting, broker.port).send(numbered(0))).code == ResponseCode.SUCCESS
+    assert reading.report.failures == 1
+    assert await stored(remoting, broker.port) == [b"0"]
+    await broker.stop()
 
 
 async def test_a_damaged_row_doesnt_hide_those_behind_it(tmp_path: Path, remoting: RemotingClient) -> None:

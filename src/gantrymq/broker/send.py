@@ -6,7 +6,7 @@ without an object per message. What depends on the topic alone is looked up once
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from gantrymq.broker.appender import Appender, born_host
@@ -218,11 +218,19 @@ class Sending(Part):
         return self._append_batch(batch, waits, connection, request)
 
     def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
-        queue_offset, last_row = batch.queue.max_offset, None
-        rows = self._writers.rows(request, batch) if AFTER_MARK in request.raw_ext else None
-        if rows is not None and not self._writers.is_begun:
-            connection.respond_with(request, self._append_first(batch, waits, connection, request))
-            return None
+        queue_offset, last_row, rows = batch.queue.max_offset, None, None
+        if AFTER_MARK in request.raw_ext:
+            if not self._writers.is_read:
+                connection.respond_with(
+                    request, self._append_after(self._writers.read, batch, waits, connection, request)
+                )
+                return None
+            rows = self._writers.rows(request, batch)
+            if not self._writers.is_begun:
+                connection.respond_with(
+                    request, self._append_after(self._writers.begin, batch, waits, connection, request)
+                )
+                return None
         try:
             if rows is None:
                 offsets = self._appender.append_batch(batch)
@@ -248,10 +256,15 @@ class Sending(Part):
             return None
         return response
 
-    async def _append_first(
-        self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand
+    async def _append_after(
+        self,
+        work: Callable[[], Awaitable[None]],
+        batch: RecordBatch,
+        waits: bool,
+        connection: Connection,
+        request: RemotingCommand,
     ) -> Reply:
-        await self._writers.begin()
+        await work()
         return self._append_batch(batch, waits, connection, request)
 
     def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:

@@ -3,8 +3,8 @@
 What rows, ids and checksums are is said in `protocol/row_ids.py`. A writer's rows come to a queue in order, so it has
 all up to its last one, if the checksum says that they were the same. The table is made from the log and is nothing
 but a shortcut to it: each message has its own id. config/gantryWriters.json has the table as it was at a physical
-offset; at the start what the log has after it is added. Without the file there is nothing to remember: it is written
-before the first such row is stored.
+offset; at the start what the log has after it is added: at once if that is soon done, else while the broker serves,
+and such writers wait. Without the file there is nothing to remember: it is written before the first such row is stored.
 
 The alternative that lost: remembering each row, as a reader's `deduplicate` does: 150 bytes a row in place of 400 a
 writer and queue.
@@ -12,6 +12,7 @@ writer and queue.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
@@ -45,7 +46,7 @@ from gantrymq.protocol.row_ids import (
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 from gantrymq.system import files
-from gantrymq.system.clock import now_ms
+from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
@@ -56,6 +57,11 @@ _SEQ = GANTRY_SEQ.encode()
 _LOOK_S = 10.0
 #: The table is written anew when the log has grown by so much, for a start has to read what came after it.
 _LOG_BYTES = 64 * 1024 * 1024
+#: A start reads the log for so long; later on so long at a time, with as long between two times for all others, s.
+_START_S = 0.2
+_SLICE_S = 0.005
+#: So long a request waits for that: a client's own patience ends then, too, s.
+_WAIT_S = 2.0
 
 
 class Written(NamedTuple):
@@ -126,6 +132,14 @@ class Writers(Part):
         self._table = WriterTable()
         self._file = saving.file(path, self._encode, follows_log=True)
         self._has_file = False
+        #: The queues that rows were sent to, as they were then.
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        #: What is still to be read of the log, and from where on.
+        self._records: Iterator[Record | None] | None = None
+        self._start = 0
+        self._all_read = asyncio.Event()
+        self._all_read.set()
+        self._reading = jobs.repeating("read what idempotent writers have written", self._read_on)
         self._looking = jobs.repeating("forget idempotent writers", self._look, _LOOK_S)
 
     def __len__(self) -> int:
@@ -140,32 +154,56 @@ class Writers(Part):
         if not self._has_file:
             return
         table = self._file.load(WriterTable, can_be_rebuilt=True)
-        keep_from = now_ms() - self._config.idempotent_writer_keep_time
         start = None if table is None else self._begins(table.position)
+        self._all_read.clear()
         if table is not None and start is not None:
-            self._read_log(table, start)
+            self._table, self._start = table, start
         else:
-            table, start = WriterTable(), self._store.start_of(keep_from)
+            self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
             log.warning(
-                "%s doesn't fit the log: idempotent writers are made from the log from %d on", self._path, start
+                "%s doesn't fit the log: idempotent writers are made from the log from %d on", self._path, self._start
             )
-            self._read_log(table, start)
+            self._table = WriterTable(self._start)
+            # A broker that is killed now would find none.
             self._file.write_now()
-        table.forget(keep_from)
+        self._read(_START_S)
 
-    def _read_log(self, table: WriterTable, start: int) -> None:
-        self._table = table
+    def _read(self, seconds: float) -> bool:
+        """Takes over what the log says, for so long; whether that was all."""
+        end = monotonic() + seconds
+        if self._records is None:
+            self._records = self._store.look_for_records(b"\x02" + _SEQ + b"\x01", self._start)
         try:
-            for record in self._store.records_with(b"\x02" + _SEQ + b"\x01", start):
-                self._learn(record)
+            for record in self._records:
+                if record is not None:
+                    self._learn(record)
+                if monotonic() >= end:
+                    return False
         except RecordError as e:
             log.error("idempotent writers: the log can't be read on: %s", e)
+        except BaseException:
+            # Nobody knows what is missing.
+            self._records = None
+            raise
+        self._records = None
+        self._table.forget(now_ms() - self._config.idempotent_writer_keep_time)
+        self._all_read.set()
+        return True
+
+    def _read_on(self) -> float | None:
+        if not self._read(_SLICE_S):
+            return _SLICE_S
+        self._looking.start()
+        return None
 
     async def start(self) -> None:
-        if self._has_file:
+        if not self.is_read:
+            self._reading.start(0.0)
+        elif self._has_file:
             self._looking.start()
 
     async def stop(self) -> None:
+        self._reading.cancel()
         self._looking.cancel()
 
     def _begins(self, position: int) -> int | None:
@@ -203,7 +241,8 @@ class Writers(Part):
             self._table.put(key, written, self._config.idempotent_writer_max_num)
 
     def _encode(self) -> Iterator[bytes]:
-        self._table.position = self._store.max_physical_offset
+        if self.is_read:
+            self._table.position = self._store.max_physical_offset
         return in_pieces(self._table)
 
     def _look(self) -> None:
@@ -229,6 +268,7 @@ class Writers(Part):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"rows {first} to {last} after {after.row} are no part of a writer's rows"
             )
+        self._look_at_queue(batch.queue)
         key = _key(topic, queue_id, last.writer)
         written = self._table.ranges.get(key)
         if written is not None and not self._is_there(batch.queue, last.writer, written):
@@ -247,6 +287,23 @@ class Writers(Part):
         offset = written.queue_offset - len(batch) + 1
         is_last = last.row == written.row and self._row_at(batch.queue, offset) == first
         return rows._replace(new=None, last_row=written.row, first_offset=offset if is_last else -1)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the table is whole: else no request may be looked at."""
+        return self._all_read.is_set()
+
+    async def read(self) -> None:
+        """Waits until `is_read`. Raises RequestRefused when that takes long."""
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._all_read.wait()
+        except TimeoutError:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                "[OVERLOAD]system busy: the broker still reads in its log what idempotent writers have written before "
+                "it started, try again later",
+            ) from None
 
     @property
     def is_begun(self) -> bool:
@@ -318,9 +375,22 @@ class Writers(Part):
             raise _other_rows(row, written)
         return low
 
+    def _look_at_queue(self, queue: ConsumeQueue) -> None:
+        """Forgets all rows of a queue that was deleted and made anew."""
+        place = queue.topic, queue.queue_id
+        before = self._queues.get(place)
+        if before is not queue:
+            self._queues[place] = queue
+            if before is not None:
+                start = _key(*place, "")
+                for key in [key for key in self._table.ranges if key.startswith(start)]:
+                    del self._table.ranges[key]
+                self._file.changed()
+
     def _is_there(self, queue: ConsumeQueue, writer: str, written: Written) -> bool:
         """Whether the queue has the row, as far as can be told: its topic may have been made anew since."""
         if written.queue_offset < queue.min_offset:
+            # It was too old to be kept. Those of a queue that this one took the place of are forgotten.
             return True
         row = self._row_at(queue, written.queue_offset)
         return row is not None and row == (writer, written.batch, written.row)

@@ -28,7 +28,7 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
-from gantrymq.store.log_scan import records_with, start_of
+from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_batch import RecordBatch, append_batch
@@ -460,6 +460,10 @@ class MessageStore:
     def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
         """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
         return records_with(self._log, mark, start)
+
+    def look_for_records(self, mark: bytes, start: int) -> Iterator[Record | None]:
+        """As `records_with`, and a None now and then, so that the caller may do something else meanwhile."""
+        return look_for_records(self._log, mark, start)
 
     def start_of(self, timestamp_ms: int) -> int:
         """A physical offset before which all was stored by then."""
