@@ -10,6 +10,7 @@ from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, Prod
 from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.half_ranges import HalfRange, encode_half_ranges
 
 
 class Places(NamedTuple):
@@ -64,6 +65,10 @@ def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
                 "commitOrRollback": "8",
                 "msgId": "KEY",
             }
+        ),
+        code.END_HALF_MESSAGES: Asked(
+            {"producerGroup": "producers", "topics": topic, "commitOrRollback": "8"},
+            encode_half_ranges([HalfRange(places.half_queue_offset, places.half[0], 1)]),
         ),
         code.HEART_BEAT: Asked({}, encode_json(HeartbeatData("c", [ProducerData("producers")], [consumer]))),
         code.UNREGISTER_CLIENT: Asked({"clientID": "c", "consumerGroup": group}),

@@ -22,12 +22,12 @@ from gantrymq.errors import NoRouteInfo, RemotingError
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
 from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.half_messages import HalfSender, Halves
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.sender import HalfMessage, RowSender
 from gantrymq.spark.stream_planning import CLOCK_MARGIN_MS
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
@@ -215,9 +215,9 @@ def test_a_transaction_is_whole_though_a_broker_dies_in_its_commit(tmp_path: Pat
         options = WriteOptions([cluster.name_server], TOPIC, transactional=True, transaction_timeout_s=1)
         rows = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(40)]})
 
-        async def store() -> list[HalfMessage]:
+        async def store() -> list[Halves]:
             async with Cluster(options.name_servers, 5000) as brokers:
-                sender = RowSender(brokers, 0, transactional=True)
+                sender = HalfSender(brokers, 0, options.transaction_timeout_s)
                 await sender.send(RowEncoder(options, "write-0").encode(rows))
                 return sender.halves
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from spark_support import send_numbers
 from waiting import wait_until
 
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.errors import ClientError
-from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.errors import BrokerError, ClientError
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC as HALF_TOPIC
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.half_messages import HalfSender, Halves
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import HalfMessage, RowSender
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -39,8 +39,8 @@ WAIT_S = 120
 POLL_INTERVAL_S = 0.02
 
 
-def messages(cluster: EmbeddedCluster, topic: str, queues: int = QUEUES) -> int:
-    """How many `topic` has."""
+def messages(cluster: EmbeddedCluster, topic: str, queues: int = QUEUES, brokers: Sequence[str] | None = None) -> int:
+    """How many `topic` has, on all brokers or on some."""
 
     async def count() -> int:
         remoting = RemotingClient()
@@ -49,7 +49,7 @@ def messages(cluster: EmbeddedCluster, topic: str, queues: int = QUEUES) -> int:
             return sum(
                 [
                     await api.max_offset(broker, topic, queue_id)
-                    for broker in cluster.brokers
+                    for broker in brokers or cluster.brokers
                     for queue_id in range(queues)
                 ]
             )
@@ -98,21 +98,24 @@ def test_a_batch_is_there_as_a_whole_and_in_order(
 @pytest.mark.spark
 def test_nothing_is_there_when_a_task_fails(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(QUEUES)
-    halves = messages(cluster, TRANSACTION_HALF_TOPIC, 1)
+    halves = messages(cluster, HALF_TOPIC, 1)
     df = spark.range(0, 400, 1, 2).select(
         F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
     )
     with pytest.raises(Exception, match="null or empty"):
         write(df, cluster, topic)
     # The other task had sent its rows.
-    assert messages(cluster, TRANSACTION_HALF_TOPIC, 1) >= halves + 200
+    assert messages(cluster, HALF_TOPIC, 1) >= halves + 200
     assert messages(cluster, topic) == 0
 
 
-async def store_two(options: WriteOptions) -> list[HalfMessage]:
+async def store_two(options: WriteOptions) -> list[Halves]:
+    """In two batches."""
     async with Cluster(options.name_servers, 5000) as brokers:
-        sender = RowSender(brokers, 0, transactional=True)
-        await sender.send(RowEncoder(options, "write-0").encode(pa.RecordBatch.from_pydict({"body": ["a", "b"]})))
+        sender = HalfSender(brokers, 0, options.transaction_timeout_s)
+        encoder = RowEncoder(options, "write-0")
+        for body in ("a", "b"):
+            await sender.send(encoder.encode(pa.RecordBatch.from_pydict({"body": [body]})))
         return sender.halves
 
 
@@ -126,7 +129,10 @@ def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, ne
         writer.commit([RowsSent(1, time.time(), halves[:1]), None, RowsSent(1, time.time() - 6, halves[1:])])
     assert options.topic is not None
     assert messages(cluster, options.topic, 1) == 0
-    writer.commit([None, RowsSent(2, time.time(), halves)])
+    # That was the end of it.
+    with pytest.raises(BrokerError, match="rolled back already"):
+        writer.commit([None, RowsSent(1, time.time(), halves[:1]), RowsSent(1, time.time(), halves[1:])])
+    writer.commit([None, RowsSent(2, time.time(), run(store_two(options)))])
     assert messages(cluster, options.topic, 1) == 2
 
 
@@ -166,26 +172,30 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
 def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     source, target = new_topic(QUEUES), new_topic(QUEUES)
     send_numbers(cluster, source, range(KILLED_MESSAGES))
-    halves = messages(cluster, TRANSACTION_HALF_TOPIC, 1)
+    before = [messages(cluster, HALF_TOPIC, 1, [broker]) for broker in cluster.brokers]
     with driver(cluster, source, target, tmp_path) as process:
 
-        def has_committed() -> bool:
+        def has_stored_all() -> bool:
             assert process.poll() is None, "the driver has ended"
-            return messages(cluster, target) > 0
+            return messages(cluster, HALF_TOPIC, 1) >= sum(before) + KILLED_MESSAGES
 
-        wait_until(has_committed, WAIT_S)
-        # The first one is to be seen when all are stored.
-        assert messages(cluster, TRANSACTION_HALF_TOPIC, 1) >= halves + KILLED_MESSAGES
-    # What was committed till then stays.
-    first = messages(cluster, target)
-    assert 0 < first < KILLED_MESSAGES
+        wait_until(has_stored_all, WAIT_S)
+    # Its commit has come to both brokers, to one, or to none: of each one's part all is there or nothing.
+    after = [messages(cluster, HALF_TOPIC, 1, [broker]) for broker in cluster.brokers]
+    parts = [end - start for start, end in zip(before, after, strict=True)]
+    assert sum(parts) == KILLED_MESSAGES
+
+    def is_decided() -> bool:
+        visible = [messages(cluster, target, QUEUES, [broker]) for broker in cluster.brokers]
+        return all(count in (0, part) for count, part in zip(visible, parts, strict=True))
+
+    wait_until(is_decided, WAIT_S)
 
     with driver(cluster, source, target, tmp_path) as process:
         assert process.wait(WAIT_S) == 0, (tmp_path / "log").read_text()
     numbers = Counter(int(row.body) for row in read(spark, cluster, target).collect())
     assert numbers.keys() == set(range(KILLED_MESSAGES))
-    # The repeated batch brought all of its messages again, of which some had been there; the Python worker that commits
-    # outlives the driver by a moment.
-    assert KILLED_MESSAGES + first <= sum(numbers.values()) <= 2 * KILLED_MESSAGES
+    # The repeated batch brought all of its messages again.
+    assert sum(numbers.values()) - KILLED_MESSAGES in (0, *parts, KILLED_MESSAGES)
     once = read(spark, cluster, target, deduplicate="true").select("body").collect()
     assert sorted(int(row.body) for row in once) == list(range(KILLED_MESSAGES))

@@ -29,6 +29,7 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.SEND_REPLY_MESSAGE_V2: rules.replying("b"),  # +
     RequestCode.RECALL_MESSAGE: rules.sending("topic"),
     RequestCode.END_TRANSACTION: rules.ending_transaction,  # +
+    RequestCode.END_HALF_MESSAGES: rules.ending_half_messages,  # +
     # Consumers.
     RequestCode.HEART_BEAT: rules.heartbeat,
     RequestCode.UNREGISTER_CLIENT: rules.leaving,

@@ -80,6 +80,12 @@ def replying(topic: str) -> Rule:
     return find
 
 
+def ending_half_messages(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
+    """END_HALF_MESSAGES: the topics named are sent to; the broker ends no half message that is for another one."""
+    named_topics = [name for name in request.ext_fields.get("topics", "").split(",") if name.strip()]
+    return [send_need(name) for name in named_topics or [""]]
+
+
 def everything(actions: Actions, kind: ResourceType) -> Rule:
     """All topics, or all groups."""
     need = topic_need("", actions) if kind is ResourceType.TOPIC else group_need("", actions)

@@ -181,7 +181,16 @@ class Broker:
             writers=self.writers,
         )
         self._transactions = Transactions(
-            config, appender, topics, members, offsets, self._sending.redirect, self.access.may_send, room_waits, jobs
+            config,
+            appender,
+            topics,
+            members,
+            offsets,
+            self._sending.redirect,
+            self.access.may_send,
+            room_waits,
+            long_requests,
+            jobs,
         )
         self.pops = PopService(
             config,

@@ -20,6 +20,7 @@ from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.message import recall_handle
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.transaction.half_batches import HalfBatches
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
 from gantrymq.broker.writers import Writers
 from gantrymq.errors import RequestRefused, StoreBusy
@@ -42,7 +43,7 @@ from gantrymq.protocol.properties import (
 from gantrymq.protocol.row_ids import AFTER_MARK
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.send_response import SendResponses
-from gantrymq.protocol.sys_flag import TRANSACTION_MASK
+from gantrymq.protocol.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TIMER_TOPIC, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
@@ -96,6 +97,7 @@ class Sending(Part):
         self._new_topics = new_topics
         self._room_waits = room_waits
         self._writers = writers
+        self._half_batches = HalfBatches(config, appender, flush_waits, room_waits, self._unique_keys)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -173,7 +175,8 @@ class Sending(Part):
         """Stores the messages of a batch body, one behind the other in one queue; the answer lists their ids.
 
         Nothing is stored of a batch that can't be stored as a whole. What the header's properties say holds for the
-        batch, and doesn't become part of its messages (`MessageExtEncoder.encode`).
+        batch, and doesn't become part of its messages (`MessageExtEncoder.encode`). One with TRANSACTION_PREPARED is a
+        batch of half messages.
         """
         target, born_timestamp, _, properties, options = decode_send_request(request)
         if target.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -186,7 +189,8 @@ class Sending(Part):
                 f"batch of {len(request.body)} bytes with {len(properties)} bytes of properties: at most "
                 f"{self._appender.max_message_size} and {MAX_PROPERTIES_LENGTH} are taken",
             )
-        if target.sys_flag & TRANSACTION_MASK or _delay_level(properties):
+        is_half = target.sys_flag & TRANSACTION_MASK == TRANSACTION_PREPARED
+        if (target.sys_flag & TRANSACTION_MASK and not is_half) or _delay_level(properties):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "the messages of a batch are neither delayed nor in a transaction"
             )
@@ -194,10 +198,13 @@ class Sending(Part):
         if queue is None:
             self._new_topics.hold(connection, request, self.send_batch)
             return None
+        waits = self._sync_flush and _waits(properties)
+        if is_half:
+            steps = self._half_batches.store(connection, request, queue, waits)
+            return self._long_requests.run(connection, request, steps)
         batch = self._appender.store.begin_batch(
             queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
         )
-        waits = self._sync_flush and _waits(properties)
         return self._long_requests.run(connection, request, self._store_batch(connection, request, batch, waits))
 
     def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:

@@ -152,6 +152,8 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
+    #: GantryMQ's own; Apache's have none from here to 200050.
+    END_HALF_MESSAGES = 31037
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -333,6 +333,14 @@ class Cluster:
 
         await self.until(attempt, queue.topic)
 
+    async def ask_master(self, queue: MessageQueue, request: RemotingCommand) -> RemotingCommand:
+        """The answer of the queue's master to a request that may come more than once."""
+
+        async def attempt() -> RemotingCommand:
+            return await self._remoting.call(self._address(queue, master=True), request, SEND_TIMEOUT_MS)
+
+        return await self.until(attempt, queue.topic)
+
     # -- retries ------------------------------------------------------------------------------------------------
 
     async def ask(self, queue: MessageQueue, request: Callable[[str], Awaitable[T]]) -> T:

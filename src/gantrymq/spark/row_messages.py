@@ -29,7 +29,7 @@ from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.spark.bodies.body_format import VALUE
 from gantrymq.spark.bodies.encoding import EncodeValue
-from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
+from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.reserved_properties import is_reserved
 
 log = logging.getLogger(__name__)
@@ -138,15 +138,6 @@ class RowEncoder:
         self._why_not_delayed = _why_not_delayed(options)
         self._is_numbered = options.exactly_once
         self._most_bytes = names.MAX_PROPERTIES_LENGTH - (SEQUENCE_LENGTH if options.exactly_once else 0)
-        #: Properties that every message of a transaction has.
-        self._half: dict[str, str] = {}
-        if options.transactional:
-            self._half = {
-                names.TRANSACTION_PREPARED: "true",
-                names.PRODUCER_GROUP: PRODUCER_GROUP,
-                # Until then a broker doesn't ask what became of it, and afterwards it takes no commit.
-                names.CHECK_IMMUNITY_TIME_IN_SECONDS: str(options.transaction_timeout_s),
-            }
 
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
@@ -172,7 +163,7 @@ class RowEncoder:
                 for property_, values in delays:
                     if values[i] is not None:
                         own[property_] = str(values[i])
-                is_alone = self._check_delay(own) or bool(self._half)
+                is_alone = self._check_delay(own)
                 digest, message = self._message(own, body, keys, tags, sharding_key)
             except IllegalMessage as e:
                 e.add_note(f"row {self._row} of the partition ({self._id_prefix})")
@@ -219,8 +210,6 @@ class RowEncoder:
         if sharding_key:
             own[names.SHARDING_KEY] = sharding_key
         own[GANTRY_ID] = f"{self._id_prefix}-{self._row}"
-        if self._half:
-            own |= self._half
         encoded = names.encode_properties(own)
         body = body.encode() if isinstance(body, str) else body
         digest = crc32(body, crc32(encoded)) if self._is_numbered else 0

@@ -25,10 +25,11 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.connections import connected
+from gantrymq.spark.half_messages import HalfSender, Halves, end_all
 from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import HalfMessage, RowSender, end_all
+from gantrymq.spark.sender import RowSender
 from gantrymq.spark.versions import DataSourceStreamArrowWriter
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ class RowsSent(WriterCommitMessage):
 
     rows: int
     started_at: float
-    halves: list[HalfMessage] = field(default_factory=list)
+    #: Half messages that were sent in batches, and those that were sent one by one.
+    halves: list[Halves] = field(default_factory=list)
+    alone: list[Halves] = field(default_factory=list)
     #: Brokers that dropped nothing, though they were asked to.
     at_least_once: set[str] = field(default_factory=set)
 
@@ -114,8 +117,10 @@ def _write(
         sender: RowSender | IdempotentSender
         if options.exactly_once:
             sender = IdempotentSender(brokers.cluster, queues, partition)
+        elif options.transactional:
+            sender = HalfSender(brokers.cluster, partition, options.transaction_timeout_s)
         else:
-            sender = RowSender(brokers.cluster, partition, transactional=options.transactional)
+            sender = RowSender(brokers.cluster, partition)
         # The rows of one Arrow batch are on their way while the next ones are encoded.
         under_way = None
         for batch in rows:
@@ -129,8 +134,8 @@ def _write(
     if isinstance(sender, IdempotentSender):
         sender.finish()
         sent.at_least_once = sender.at_least_once
-    else:
-        sent.halves = sender.halves
+    elif isinstance(sender, HalfSender):
+        sent.halves, sent.alone = sender.halves, sender.alone
     return sent
 
 
@@ -142,10 +147,10 @@ def _cluster(options: WriteOptions) -> Cluster:
 
 
 def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Makes the messages of a transaction visible, one after the other; says where exactlyOnce wasn't to be had."""
+    """Makes the messages of a transaction visible; says where exactlyOnce wasn't to be had."""
     if brokers := {name for message in messages if isinstance(message, RowsSent) for name in message.at_least_once}:
         log.warning("exactlyOnce: %s drop no rows that come again, so it is at least once", ", ".join(sorted(brokers)))
-    sent = [message for message in messages if isinstance(message, RowsSent) and message.halves]
+    sent = _in_transaction(messages)
     if not sent:
         return
     # Brokers begin to ask about half messages then, and give up those that nobody answers for. A commit that has begun
@@ -162,7 +167,7 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
     """Rolls back what is known; a broker drops the rest by itself."""
-    sent = [message for message in messages if isinstance(message, RowsSent) and message.halves]
+    sent = _in_transaction(messages)
     if not sent:
         return
     try:
@@ -171,6 +176,12 @@ def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions
         log.warning("half messages are left for the brokers to drop: %s", e)
 
 
+def _in_transaction(messages: Sequence[WriterCommitMessage | None]) -> list[RowsSent]:
+    return [message for message in messages if isinstance(message, RowsSent) and (message.halves or message.alone)]
+
+
 async def _end(options: WriteOptions, sent: Sequence[RowsSent], verdict: int) -> None:
     async with _cluster(options) as cluster:
-        await end_all(cluster, [half for message in sent for half in message.halves], verdict)
+        halves = [each for message in sent for each in message.halves]
+        alone = [each for message in sent for each in message.alone]
+        await end_all(cluster, halves, alone, verdict)

@@ -24,6 +24,8 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
+from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS, GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused, StoreBusy
@@ -52,6 +54,8 @@ _STEPS = 4096
 #: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
 _MOST_WAITING = 10_000
 _HOUR_MS = 3_600_000
+#: Half messages of batches keep those behind them waiting for so long, where others that wait are stored again.
+_PATIENCE_MS = 60_000
 
 #: Whether somebody can be asked: (producer group, topic).
 CanAsk = Callable[[str, str], bool]
@@ -77,6 +81,8 @@ class _Next(Enum):
     GIVE_UP = auto()
     #: The message that it is a copy of has ended.
     ENDED = auto()
+    #: It came in a batch, and wasn't ended in time: it is rolled back.
+    DROP = auto()
 
 
 class _NotYet(Exception):
@@ -117,6 +123,10 @@ class TransactionCheck:
         self.waits_for_room = False
         #: Of those before this one it isn't known: they were there at the start, and are read in time.
         self._loaded_end = 0
+        #: About many half messages at once.
+        self.decisions = Decisions()
+        #: Half messages of batches that were dropped since the start.
+        self.dropped = 0
 
     def load(self) -> None:
         """Goes on where it stopped; the store is open, and consumer offsets are loaded."""
@@ -151,7 +161,10 @@ class TransactionCheck:
         """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
         start = self._op_read
         for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
-            if record is not None:
+            if record is not None and is_decision(record):
+                if (decision := Decision.read(record)) is not None:
+                    self._decided(decision)
+            elif record is not None:
                 self._note(record.queue_offset, half_offsets(record))
             self._op_read = next_offset
         return self._op_read != start
@@ -162,10 +175,29 @@ class TransactionCheck:
             self._note(op_offset, offsets)
             self._op_read += 1
 
+    def decision_written(self, decision: Decision) -> None:
+        """All op messages before it are known."""
+        self._op_read = decision.op_offset + 1
+        self._decided(decision)
+
+    def decision_done(self, decision: Decision) -> None:
+        """Its half messages have ended."""
+        del self.decisions.open[decision.op_offset]
+        del self._waiting_for[decision.op_offset]
+
+    def is_ended(self, half_offset: int) -> bool:
+        """Whether a half message is known to be done with."""
+        return self._is_ended(half_offset)
+
+    def step_over(self) -> None:
+        """Steps over some half messages that have ended: what is known of them needn't be kept until the next round."""
+        self._step_over_ended()
+
     def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
         # What is stored again meanwhile is for the next round.
         end = half_queue(self._store).max_offset
+        dropped = self.dropped
         while self.read_ops() or self._step_over_ended():
             yield []
         has_work = yield from self._has_work(now_ms, end, can_ask)
@@ -180,9 +212,16 @@ class TransactionCheck:
             yield questions
             if not is_more:
                 break
+        if self.dropped > dropped:
+            log.warning("%d half messages of batches weren't ended in time: rolled back", self.dropped - dropped)
         self._forget_passed()
 
     # -- op messages --------------------------------------------------------------------------------------------
+
+    def _decided(self, decision: Decision) -> None:
+        self.decisions.open[decision.op_offset] = decision
+        # Until it is carried out it isn't left behind.
+        self._waiting_for[decision.op_offset] = 1
 
     def _note(self, op_offset: int, offsets: list[int]) -> None:
         count = 0
@@ -306,6 +345,8 @@ class TransactionCheck:
             self._discard(record)
         elif what is _Next.ENDED:
             self._take(_first_offset(fields))
+        elif what is _Next.DROP:
+            self.dropped += 1
         elif what is _Next.WAITS:
             fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
             self._put_back(record, fields)
@@ -321,13 +362,18 @@ class TransactionCheck:
     def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> _Next:
         """Changes nothing."""
         config = self._config
+        first_offset = _first_offset(fields)
+        if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
+            return _Next.YOUNG
         age_ms = now_ms - _born(record)
         longest_ms = min(config.transaction_timeout_max, config.store.file_reserved_time * _HOUR_MS)
         times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
         if times >= config.transaction_check_max or age_ms > longest_ms:
             return _Next.GIVE_UP
-        if self._is_ended(_first_offset(fields)):
+        if self._is_ended(first_offset):
             return _Next.ENDED
+        if GANTRY_HALF in fields:
+            return self._next_of_batch(record, fields, age_ms, now_ms)
         if names.CHECK_IMMUNITY_TIME_IN_SECONDS in fields:
             timeout_s = _number(fields[names.CHECK_IMMUNITY_TIME_IN_SECONDS], -1)
             if age_ms <= (timeout_s * 1000 if timeout_s >= 0 else config.transaction_time_out):
@@ -338,6 +384,15 @@ class TransactionCheck:
         # Of one that goes nowhere nobody is asked; that counts, so that it is given up some day.
         is_asked = target is None or can_ask(fields.get(names.PRODUCER_GROUP, ""), target[0])
         return _Next.ASK if is_asked else _Next.WAITS
+
+    def _next_of_batch(self, record: Record, fields: dict[str, str], age_ms: int, now_ms: int) -> _Next:
+        """There may be millions of them: they are stored again now and then only, each time after twice as long."""
+        immunity_s = _number(fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
+        time_ms = immunity_s * 1000 if immunity_s >= 0 else self._config.transaction_time_out
+        if age_ms > time_ms + DROPPED_AFTER_MS:
+            return _Next.DROP
+        is_young = now_ms - record.store_timestamp <= max(_PATIENCE_MS, record.store_timestamp - _born(record))
+        return _Next.YOUNG if is_young else _Next.WAITS
 
     def _is_ended(self, half_offset: int) -> bool:
         """As `_take`, but it stays known."""

@@ -18,7 +18,7 @@ from gantrymq.store.message_store import MessageStore
 #: (`MixAll.CID_SYS_RMQ_TRANS`).
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 #: Left free in a half message's properties for those that questions about it add.
-_ROOM = 128
+HALF_ROOM = 128
 
 
 def half_queue(store: MessageStore) -> ConsumeQueue:
@@ -34,11 +34,11 @@ def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     fields[names.REAL_TOPIC] = queue.topic
     fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
     encoded = encode_properties(fields)
-    if len(encoded) > MAX_PROPERTIES_LENGTH - _ROOM:
+    if len(encoded) > MAX_PROPERTIES_LENGTH - HALF_ROOM:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: a transactional message's properties may have {MAX_PROPERTIES_LENGTH - _ROOM} "
-            f"bytes together with the broker's own, they have {len(encoded)}",
+            "the message is illegal: a transactional message's properties may have "
+            f"{MAX_PROPERTIES_LENGTH - HALF_ROOM} bytes together with the broker's own, they have {len(encoded)}",
         )
     return encoded
 

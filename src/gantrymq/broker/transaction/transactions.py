@@ -20,8 +20,11 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.endings import Endings
+from gantrymq.broker.transaction.half_batches import GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
+from gantrymq.broker.transaction.range_ends import RangeEnds
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -35,6 +38,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
 from gantrymq.system.clock import now_ms
@@ -66,6 +70,7 @@ class Transactions(Part):
         redirect: Redirect,
         may_send: MaySend,
         room_waits: RoomWaits,
+        long_requests: LongRequests,
         jobs: Jobs,
     ) -> None:
         self._config = config
@@ -88,10 +93,14 @@ class Transactions(Part):
         #: Since the start, by topic.
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
+        counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
+        self._endings = Endings(appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs)
+        self._range_ends = RangeEnds(appender, self._check, self._endings, long_requests, room_waits)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.END_TRANSACTION: self._room_waits.holding(self.end),
+            RequestCode.END_HALF_MESSAGES: self._range_ends.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self._room_waits.holding(self.resume),
         }
 
@@ -103,12 +112,14 @@ class Transactions(Part):
         """Begins to look after half messages, where it stopped."""
         self._op_reading.start(0.0)
         self._op_writing.start()
+        self._endings.start()
         self._checking.start()
 
     async def stop(self) -> None:
         """Writes down what ended and how far the rounds have got."""
         self._op_reading.cancel()
         self._op_writing.cancel()
+        self._endings.cancel()
         await self._checking.stop()
         try:
             with self._store.waiting():
@@ -151,9 +162,11 @@ class Transactions(Part):
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
-        is_enough = self._ops.add(record.queue_offset)
-        self._op_writing.wake(0.0 if is_enough else self._config.transaction_op_batch_interval / 1000)
+        self._ops_added(self._ops.add(record.queue_offset))
         return RemotingCommand.response()
+
+    def _ops_added(self, is_enough: bool) -> None:
+        self._op_writing.wake(0.0 if is_enough else self._config.transaction_op_batch_interval / 1000)
 
     def _half_message(self, header: EndTransactionRequestHeader) -> Record:
         """The half message that a header means. Raises RequestRefused as Java's checks do."""
@@ -188,6 +201,7 @@ class Transactions(Part):
         target = destination(fields)
         assert target is not None
         del fields[names.REAL_TOPIC], fields[names.REAL_QUEUE_ID]
+        fields.pop(GANTRY_HALF, None)
         queue = self._store.queue(*target)
         code = tags_code(fields.get(names.TAGS, "").encode())
         if b"DELAY" in record.properties or b"TIMER_DELIVER_MS" in record.properties:
@@ -232,7 +246,10 @@ class Transactions(Part):
 
     def _read_ops(self) -> float:
         """Learns what ended before the start; of later ends `_write_ops` tells."""
-        return 0.0 if self._check.read_ops() else inf
+        if self._check.read_ops():
+            return 0.0
+        self._range_ends.found()
+        return inf
 
     def _write_ops(self) -> float:
         try:

@@ -1,0 +1,294 @@
+"""Carries out decisions about half messages (`decisions`), some of them in each turn of the loop.
+
+In the order of the half queue the messages are stored where they are to go, and op messages say that their half
+messages are done with, as if each had been ended by itself. Killed on the way a broker goes on where it was: each
+message says which half message it comes from, so the last one in the log tells. Each is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.appender import ROOM_S, Appender, is_passing
+from gantrymq.broker.transaction.check import TransactionCheck
+from gantrymq.broker.transaction.decisions import Decision
+from gantrymq.broker.transaction.half_batches import GANTRY_HALF, batch_properties
+from gantrymq.broker.transaction.half_messages import destination, half_queue
+from gantrymq.broker.transaction.op_messages import OpMessages
+from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
+from gantrymq.logs import peer_log
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import decode_properties, find_property
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.store.consume_queue import UNIT
+from gantrymq.store.record_batch import RecordBatch
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: So long a turn of the loop is kept busy, s.
+TURN_S = 0.005
+#: Half messages that are ended in one step, some 0.8 ms, and their bytes.
+_STEP = 64
+_STEP_BYTES = 512 * 1024
+#: Records of the log that are looked at in one step, after a start.
+_SCAN_STEP = 100
+
+_HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
+
+
+class _Tail(NamedTuple):
+    """How the properties of a batch's half messages end, where they go, and how many bytes don't go along."""
+
+    properties: bytes
+    topic: str
+    queue_id: int
+    waiting: int
+
+
+class Ending:
+    """A decision that is being carried out."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.topics = frozenset(decision.topics.split(","))
+        self.done = asyncio.Event()
+        #: Records of the log since the decision, to find what was done before the broker was started.
+        self.scan: Iterator[Record] | None = None
+        self.scan_end = 0
+        #: Half messages up to this physical offset were committed before.
+        self.committed_up_to = -1
+        self.tail: _Tail | None = None
+
+
+class Endings:
+    """What is being carried out. `commit_one` stores the message of one half message where it is to go."""
+
+    def __init__(
+        self,
+        appender: Appender,
+        check: TransactionCheck,
+        ops: OpMessages,
+        commit_one: Callable[[Record], None],
+        ops_added: Callable[[bool], None],
+        counters: dict[int, Counter[str]],
+        jobs: Jobs,
+    ) -> None:
+        """`ops_added` is told whether there are enough to be written now; `counters` are those of each verdict."""
+        self._appender = appender
+        self._store = appender.store
+        self._check = check
+        self._ops = ops
+        self._commit_one = commit_one
+        self._ops_added = ops_added
+        self._counters = counters
+        #: By the decision's offset in the op queue; whose turn it is comes first.
+        self.open: dict[int, Ending] = {}
+        self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
+
+    def start(self) -> None:
+        self._job.start()
+
+    def cancel(self) -> None:
+        """What is left goes on at the next start."""
+        self._job.cancel()
+
+    def begin(self, decision: Decision) -> Ending:
+        ending = self.open[decision.op_offset] = Ending(decision)
+        self._job.wake()
+        return ending
+
+    def go_on(self, decision: Decision) -> None:
+        """Begins with one that was written before the start, and may be carried out in part."""
+        decision.left = sum(each.number for each in decision.ranges)
+        ending = self.begin(decision)
+        if decision.verdict == TRANSACTION_COMMIT:
+            ending.scan = self._store.records_with(b"", decision.physical_offset)
+            ending.scan_end = self._store.max_physical_offset
+
+    def _go_on(self) -> float | None:
+        end = monotonic() + TURN_S
+        while self.open:
+            op_offset, ending = next(iter(self.open.items()))
+            # What can't go on now keeps no other one waiting.
+            self.open[op_offset] = self.open.pop(op_offset)
+            try:
+                self._step(ending)
+            except StoreBusy:
+                return ROOM_S
+            except RequestRefused as e:
+                if is_passing(e):
+                    raise
+                log.error("a half message that is to be committed can't be stored where it is to go: %s", e)
+                self._pass(ending.decision, 1)
+            if monotonic() >= end:
+                break
+        self._check.step_over()
+        return 0.0 if self.open else None
+
+    def _step(self, ending: Ending) -> None:
+        """Ends some half messages. Raises StoreBusy, StoreError or RequestRefused: none of them has ended then."""
+        decision = ending.decision
+        if ending.scan is not None:
+            self._scan(ending)
+        elif decision.index == len(decision.ranges):
+            self._finish(ending)
+        else:
+            current = decision.ranges[decision.index]
+            offset = current.half_offset + decision.done
+            queue = half_queue(self._store)
+            units = queue.units(offset, min(_STEP, current.end - offset))
+            if units:
+                self._end_some(ending, offset, units)
+            else:
+                end = min(queue.next_file_offset(offset), current.end)
+                log.error("half messages %d to %d, which are to be ended, have been deleted", offset, end - 1)
+                self._pass(decision, end - offset)
+
+    def _end_some(self, ending: Ending, offset: int, units: bytes) -> None:
+        """Ends the first of these half messages, and those behind it that are like it."""
+        decision = ending.decision
+        run, tail = self._run(ending, offset, units)
+        if not run:
+            self._pass(decision, 1)
+            return
+        if decision.verdict == TRANSACTION_COMMIT:
+            new = [record for record in run if record.physical_offset > ending.committed_up_to]
+            if tail is None:
+                for record in new:
+                    self._commit_one(record)
+            elif new:
+                self._appender.append_batch(self._batch(new, tail))
+        topic = tail.topic if tail is not None else _topic_of(run[0])
+        self._counters[decision.verdict][topic] += len(run)
+        is_enough = False
+        for record in run:
+            if ending.committed_up_to < 0 or not self._check.is_ended(record.queue_offset):
+                is_enough = self._ops.add(record.queue_offset)
+        self._ops_added(is_enough)
+        self._pass(decision, len(run))
+
+    def _run(self, ending: Ending, offset: int, units: bytes) -> tuple[list[Record], _Tail | None]:
+        """(half messages that are ended in one go, how their properties end); one alone if that isn't known."""
+        tail, run, size = ending.tail, list[Record](), 0
+        for physical_offset, _, _ in UNIT.iter_unpack(units):
+            record = self._read(offset + len(run), physical_offset)
+            if record is None:
+                break
+            if tail is None or not record.properties.endswith(tail.properties):
+                if run:
+                    break
+                if not self._is_allowed(ending, record):
+                    return [], None
+                tail = ending.tail = self._tail(record)
+                if tail is None:
+                    return [record], None
+            # What the records of a batch have in common (`RecordBatch`).
+            if run and (record.sys_flag, record.born_timestamp, record.born_host, record.reconsume_times) != (
+                run[0].sys_flag,
+                run[0].born_timestamp,
+                run[0].born_host,
+                run[0].reconsume_times,
+            ):
+                break
+            run.append(record)
+            size += record.size
+            if size > _STEP_BYTES:
+                break
+        return run, tail
+
+    def _read(self, half_offset: int, physical_offset: int) -> Record | None:
+        try:
+            record = self._store.read_record(physical_offset)
+            if (record.queue_offset, record.topic) == (half_offset, _HALF_TOPIC):
+                return record
+            why: object = "another record stands there"
+        except GantryError as e:
+            why = e
+        log.error("half message %d, which is to be ended, can't be read: %s", half_offset, why)
+        return None
+
+    def _is_allowed(self, ending: Ending, record: Record) -> bool:
+        """Whether it may be ended with the others: of a range only the first and the last one were looked at."""
+        fields = decode_properties(record.properties)
+        target = destination(fields)
+        is_of_group = fields.get(names.PRODUCER_GROUP) == ending.decision.group
+        if is_of_group and target is not None and target[0] in ending.topics:
+            return True
+        log.error("half message %d isn't of the transaction that a range with it ends", record.queue_offset)
+        return False
+
+    def _tail(self, record: Record) -> _Tail | None:
+        """How the properties of a batch's half messages end; None for a half message that came by itself."""
+        fields = decode_properties(record.properties)
+        target = destination(fields)
+        if GANTRY_HALF not in fields or target is None:
+            return None
+        immunity_s = fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        staying, waiting = batch_properties(fields.get(names.PRODUCER_GROUP, ""), immunity_s, *target)
+        if not record.properties.endswith(staying + waiting):
+            return None
+        return _Tail(staying + waiting, *target, len(waiting))
+
+    def _batch(self, records: list[Record], tail: _Tail) -> RecordBatch:
+        """The messages, as `Transactions` commits them one by one (`EndTransactionProcessor.endMessageTransaction`)."""
+        first = records[0]
+        batch = self._store.begin_batch(
+            self._store.queue(tail.topic, tail.queue_id),
+            first.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
+            first.born_timestamp,
+            first.born_host,
+            first.reconsume_times,
+        )
+        for record in records:
+            properties = record.properties[: -tail.waiting]
+            code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+            batch.add(record.flag, record.body, properties, code, record.physical_offset)
+        return batch
+
+    @staticmethod
+    def _pass(decision: Decision, count: int) -> None:
+        decision.left -= count
+        decision.done += count
+        if decision.done >= decision.ranges[decision.index].number:
+            decision.index, decision.done = decision.index + 1, 0
+
+    def _scan(self, ending: Ending) -> None:
+        """Looks through a part of the log for what was committed by the decision before the broker was started."""
+        assert ending.scan is not None
+        try:
+            for _ in range(_SCAN_STEP):
+                record = next(ending.scan, None)
+                if record is None or record.physical_offset >= ending.scan_end:
+                    ending.scan = None
+                    return
+                place = record.prepared_transaction_offset
+                if place > ending.committed_up_to and ending.decision.ranges.has(self._half_offset_at(place)):
+                    ending.committed_up_to = place
+        except RecordError as e:
+            log.error("the log can't be read for what was committed before the start: %s", e)
+            ending.scan = None
+
+    def _half_offset_at(self, physical_offset: int) -> int:
+        try:
+            record = self._store.read_record(physical_offset)
+        except GantryError:
+            return -1
+        return record.queue_offset if record.topic == _HALF_TOPIC else -1
+
+    def _finish(self, ending: Ending) -> None:
+        self._ops.write(self._check.op_written)
+        del self.open[ending.decision.op_offset]
+        self._check.decision_done(ending.decision)
+        ending.done.set()
+
+
+def _topic_of(record: Record) -> str:
+    return (find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")

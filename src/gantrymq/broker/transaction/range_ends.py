@@ -1,0 +1,199 @@
+"""END_HALF_MESSAGES: a transaction's half messages, thousands of them, are ended by one request.
+
+The ranges are looked at, their first and last half message each; then the decision is written, one record
+(`decisions`), and from there on it is carried out (`endings`), whatever becomes of the connection or the broker. No
+consumer sees a message before the decision.
+
+The alternative that lost: one batch of records for all, which takes as much memory as the transaction has messages, and
+keeps the loop for as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.log_flushed import log_flushed
+from gantrymq.broker.room_waits import RoomWaits
+from gantrymq.broker.transaction.check import TransactionCheck
+from gantrymq.broker.transaction.decisions import Decision, check_fits, written_decisions
+from gantrymq.broker.transaction.endings import Ending, Endings
+from gantrymq.broker.transaction.half_batches import GANTRY_HALF, GRACE_MS
+from gantrymq.broker.transaction.half_messages import destination, half_queue
+from gantrymq.errors import GantryError, IllegalMessage, RequestRefused, StoreBusy
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.half_ranges import MAX_RANGES, HalfRange, HalfRanges
+from gantrymq.protocol.headers.half_ranges import EndHalfMessagesRequestHeader, EndHalfMessagesResponseHeader
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.system.clock import now_ms
+
+#: Ranges that are looked at in one step.
+_STEP = 20
+#: What may be decided and not carried out yet.
+MOST_OPEN = 1000
+MOST_OPEN_RANGES = 4 * MAX_RANGES
+#: Decisions that are remembered so as to be found without a search.
+_MOST_REMEMBERED = 1000
+#: So long a request waits for its half messages to be ended; then it is told how many are left, s.
+WAIT_S = 3.0
+
+_HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
+
+
+class RangeEnds:
+    """Answers END_HALF_MESSAGES."""
+
+    def __init__(
+        self,
+        appender: Appender,
+        check: TransactionCheck,
+        endings: Endings,
+        long_requests: LongRequests,
+        room_waits: RoomWaits,
+    ) -> None:
+        self._appender = appender
+        self._store = appender.store
+        self._check = check
+        self._endings = endings
+        self._long_requests = long_requests
+        self._room_waits = room_waits
+        self._sync_flush = appender.store.config.flush_disk_type == "SYNC_FLUSH"
+        #: By id: (offset in the op queue, verdict).
+        self._remembered: dict[str, tuple[int, int]] = {}
+        self._is_ready = False
+
+    def found(self) -> None:
+        """All op messages are read: what was decided and not carried out before the start goes on."""
+        self._is_ready = True
+        for decision in self._check.decisions.open.values():
+            if decision.op_offset not in self._endings.open:
+                self._endings.go_on(decision)
+                self._remember(decision)
+
+    def end(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Decides, and answers when all is done, or after a while."""
+        header = request.read_header(EndHalfMessagesRequestHeader)
+        if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+        decision = Decision(header.producer_group, header.topics, header.commit_or_rollback, HalfRanges(request.body))
+        try:
+            check_fits(decision)
+        except IllegalMessage as e:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
+        return self._long_requests.run(connection, request, self._decide(connection, request, decision))
+
+    def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
+        if not self._is_ready:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker has just started, and reads what has ended")
+        if decision.id not in self._remembered:
+            yield from self._search(decision)
+        if decision.id not in self._remembered:
+            yield from self._verify(decision)
+        return self._write(decision, connection, request)
+
+    def _search(self, decision: Decision) -> Generator[None, None, None]:
+        """Whether it was decided before, and the answer got lost, or the broker was started anew since."""
+        first = self._half_message(decision.ranges.check(0).half_offset)
+        for record in written_decisions(self._store, decision.id, first.store_timestamp):
+            if record is None:
+                yield
+            elif (before := Decision.read(record)) is not None:
+                self._remember(before)
+                return
+
+    def _verify(self, decision: Decision) -> Generator[None, None, None]:
+        """Raises RequestRefused or BodyError unless each range begins and ends with half messages of the group."""
+        decision.left, topics = 0, frozenset(decision.topics.split(","))
+        for index in range(len(decision.ranges)):
+            found = decision.ranges.check(index)
+            first = self._half_message(found.half_offset)
+            if first.physical_offset != found.physical_offset:
+                raise _refused(found, "the first one isn't at this place of the log")
+            for record in (first, self._half_message(found.end - 1)):
+                self._check_one(record, found, decision, topics)
+            decision.left += found.number
+            if not (index + 1) % _STEP:
+                yield
+
+    def _half_message(self, half_offset: int) -> Record:
+        unit = half_queue(self._store).unit(half_offset)
+        try:
+            if unit is not None:
+                record = self._store.read_record(unit[0])
+                if (record.queue_offset, record.topic) == (half_offset, _HALF_TOPIC):
+                    return record
+        except GantryError as e:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {half_offset} can't be read: {e}") from e
+        raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no half message {half_offset}, or no longer")
+
+    @staticmethod
+    def _check_one(record: Record, found: HalfRange, decision: Decision, topics: frozenset[str]) -> None:
+        fields = decode_properties(record.properties)
+        target = destination(fields)
+        if fields.get(names.PRODUCER_GROUP) != decision.group:
+            raise _refused(found, "they are of another producer group")
+        if target is None or target[0] not in topics:
+            raise _refused(found, f"they are not for {decision.topics[:200]}")
+        immunity_s = fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        if decision.verdict == TRANSACTION_COMMIT and GANTRY_HALF in fields and immunity_s.isdecimal():
+            age_ms = now_ms() - min(record.born_timestamp, record.store_timestamp)
+            if age_ms > int(immunity_s) * 1000 + GRACE_MS:
+                raise RequestRefused(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"half message {record.queue_offset} is {age_ms} ms old, and {immunity_s} s were allowed: "
+                    "nothing is committed",
+                )
+
+    def _write(self, decision: Decision, connection: Connection, request: RemotingCommand) -> Reply:
+        if decision.id not in self._remembered:
+            ranges = len(decision.ranges) + sum(len(ending.decision.ranges) for ending in self._endings.open.values())
+            if len(self._endings.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
+                )
+            try:
+                decision.write(self._appender)
+            except StoreBusy:
+                self._room_waits.hold(connection, request, partial(self._write, decision))
+                return None
+            self._check.decision_written(decision)
+            self._endings.begin(decision)
+            self._remember(decision)
+        op_offset, verdict = self._remembered[decision.id]
+        if verdict != decision.verdict:
+            done = "committed" if verdict == TRANSACTION_COMMIT else "rolled back"
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, f"the transaction is {done} already")
+        connection.respond_with(request, self._when_done(self._endings.open.get(op_offset)))
+        return None
+
+    async def _when_done(self, ending: Ending | None) -> Reply:
+        left = 0
+        if ending is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    await ending.done.wait()
+            left = ending.decision.left if not ending.done.is_set() else 0
+        if not left and self._sync_flush:
+            await log_flushed(self._store)
+        return RemotingCommand.response(header=EndHalfMessagesResponseHeader(left=left))
+
+    def _remember(self, decision: Decision) -> None:
+        self._remembered[decision.id] = decision.op_offset, decision.verdict
+        if len(self._remembered) > _MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+
+def _refused(found: HalfRange, why: str) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SYSTEM_ERROR, f"half messages {found.half_offset} to {found.end - 1} can't be ended: {why}"
+    )

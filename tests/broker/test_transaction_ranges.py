@@ -1,0 +1,291 @@
+"""Half messages in batches, and one request that ends all of a transaction's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_support import config
+from half_range_support import GROUP, end_all, end_many, prepare_many, send_halves
+from transaction_support import Half, Producer, all_messages, progress
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.half_ranges import HalfRange
+from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+
+
+@asynccontextmanager
+async def started(directory: Path, **changed: Any) -> AsyncIterator[tuple[Broker, Producer]]:
+    broker = Broker(config(directory, **({"transaction_op_batch_interval": 20} | changed)))
+    await broker.start()
+    producer = Producer()
+    try:
+        yield broker, await producer.connect(broker.port)
+    finally:
+        await producer.client.close()
+        await broker.stop()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[Broker, Producer]]:
+    async with started(tmp_path / "store") as both:
+        yield both
+
+
+Pair = tuple[Broker, Producer]
+
+
+def numbers(first: int, count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, first + count)]
+
+
+async def ended_halves(producer: Producer) -> list[int]:
+    """The half offsets that op messages list, which Java's broker reads."""
+    ops = [op for op in await all_messages(producer, OP_TOPIC) if op.tags == "d"]
+    assert all(re.fullmatch(rb"(\d+,)+", op.body) and len(op.body) < 4200 for op in ops)
+    return [int(offset) for op in ops for offset in op.body.split(b",")[:-1]]
+
+
+async def test_a_batch_is_stored_as_half_messages_that_came_by_themselves(pair: Pair) -> None:
+    _, producer = pair
+    own = {"UNIQ_KEY": "7F01", "TAGS": "red", "KEYS": "a", "colour": "röt"}
+    await producer.prepare("orders", b"one", own | GROUP, queue_id=3, flag=7, born_timestamp=1_700_000_000_000)
+    await prepare_many(producer, "orders", [b"one"], own, queue_id=3, born_timestamp=1_700_000_000_000)
+    assert await all_messages(producer, "orders", 3) == []
+    alone, of_batch = await all_messages(producer, HALF_TOPIC)
+    # Of a batch's messages Java's broker doesn't complete the properties.
+    for name in ("MSG_REGION", "TRACE_ON", "CLUSTER"):
+        del alone.properties[name]
+    assert of_batch.properties == alone.properties | {"GANTRY_HALF": "true"}
+    for name in ("body", "flag", "sys_flag", "born_timestamp", "born_host", "queue_id", "reconsume_times", "tags"):
+        assert getattr(of_batch, name) == getattr(alone, name), name
+
+
+async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -> None:
+    broker, producer = pair
+    own = {"UNIQ_KEY": "7F01", "TAGS": "red", "colour": "röt"}
+    ranges = [await prepare_many(producer, "orders", numbers(300 * n, 300), own, queue_id=n % 2) for n in range(4)]
+    single = await producer.prepare("orders", b"single", own | GROUP, queue_id=2, flag=7)
+    assert await all_messages(producer, "orders", 0) == []
+    await end_all(producer, ranges)
+    await producer.end(single)
+    [alone] = await all_messages(producer, "orders", 2)
+    for name in ("MSG_REGION", "TRACE_ON", "CLUSTER"):
+        del alone.properties[name]
+    halves = {half.body: half for half in await all_messages(producer, HALF_TOPIC)}
+    for queue_id, bodies in ((0, numbers(0, 300) + numbers(600, 300)), (1, numbers(300, 300) + numbers(900, 300))):
+        messages = await all_messages(producer, "orders", queue_id)
+        assert [message.body for message in messages] == bodies
+        for message in messages:
+            half = halves[message.body]
+            assert message.properties == alone.properties
+            assert message.prepared_transaction_offset == half.commit_log_offset
+            assert (message.sys_flag, message.flag, message.tags) == (TRANSACTION_COMMIT, 7, "red")
+            assert (message.born_timestamp, message.born_host) == (half.born_timestamp, half.born_host)
+    await until(lambda: not broker._transactions._ops)
+    assert sorted(await ended_halves(producer)) == list(range(1201))
+    assert broker._transactions.commits["orders"] == 1201
+
+
+async def test_a_waiting_pull_is_woken(pair: Pair) -> None:
+    _, producer = pair
+    ranges = [await prepare_many(producer, "orders", [b"a", b"b"])]
+    pull = asyncio.create_task(producer.pull("orders", suspend_ms=8000))
+    await end_all(producer, ranges)
+    assert (await pull).code == ResponseCode.SUCCESS
+
+
+async def test_a_rollback_shows_nothing(pair: Pair) -> None:
+    broker, producer = pair
+    ranges = [await prepare_many(producer, "orders", numbers(0, 500))]
+    await end_all(producer, ranges, TRANSACTION_ROLLBACK)
+    assert await all_messages(producer, "orders") == []
+    assert sorted(await ended_halves(producer)) == list(range(500))
+    assert broker._transactions.rollbacks["orders"] == 500
+
+
+async def test_the_same_request_again_does_nothing_more(tmp_path: Path) -> None:
+    async with started(tmp_path) as (_, producer):
+        ranges = [await prepare_many(producer, "orders", numbers(0, 200))]
+        await asyncio.gather(*(end_all(producer, ranges) for _ in range(3)))
+        refused = await end_many(producer, ranges, TRANSACTION_ROLLBACK)
+        assert (refused.code, refused.remark) == (
+            ResponseCode.ILLEGAL_OPERATION,
+            "the transaction is committed already",
+        )
+    async with started(tmp_path) as (_, producer):
+        await end_all(producer, ranges)
+        assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 200)
+
+
+async def test_wrong_ends_are_refused_and_nothing_is_shown(pair: Pair) -> None:
+    broker, producer = pair
+    good = await prepare_many(producer, "orders", numbers(0, 10))
+    other = await prepare_many(producer, "others", numbers(0, 10))
+    foreign = await prepare_many(producer, "orders", numbers(0, 10), of_batch=GROUP | {"PGROUP": "foreign"})
+    half_offset, physical_offset, count = good
+    position = broker.store.max_physical_offset
+    for ranges, remark in (
+        ([HalfRange(half_offset, physical_offset + 1, count)], "isn't at this place of the log"),
+        ([HalfRange(half_offset, physical_offset, 31)], "there is no half message 30"),
+        ([HalfRange(half_offset, physical_offset, 0)], "is no range of half messages"),
+        ([HalfRange(half_offset, physical_offset, -5)], "is no range of half messages"),
+        ([HalfRange(1 << 50, physical_offset, 1)], "there is no half message"),
+        ([good, good], "not behind that before it"),
+        ([other, good], "not for orders"),
+        ([good, other], "not for orders"),
+        ([good, foreign], "another producer group"),
+        # Its last one is of another topic.
+        ([HalfRange(half_offset, physical_offset, 20)], "not for orders"),
+        ([], "are not 1 to"),
+    ):
+        answer = await end_many(producer, ranges)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert remark in (answer.remark or "")
+    assert (await end_many(producer, [good], 4)).remark == "commitOrRollback field wrong"
+    assert broker.store.max_physical_offset == position
+    assert await all_messages(producer, "orders") == []
+
+
+async def test_what_is_between_two_of_a_range_is_ended_only_if_it_may_be(pair: Pair) -> None:
+    _, producer = pair
+    first = await prepare_many(producer, "orders", [b"first"])
+    await prepare_many(producer, "others", [b"hidden"])
+    await prepare_many(producer, "orders", [b"foreign"], of_batch=GROUP | {"PGROUP": "foreign"})
+    await producer.prepare("orders", b"single")
+    await prepare_many(producer, "orders", [b"last"])
+    await end_all(producer, [HalfRange(first.half_offset, first.physical_offset, 5)])
+    assert [message.body for message in await all_messages(producer, "orders")] == [b"first", b"single", b"last"]
+    assert await all_messages(producer, "others") == []
+    assert sorted(await ended_halves(producer)) == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("properties", "of_batch", "remark"),
+    [
+        ({}, {"TRAN_MSG": "true"}, "needs the property PGROUP"),
+        ({}, {"PGROUP": "producers", "CHECK_IMMUNITY_TIME_IN_SECONDS": "x"}, "a number"),
+        ({"DELAY": "1"}, GROUP, "can't be delayed"),
+        ({"TIMER_DELIVER_MS": "1"}, GROUP, "can't be delayed"),
+        ({"long": "x" * 32_600}, GROUP, "bytes of properties"),
+    ],
+    ids=["no-group", "no-number", "delay", "timer", "long"],
+)
+async def test_wrong_batches_are_refused(
+    pair: Pair, properties: dict[str, str], of_batch: dict[str, str], remark: str
+) -> None:
+    broker, producer = pair
+    answer = await send_halves(producer, "orders", [b"x"], properties, of_batch)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert remark in (answer.remark or "")
+    assert broker.store.queue(HALF_TOPIC, 0).max_offset == 0
+
+
+async def test_what_a_message_says_of_itself_changes_nothing(pair: Pair) -> None:
+    _, producer = pair
+    forged = {"REAL_TOPIC": "others", "REAL_QID": "3", "PGROUP": "foreign", "GANTRY_HALF": "x", "POP_CK": "1", "a": "b"}
+    ranges = [await prepare_many(producer, "orders", [b"x"], forged)]
+    await end_all(producer, ranges)
+    [message] = await all_messages(producer, "orders")
+    assert message.properties.keys() == {*GROUP, "UNIQ_KEY", "__transactionId__", "a"}
+    assert message.properties["PGROUP"] == "producers"
+
+
+async def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
+    async with started(tmp_path, reject_transaction_message=True) as (_, producer):
+        answer = await send_halves(producer, "orders", [b"x"])
+        assert answer.remark == "the broker[127.0.0.1] sending transaction message is forbidden"
+
+
+async def test_each_can_be_ended_by_itself_too(pair: Pair) -> None:
+    """As the driver does when a broker of Java's has taken over."""
+    broker, producer = pair
+    half_offset, physical_offset, _ = await prepare_many(producer, "orders", [b"x"], {"a": "b"})
+    host = encode_host(*broker.address.split(":")[:1], broker.port)
+    place = Half({"queueOffset": str(half_offset), "msgId": encode_offset_message_id(host, physical_offset)})
+    assert (await producer.end(place)).code == ResponseCode.SUCCESS
+    [message] = await all_messages(producer, "orders")
+    assert message.properties["a"] == "b"
+    assert "GANTRY_HALF" not in message.properties
+
+
+async def test_many_files_of_the_log_are_made_meanwhile(pair: Pair) -> None:
+    """12 MB of half messages in files of 4 MiB, and as much for the messages."""
+    _, producer = pair
+    ranges = [
+        await prepare_many(producer, "orders", [b"%04d" % (100 * n + i) * 250 for i in range(100)]) for n in range(100)
+    ]
+    await end_all(producer, ranges)
+    messages = await all_messages(producer, "orders")
+    assert [int(message.body[:4]) for message in messages] == list(range(10_000))
+
+
+async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path) -> None:
+    async with started(tmp_path) as (broker, producer):
+        ranges = [await prepare_many(producer, "orders", numbers(1000 * n, 1000)) for n in range(8)]
+        ending = asyncio.create_task(end_many(producer, ranges))
+        await until(lambda: broker.store.queue("orders", 0).max_offset > 0)
+        ending.cancel()
+    assert broker._transactions._check.decisions.open
+    async with started(tmp_path) as (broker, producer):
+        await until(lambda: broker.store.queue("orders", 0).max_offset == 8000)
+        await until(lambda: not broker._transactions._check.decisions.open)
+        assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 8000)
+        assert set(await ended_halves(producer)) == set(range(8000))
+
+
+async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:
+    times = {"transaction_time_out": 10, "transaction_check_interval": 10}
+    async with started(tmp_path, **times) as (broker, producer):
+        ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
+        # Behind them, and in time asked about: the rounds go on.
+        await end_all(producer, ranges)
+        await producer.prepare("orders", b"single")
+        _, message = await producer.question()
+        assert message.body == b"single"
+        assert producer.questions.empty()
+        await until(lambda: (progress(broker)[0] or 0) >= 101)
+
+
+async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.broker.transaction.range_ends.GRACE_MS", 0)
+    monkeypatch.setattr("gantrymq.broker.transaction.check.DROPPED_AFTER_MS", 0)
+    async with started(tmp_path, transaction_check_interval=10) as (broker, producer):
+        short = GROUP | {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}
+        ranges = [await prepare_many(producer, "orders", numbers(0, 1000), of_batch=short)]
+        check = broker._transactions._check
+        await until(lambda: check.dropped == 1000)
+        assert broker.store.queue(HALF_TOPIC, 0).max_offset == 1000
+        answer = await end_many(producer, ranges)
+        assert answer.code == ResponseCode.ILLEGAL_OPERATION
+        assert "nothing is committed" in (answer.remark or "")
+        # The driver may give them up at any time.
+        await end_all(producer, ranges, TRANSACTION_ROLLBACK)
+        assert await all_messages(producer, "orders") == []
+        await until(lambda: progress(broker)[0] == 1000)
+
+
+async def test_those_that_wait_long_are_stored_again_and_committed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.broker.transaction.check._PATIENCE_MS", 0)
+    async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
+        ranges = [await prepare_many(producer, "orders", numbers(0, 50))]
+        await producer.prepare("orders", b"behind")
+        _, message = await producer.question()
+        assert message.body == b"behind"
+        assert broker.store.queue(HALF_TOPIC, 0).max_offset > 100
+        await end_all(producer, ranges)
+        assert [each.body for each in await all_messages(producer, "orders")] == numbers(0, 50)
