@@ -69,6 +69,15 @@ def write(store: MessageStore, rng: random.Random, count: int) -> None:
             )
 
 
+def write_without_deleting(store: MessageStore, rng: random.Random, count: int) -> None:
+    """What is deleted can't be brought back by cutting."""
+    for _ in range(count):
+        queue = store.queue(rng.choice(("Fruit", "Nut", LONG_TOPIC)), rng.randrange(3))
+        key = b"%d" % rng.randrange(1 << 40)
+        size = rng.choice((10, 100, 1000, LOG_FILE // 3))
+        put(store, queue, rng.randbytes(size), properties=b"KEYS\x01%s\x02UNIQ_KEY\x01u%s\x02" % (key, key))
+
+
 def append(slave: MessageStore, data: bytes | memoryview) -> list[ConsumeQueue]:
     """The replica's `append`; waits for files that are being made."""
     while True:

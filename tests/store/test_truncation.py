@@ -6,7 +6,16 @@ import random
 from pathlib import Path
 
 import pytest
-from replica_support import BEHIND, LONG_TOPIC, assert_equal, follow, log_bytes, open_slave, queues_of, write
+from replica_support import (
+    BEHIND,
+    assert_equal,
+    follow,
+    log_bytes,
+    open_slave,
+    queues_of,
+    write,
+    write_without_deleting,
+)
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, finish, flushed, log_files, open_store, put, read_all
 
 from gantrymq.errors import StoreError
@@ -164,15 +173,6 @@ def test_cut_back_and_fed_by_another_master(tmp_path: Path, seed: int, how: str)
     follow(new, slave, lambda: rng.choice((500, 20_000)))
     assert_equal(new, slave)
     closed_without_fault(old, new, slave)
-
-
-def write_without_deleting(store: MessageStore, rng: random.Random, count: int) -> None:
-    """What is deleted can't be brought back by cutting."""
-    for _ in range(count):
-        queue = store.queue(rng.choice(("Fruit", "Nut", LONG_TOPIC)), rng.randrange(3))
-        key = b"%d" % rng.randrange(1 << 40)
-        size = rng.choice((10, 100, 1000, LOG_FILE // 3))
-        put(store, queue, rng.randbytes(size), properties=b"KEYS\x01%s\x02UNIQ_KEY\x01u%s\x02" % (key, key))
 
 
 def test_any_place_where_a_record_begins(tmp_path: Path) -> None:
