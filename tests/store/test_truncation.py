@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,14 @@ def test_a_queue_begins_in_the_middle_of_a_file(tmp_path: Path, count: int) -> N
     assert [record.body for record in read_all(slave, queue)] == [b"first"]
     assert slave.get(queue, 0, 32, 1 << 20).next_begin_offset == count
     closed_without_fault(master, slave)
-    slave = open_slave(tmp_path / "slave")
-    queue = slave.queue("T", 0)
-    assert (queue.min_offset, queue.max_offset) == (count, count + 1)
-    slave.close()
+    for are_lost in (False, True):
+        if are_lost:
+            shutil.rmtree(tmp_path / "slave" / "consumequeue")
+        slave = open_slave(tmp_path / "slave")
+        queue = slave.queue("T", 0)
+        assert (queue.min_offset, queue.max_offset) == (count, count + 1)
+        assert [record.body for record in read_all(slave, queue)] == [b"first"]
+        closed_without_fault(slave)
 
 
 def test_only_an_empty_log_begins_elsewhere(tmp_path: Path) -> None:

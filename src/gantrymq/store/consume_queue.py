@@ -407,19 +407,22 @@ class ConsumeQueue:
     def restore(self, offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Writes a unit at any queue offset; what is skipped before it becomes fillers."""
         if offset > self.max_offset:
-            start = self.max_offset if self._files else self._place(offset)[0] // UNIT_SIZE
-            for filled in range(start, offset):
-                self._write(filled, _FILLER)
+            filled = self.max_offset if self._files else self._place(offset)[0] // UNIT_SIZE
+            while filled < offset:
+                # As far as a file goes.
+                count = min(offset, self.next_file_offset(filled)) - filled
+                self._write(filled, _FILLER * count)
+                filled += count
         self._write(offset, UNIT.pack(physical_offset, size, tags_code))
         self.max_offset = max(self.max_offset, offset + 1)
 
-    def _write(self, offset: int, unit: bytes) -> None:
+    def _write(self, offset: int, units: bytes) -> None:
         base, at = self._place(offset)
         file = self._file(base)
         mapping = self._map(file)
-        if file.reserved < at + UNIT_SIZE:
-            file.reserve(at, at + _RESERVE)
-        mapping[at : at + UNIT_SIZE] = unit
+        if file.reserved < at + len(units):
+            file.reserve(at, at + max(len(units), _RESERVE))
+        mapping[at : at + len(units)] = units
 
     def unflushed_from(self, offset: int) -> None:
         """The units from there on may not be on the disk."""
