@@ -24,6 +24,7 @@ from sim.watch import Watch
 from sim.workloads import EXTRAS
 
 TOPIC = "orders"
+QUEUES = 4
 KEYS = 4
 _HANDLER_S = 0.02
 
@@ -126,7 +127,7 @@ class Clients:
         async with AdminClient(self._names) as admin:
             while True:
                 try:
-                    await admin.ensure_topic(TOPIC, queues=4)
+                    await admin.ensure_topic(TOPIC, queues=QUEUES)
                     break
                 except GantryError:
                     await asyncio.sleep(AGAIN_S)
@@ -268,7 +269,8 @@ class Clients:
             while not program.ending.is_set():
                 try:
                     for message in await consumer.poll(5_000):
-                        self.scene.receive(message, "lite", program.name)
+                        if not message.is_damaged:
+                            self.scene.receive(message, "lite", program.name)
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
                     await asyncio.sleep(AGAIN_S)

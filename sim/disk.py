@@ -30,9 +30,10 @@ class Faults:
     #: The share of calls that fail: of reads and writes with EIO, of opens with EMFILE.
     io_errors: float = 0.0
     open_errors: float = 0.0
-    #: The share of syncs that fail, and of those that say they had done it and haven't.
+    #: The share of syncs that fail, and of those below `lies_below` that say they had done it and haven't.
     sync_errors: float = 0.0
     sync_lies: float = 0.0
+    lies_below: str = "/"
 
 
 @dataclass
@@ -154,12 +155,15 @@ class Disk:
         opened = self._of(fd)
         if self._chance.random() < self.faults.sync_errors:
             raise OSError(errno.EIO, os.strerror(errno.EIO), opened.path)
-        if self._chance.random() < self.faults.sync_lies:
+        if self.faults.sync_lies and self._lies(opened.path):
             self.has_lied = True
         elif isinstance(opened.what, Directory):
             opened.what.sync()
         else:
             opened.what.sync()
+
+    def _lies(self, path: str) -> bool:
+        return path.startswith(self.faults.lies_below) and self._chance.random() < self.faults.sync_lies
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         return self._file(fd).map(size)

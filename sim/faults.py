@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from random import Random
 from typing import Protocol
 
-from gantrymq.protocol.record import BODY_AT_V4
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.record import BODY_AT_V4, offset_of
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.message_store import MessageStore
-from sim.clients import Clients
-from sim.cluster import Program, Servers
+from sim.clients import QUEUES, TOPIC, Clients
+from sim.cluster import Program, Servers, store_config
 from sim.history import History
 from sim.machine import State
 from sim.plan import Fault
@@ -22,6 +24,11 @@ from sim.system import World
 
 #: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
 _UNSYNCED_S = 3.0
+#: After a log has lost its end its queues use those offsets again; who has had what was there, and asks only when as
+#: many have come, skips these, here as in Java. Consumers ask again after their long poll's time, s.
+_REUSED_S = 35.0
+#: After these a broker reads its log as it finds it.
+_CRASHES = ("kill", "kill-all", "power", "sync-error")
 
 
 class Site:
@@ -201,25 +208,102 @@ class SyncError:
         program.start()
 
 
+class Lies:
+    """Syncs of the log say that they had brought it to the disk, and haven't; at last the power goes.
+
+    What was acknowledged since may be missing afterwards, nothing that was before. The other files are on a disk that
+    is honest, so that they may know of messages which the log lacks.
+    """
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        faults, scene = site.world.disks[program.host.address].faults, site.clients.scene
+        faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{store_config(scene.plan).commit_log_directory}/"
+        since = site.world.loop.time()
+        scene.lied_until[program.name] = inf
+        scene.excuses.append(
+            lambda sent: sent.stored_at is not None and since <= sent.stored_at <= scene.lied_until[program.name]
+        )
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].faults.sync_lies = 0.0
+        Power().begin(site, program, 0.0)
+        Power().end(site, program)
+        now, scene = site.world.loop.time(), site.clients.scene
+        crashes = [fault for fault in scene.plan.faults if fault.kind in _CRASHES]
+        # A hole that the next recovery had no need to look at ends the log for one that reads from further back.
+        if all(site.clients.sending_at + fault.at < now for fault in crashes):
+            scene.lied_until[program.name] = now + _REUSED_S
+
+
 class Rot:
     """A bit of a delayed message flips, at rest and in what is mapped of it; that one is lost, no other."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         broker = next((broker for one, broker in site.servers.looked_into() if one is program), None)
         found = program.look(partial(_waiting, broker.store)) if broker is not None else None
-        if broker is None or found is None:
-            return
-        place, name = found
-        size = broker.config.store.mapped_file_size_commit_log
-        base = place // size * size
-        path = f"{broker.config.store.commit_log_directory}/{base:020d}"
-        site.world.disks[program.host.address].flip_bit(path, place - base + BODY_AT_V4, int(strength * 7))
-        site.history.note(site.world.loop.time(), f"{name} rots at {place} of {program.name}")
-        site.clients.scene.rotten[program.name] = place
-        site.clients.scene.excuses.append(lambda sent: sent.name == name)
+        if broker is not None and found is not None:
+            _flip(site, program, broker, found, BODY_AT_V4, int(strength * 7))
 
     def end(self, site: Site, program: Program) -> None:
         """It stays as it is."""
+
+
+class RotUnread:
+    """The members of a group rest; what flips is a bit of a message that they haven't read, and find it as it is.
+
+    It may be in the body, in what the record says of its size, or in the checksum of the body.
+    """
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        for member in self._members(site, strength):
+            if member.host.process is not None:
+                member.host.process.stop()
+
+    def end(self, site: Site, program: Program) -> None:
+        # The plan's fault: `begin` has stopped those, whatever else happened meanwhile.
+        fault = next(one for one in site.clients.scene.plan.faults if one.kind == "rot-unread")
+        members = self._members(site, fault.strength)
+        group = members[0].name.partition("-")[0]
+        broker = next((broker for one, broker in site.servers.looked_into() if one is program), None)
+        if broker is not None:
+            unread = set(site.clients.scene.lacks(group))
+            found = program.look(partial(_unread, broker.store, unread))
+            if found is not None:
+                # Of the size the last byte: the first ones would have it end behind all files.
+                byte = (BODY_AT_V4, offset_of("size") + 3, offset_of("body_crc"))[int(fault.strength * 100) % 3]
+                _flip(site, program, broker, found, byte, int(fault.strength * 7))
+        for member in members:
+            if member.host.process is not None:
+                member.host.process.go_on()
+
+    def _members(self, site: Site, strength: float) -> list[Program]:
+        groups = [group for group in ("push", "orderly", "lite") if site.clients.scene.plan.consumers[group]]
+        group = groups[int(strength * len(groups)) % len(groups)]
+        return [one for one in site.clients.consumers if one.name.startswith(f"{group}-")]
+
+
+def _unread(store: MessageStore, names: set[str]) -> tuple[int, str] | None:
+    """Where the newest of the messages with these names is, and its name."""
+    for queue_id in range(QUEUES):
+        queue = store.queue(TOPIC, queue_id)
+        for offset in range(queue.max_offset - 1, queue.min_offset - 1, -1):
+            if (unit := queue.unit(offset)) is not None:
+                name = store.read_record(unit[0]).body.decode().strip()
+                if name in names:
+                    return unit[0], name
+    return None
+
+
+def _flip(site: Site, program: Program, broker: Broker, found: tuple[int, str], byte: int, bit: int) -> None:
+    """A bit of the record there, which is lost by it; no other is."""
+    place, name = found
+    size = broker.config.store.mapped_file_size_commit_log
+    base = place // size * size
+    path = f"{broker.config.store.commit_log_directory}/{base:020d}"
+    site.world.disks[program.host.address].flip_bit(path, place - base + byte, bit)
+    site.history.note(site.world.loop.time(), f"{name} rots at {place} of {program.name}")
+    site.clients.scene.rotten[program.name] = place
+    site.clients.scene.excuses.append(lambda sent: sent.name == name)
 
 
 def _waiting(store: MessageStore) -> tuple[int, str] | None:
@@ -253,7 +337,9 @@ KINDS: dict[str, Kind] = {
     "kill": Kill(),
     "power": Power(),
     "end": End(),
+    "lies": Lies(),
     "rot": Rot(),
+    "rot-unread": RotUnread(),
     "kill-all": All(Kill()),
     "end-all": All(End()),
     "stop": Stop(),

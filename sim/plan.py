@@ -132,5 +132,25 @@ def make_plan(seed: str) -> Plan:
     if plan.delayed and steady and not are_all_restarted and is_kept and extra.random() < 0.2:
         at = round(extra.uniform(1, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
         plan.faults.append(Fault("rot", extra.choice(steady), at, 0.1, round(extra.random(), 2)))
+    later = Random(f"{seed} later")
+    if plan.is_synced and later.random() < 0.08:
+        whom, at = f"broker-{later.randrange(plan.brokers)}", round(later.uniform(1, FAULTS_S), 2)
+        _leave_out_what_waits(plan)
+        plan.faults.append(Fault("lies", whom, at, round(later.uniform(0.5, 20), 2), round(later.random(), 2)))
+        steady = [name for name in steady if name != whom]
+    has_rot = any(fault.kind == "rot" for fault in plan.faults)
+    # What was sent back would be read once more.
+    if steady and not are_all_restarted and is_kept and not has_rot and not plan.failures and later.random() < 0.15:
+        at = round(later.uniform(1, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
+        strength = round(later.random(), 2)
+        plan.faults.append(Fault("rot-unread", later.choice(steady), at, round(later.uniform(0.5, 8), 2), strength))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
+
+
+def _leave_out_what_waits(plan: Plan) -> None:
+    """What is on its way inside a broker: acknowledged long ago and moved on when syncs lie, it may be lost."""
+    plan.delayed = plan.transactions = plan.failures = 0.0
+    plan.consumers["pop"] = 0
+    plan.extras = tuple(name for name in plan.extras if name not in ("dead-letters", "recalls", "slow-pops"))
+    plan.faults = [fault for fault in plan.faults if fault.kind != "rot" and not fault.whom.startswith("pop-")]

@@ -120,7 +120,8 @@ class Run:
             if program.host.process is not None:
                 program.host.process.go_on()
             self.world.loop.network.without_power.discard(program.host.address)
-            self.world.disks[program.host.address].faults.sync_errors = 0.0
+            faults = self.world.disks[program.host.address].faults
+            faults.sync_errors = faults.sync_lies = 0.0
 
 
 class _Tracing(logging.Handler):

@@ -38,6 +38,8 @@ class Scene:
         self.had: dict[str, set[str]] = defaultdict(set)
         #: Where a bit of a broker's log has flipped.
         self.rotten: dict[str, int] = {}
+        #: Until when the syncs of a broker's log lied.
+        self.lied_until: dict[str, float] = {}
         #: How long bodies are, where they are longer than a name; and those that came.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)

@@ -32,9 +32,9 @@ _GONE_S = 5.0
 #: Programs that are told to end have ended after, s.
 _END_S = 60.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
-_STALE = ("stop", "cut", "slow", "reset")
+_STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
 #: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power")
+_UNSEEN = ("cut", "slow", "stop", "power", "lies")
 
 _Place = tuple[str, str, int]
 
