@@ -128,16 +128,18 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, to_writer}
+        own = asyncio.current_task()
+        assert own is not None
+        self._tasks.add(own)
         ways = [self._pass_on(reader, to_writer, None), self._pass_on(to_reader, writer, self.cut_after())]
         tasks = [asyncio.ensure_future(way) for way in ways]
-        self._tasks |= set(tasks)
         # The end of one side is that of both.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in (writer, to_writer):
             each.transport.abort()
             self._writers.discard(each)
         await asyncio.wait(tasks)
-        self._tasks -= set(tasks)
+        self._tasks.discard(own)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None) -> None:
         from_master = writer.get_extra_info("sockname")[1] == self.port

@@ -5,8 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.slaves import Slave, Slaves
+
+CONFIG = ReplicationConfig(ha_max_gap_not_in_sync=1000)
 
 
 def slave(acknowledged: int, broker_id: int = -1) -> Slave:
@@ -14,7 +17,7 @@ def slave(acknowledged: int, broker_id: int = -1) -> Slave:
 
 
 def test_watermark() -> None:
-    slaves = Slaves(1000)
+    slaves = Slaves(CONFIG)
     assert slaves.replicated(1) > 1 << 62
     assert slaves.replicated(2) == 0
     first, second = slave(100), slave(50)
@@ -33,7 +36,7 @@ def test_watermark() -> None:
 
 @given(st.lists(st.integers(0, 100), max_size=6), st.integers(2, 8))
 def test_watermark_is_what_so_many_have(acknowledged: list[int], count: int) -> None:
-    slaves = Slaves(1000)
+    slaves = Slaves(CONFIG)
     for offset in acknowledged:
         slaves.joined(slave(offset))
     mark = slaves.replicated(count)
@@ -45,7 +48,7 @@ def test_watermark_is_what_so_many_have(acknowledged: list[int], count: int) -> 
 
 
 def test_in_sync() -> None:
-    slaves = Slaves(1000)
+    slaves = Slaves(CONFIG)
     assert slaves.in_sync_count(10_000) == 1
     for offset in (9_000, 9_001, 10_000):
         slaves.joined(slave(offset))
@@ -54,7 +57,7 @@ def test_in_sync() -> None:
 
 
 def test_same_slave_counts_once() -> None:
-    slaves = Slaves(1000)
+    slaves = Slaves(CONFIG)
     former, other, java = slave(10, 1), slave(10, 2), slave(10)
     assert [slaves.joined(each) for each in (former, other, java, slave(10))] == [None] * 4
     now = slave(5, 1)

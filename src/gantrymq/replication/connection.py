@@ -138,12 +138,13 @@ class HaConnection(asyncio.Protocol):
     def send(self) -> None:
         """Sends what the log has, as much of it as the socket takes now."""
         slave, transport, flow = self.slave, self._transport, self._flow
-        if slave is None or transport is None or transport.is_closing():
+        if slave is None or transport is None:
             return
         store, config = self._master.store, self._master.config
         batch, checked = config.ha_transfer_batch_size, self._reports.checked
         budget = _STEP_BYTES
-        while self._takes:
+        # A socket that fails in the midst of it doesn't say so but in this way.
+        while self._takes and not transport.is_closing():
             if budget <= 0:
                 self._master.go_on()
                 return

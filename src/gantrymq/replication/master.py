@@ -48,7 +48,7 @@ class HaMaster:
         jobs = jobs if jobs is not None else Jobs()
         self.store = store
         self.config = config
-        self.slaves = Slaves(config.ha_max_gap_not_in_sync)
+        self.slaves = Slaves(config)
         self.acknowledged = on_acknowledged
         self._tls = ServerTls(tls, jobs) if tls is not None else None
         self._arrivals: Arrivals | None = None

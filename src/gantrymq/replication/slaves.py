@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from gantrymq.replication.config import ReplicationConfig
+
 #: No log is so long.
 MAX_OFFSET = (1 << 63) - 1
 
@@ -26,9 +28,8 @@ class Slave:
 class Slaves:
     """The table of a master. Times are seconds of a clock that only goes on."""
 
-    def __init__(self, max_gap: int) -> None:
-        #: haMaxGapNotInSync: who lacks so many bytes isn't in sync.
-        self.max_gap = max_gap
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._config = config
         self._slaves: dict[Slave, None] = {}
 
     def __len__(self) -> int:
@@ -61,10 +62,11 @@ class Slaves:
         self._slaves.pop(slave, None)
 
     def is_in_sync(self, slave: Slave, end: int) -> bool:
-        return end - slave.acknowledged < self.max_gap
+        """It lacks less than haMaxGapNotInSync."""
+        return end - slave.acknowledged < self._config.ha_max_gap_not_in_sync
 
     def in_sync_count(self, end: int) -> int:
-        """How many copies there are that lack less than `max_gap`, the master's among them (`inSyncReplicasNums`)."""
+        """How many copies there are that are in sync, the master's among them (`inSyncReplicasNums`)."""
         return 1 + sum(self.is_in_sync(slave, end) for slave in self._slaves)
 
     def replicated(self, count: int) -> int:
