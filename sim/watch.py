@@ -40,16 +40,20 @@ _Place = tuple[str, str, int]
 
 #: The names of jobs whose interval is short, whatever server they are of.
 _often: set[str] = set(_THREADS)
+#: Each job by its report's id: some are started only by a master, or only by a slave.
+_jobs: dict[int, Repeating] = {}
 _repeating = Jobs.repeating
 
 
 def _noted(jobs: Jobs, name: str, work: Work, interval_s: float = inf, **options: float) -> Repeating:
     if interval_s <= _OFTEN_S:
         _often.add(name)
-    return _repeating(jobs, name, work, interval_s, **options)
+    job = _repeating(jobs, name, work, interval_s, **options)
+    _jobs[id(job.report)] = job
+    return job
 
 
-# A report doesn't tell how often its job should run.
+# A report doesn't tell how often its job should run, nor whether it is started.
 Jobs.repeating = _noted  # type: ignore[method-assign, assignment]
 
 
@@ -107,7 +111,9 @@ class Watch:
     def _look_at_jobs(self, life: str, jobs: Iterable[JobReport]) -> None:
         runs: Counter[str] = Counter()
         for report in jobs:
-            runs[report.name] += report.runs
+            job = _jobs.get(id(report))
+            if job is None or job._started:
+                runs[report.name] += report.runs
         self._runs.setdefault(life, []).append((self._scene.now(), runs))
 
     def dead_jobs(self) -> Iterator[str]:
@@ -116,7 +122,7 @@ class Watch:
             ended, last = looks[-1]
             before = next((runs for at, runs in reversed(looks) if at <= ended - _JOBS_S), None)
             if before is not None and ended > self._scene.now() - 2 * _LOOK_S:
-                for name in sorted(_often & last.keys()):
+                for name in sorted(_often & last.keys() & before.keys()):
                     if last[name] == before[name]:
                         yield f"{life}: the job {name!r} has not run for {_JOBS_S:.0f} s"
 
