@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
+from pop_support import PopPeer
 from transaction_support import Producer, end_header
 from waiting import until
 
@@ -194,4 +195,19 @@ async def test_replies(peer: Peer, making: SlowMaking) -> None:
     await reply
     pulled = decode_messages((await peer.pull("DefaultCluster_REPLY_TOPIC")).body)
     assert [message.body for message in pulled] == [b"answer"]
+    assert making.threads == {"gantry-room-maker"}
+
+
+async def test_a_pop_waits_for_the_file_of_its_notes(peer: Peer, making: SlowMaking) -> None:
+    """It is noted at once when its messages come back so soon."""
+    await peer.send("orders", b"popped")
+    making.threads.clear()
+    making.works.clear()
+    pop = asyncio.ensure_future(PopPeer(peer.connection).pop("orders", queue_id=0, invisible_ms=3000))
+    await until(lambda: len(making.threads) > 0)
+    assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
+    assert not pop.done()
+    making.works.set()
+    answer = await pop
+    assert [message.body for message in decode_messages(answer.body)] == [b"popped", b"second"]
     assert making.threads == {"gantry-room-maker"}

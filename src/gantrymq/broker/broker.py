@@ -207,6 +207,7 @@ class Broker:
             jobs,
             saving=saving,
             long_requests=long_requests,
+            room_waits=room_waits,
         )
 
         # Clients, the NameServers, administrators.

@@ -12,8 +12,10 @@ from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compil
 from gantrymq.broker.pop.handing_out import Batch, HandingOut
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.broker.pop.waiting import PopWaiting, Waiter, wake_when_free
 from gantrymq.broker.pull import MAX_SUSPEND_MS
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.errors import RequestRefused
 from gantrymq.filter.sql import MAX_LENGTH
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
@@ -44,10 +46,14 @@ class Popping:
         handing_out: HandingOut,
         orderly: OrderlyPops,
         waiting: PopWaiting,
+        revive_log: ReviveLog,
         *,
         long_requests: LongRequests,
+        room_waits: RoomWaits,
     ) -> None:
         self._long_requests = long_requests
+        self._room_waits = room_waits
+        self._revive_log = revive_log
         self._config = config
         self._queues = queues
         self._filters = filters
@@ -57,10 +63,13 @@ class Popping:
         self._loop = asyncio.get_running_loop()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        return {RequestCode.POP_MESSAGE: self.pop, RequestCode.PEEK_MESSAGE: self.peek}
+        return {
+            RequestCode.POP_MESSAGE: self._room_waits.holding(self.pop),
+            RequestCode.PEEK_MESSAGE: self.peek,
+        }
 
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Answers with messages, or holds the request until there are some."""
+        """Answers with messages, or holds the request until there are some. Raises StoreBusy, see `check_room`."""
         header = request.read_header(PopMessageRequestHeader)
         now_ms = clock.now_ms()
         header.born_time = header.born_time or now_ms
@@ -73,6 +82,7 @@ class Popping:
         self._queues.check_invisible_time(header.invisible_time)
         self._queues.check_attempt_id(header.attempt_id)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
+        self._revive_log.check_room()
         if is_tag_type(header.exp_type):
             return self._pop_or_hold(connection, request, header, topic)
         return self._long_requests.run(connection, request, self._pop_filtered(connection, request, header, topic))

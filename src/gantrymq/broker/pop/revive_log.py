@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gantrymq.broker.appender import Appender
+from gantrymq.errors import StoreBusy, StoreError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, Ack, Checkpoint
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.topic_name import SYSTEM_TOPIC_PREFIX
+from gantrymq.protocol.topic_name import SYSTEM_TOPIC_PREFIX, TIMER_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
+
+log = peer_log(__name__)
 
 #: So long before its messages come back a checkpoint is delivered, ms (`PopAckConstants.ackTimeInterval`).
 CHECKPOINT_LEAD_MS = 1000
@@ -38,6 +42,23 @@ class ReviveLog:
         self._delay = delay
         self.topic = revive_topic(cluster)
         self.queue_nums = queue_nums
+        self._has_room = False
+
+    def check_room(self) -> None:
+        """To be called before a pop: what is noted of it is to be stored without a wait for a file.
+
+        Raises StoreBusy while the first one of the timer's queue is being made; the others are there ahead of it.
+        """
+        if not self._has_room:
+            try:
+                self._appender.store.queue(TIMER_TOPIC, 0).make_room()
+            except StoreBusy:
+                raise
+            except StoreError as e:
+                # On a full disk notes stay in memory as long as they can.
+                log.info("there is no room for notes about pops yet: %s", e)
+                return
+            self._has_room = True
 
     def put_checkpoint(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
         """Raises RequestRefused or StoreError when it can't be stored."""
@@ -61,6 +82,6 @@ class ReviveLog:
         queue, properties, code = self._delay(
             appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
-        # A pop has been counted by now. It is the timer's queue, whose files are there ahead of it but for the first.
+        # A pop has been counted by now, for which `check_room` was asked.
         with appender.store.waiting():
             appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)

@@ -30,6 +30,7 @@ from gantrymq.broker.pop.revive import PopRevive
 from gantrymq.broker.pop.revive_log import Delay, ReviveLog
 from gantrymq.broker.pop.waiting import PopWaiting
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
@@ -68,6 +69,7 @@ class PopService(Part):
         *,
         saving: Saving,
         long_requests: LongRequests,
+        room_waits: RoomWaits,
     ) -> None:
         self._config = config
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
@@ -94,7 +96,15 @@ class PopService(Part):
             REVIVE_QUEUE_NUMS,
         )
         popping = Popping(
-            config, self.queues, filters, handing_out, self._orderly, self.waiting, long_requests=long_requests
+            config,
+            self.queues,
+            filters,
+            handing_out,
+            self._orderly,
+            self.waiting,
+            revive_log,
+            long_requests=long_requests,
+            room_waits=room_waits,
         )
         acks = PopAcks(
             config,
