@@ -18,6 +18,7 @@ from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.timer import timer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -229,6 +230,22 @@ async def test_recall(peer: Peer, broker: Broker) -> None:
     assert [message.body for message in await messages(peer, "orders", 2)] == [b"kept", b"after"]
     assert kept.read_header(SendMessageResponseHeader).recall_handle != handle
     assert broker.runtime.table()["timerCongestNum"] == "0"
+
+
+async def test_recalls_of_one_slot_are_limited(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are in memory while it is delivered. Whoever sends one as a message is held to it, too."""
+    monkeypatch.setattr(timer, "MAX_RECALLS_OF_SLOT", 2)
+    # The first message of all may be looked at twice, as its file is made meanwhile.
+    await peer.send("orders", b"", properties={"TIMER_DELAY_MS": "60000"})
+    due_ms = now_ms() + 60_000
+    properties = {"TIMER_DELIVER_MS": str(due_ms), "TIMER_DEL_UNIQKEY": "one"}
+    for _ in range(2):
+        assert (await peer.send("orders", b"", properties=properties)).code == ResponseCode.SUCCESS
+    refused = await peer.send("orders", b"", properties=properties)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "2 messages due at the same time are taken back already" in (refused.remark or "")
+    properties["TIMER_DELIVER_MS"] = str(due_ms + 60_000)
+    assert (await peer.send("orders", b"", properties=properties)).code == ResponseCode.SUCCESS
 
 
 async def test_recall_with_sync_flush(tmp_path: Path, remoting: RemotingClient) -> None:
