@@ -98,7 +98,11 @@ async def test_tags_and_sql_choose(peer: PopPeer) -> None:
         await peer.send(TOPIC, b"%d" % i, properties={"TAGS": "abc"[i % 3], "n": str(i)})
     chosen = await peer.messages(TOPIC, exp="a || c", exp_type="TAG")
     assert bodies(chosen) == [b"0", b"2", b"3", b"5", b"6", b"8"]
-    assert bodies(await peer.messages(TOPIC, group="by_sql", exp="n > 6", exp_type="SQL92")) == [b"7", b"8"]
+    by_sql: list[Popped] = []
+    while len(by_sql) < 2:
+        # On a busy machine the time for which one pop looks at properties is over after some.
+        by_sql += await peer.messages(TOPIC, group="by_sql", exp="n > 6", exp_type="SQL92")
+    assert bodies(by_sql) == [b"7", b"8"]
     assert await peer.messages(TOPIC, group="no_match", exp="x", exp_type="TAG") == []
 
 
