@@ -193,6 +193,12 @@ async def test_wrong_batches_are_refused(
     assert broker.store.queue(HALF_TOPIC, 0).max_offset == 0
 
 
+async def test_a_delay_of_nothing_is_none(pair: Pair) -> None:
+    _, producer = pair
+    await end_all(producer, [await prepare_many(producer, "orders", [b"x"], {"DELAY": "0"})])
+    assert len(await all_messages(producer, "orders")) == 1
+
+
 async def test_what_a_message_says_of_itself_changes_nothing(pair: Pair) -> None:
     _, producer = pair
     forged = {"REAL_TOPIC": "others", "REAL_QID": "3", "PGROUP": "foreign", "GANTRY_HALF": "x", "POP_CK": "1", "a": "b"}

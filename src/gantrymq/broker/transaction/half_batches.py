@@ -60,7 +60,7 @@ _OF_BATCH = (
     GANTRY_HALF,
 )
 _has_of_batch = re.compile(b"|".join(re.escape(name.encode()) + b"\x01" for name in _OF_BATCH)).search
-_LATER = re.compile(rb"(?:^|\x02)(?:DELAY|TIMER_DELIVER_MS|TIMER_DELAY_SEC|TIMER_DELAY_MS)\x01").search
+_is_delayed = re.compile(rb"(?:^|\x02)(?:DELAY|TIMER_DELIVER_MS|TIMER_DELAY_SEC|TIMER_DELAY_MS)\x01(?!0*\x02)").search
 
 
 class BatchProperties(NamedTuple):
@@ -149,7 +149,7 @@ class HalfBatches:
         if _has_of_batch(properties):
             for name in _OF_BATCH:
                 properties = without_property(properties, name.encode())
-        if _LATER(properties):
+        if _is_delayed(properties):
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the messages of a batch can't be delayed")
         key = find_property(properties, b"UNIQ_KEY")
         if key is None:
