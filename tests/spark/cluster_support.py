@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import venv
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pyspark
+from packaging.requirements import Requirement
 from waiting import wait_until
 
 from gantrymq.spark.session import java_home
@@ -27,11 +31,11 @@ END_S = 20
 PROGRAM = "lake_ingest.py --topic orders ..."
 
 
-def documented_command(heading: str, replaced: Mapping[str, str]) -> str:
-    """The shell's lines under `**heading.**`, from the first `export` on; each of `replaced` must be there."""
+def documented_command(heading: str, replaced: Mapping[str, str], first: str = "export ") -> str:
+    """The shell's lines under `**heading.**`, from the first with `first` on; each of `replaced` must be there."""
     section = (ROOT / "docs" / "spark.md").read_text().split(f"**{heading}.**")[1].split("**")[0]
     block = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
-    command = block[block.index("export ") :]
+    command = block[block.index(first) :]
     for old, new in replaced.items():
         assert old in command, f"{old} is not in: {command}"
         command = command.replace(old, new)
@@ -46,11 +50,53 @@ def lake_ingest(name_server: str, topic: str, directory: Path) -> str:
 
 
 def pack_environment(directory: Path) -> None:
-    """`directory`/environment and environment.tar.gz, as venv and venv-pack make them; the packages in it are those of
-    this process."""
+    """`directory`/environment and environment.tar.gz; its Python finds the packages of this process where they are."""
     home = make_environment(directory, sysconfig.get_path("purelib"), ROOT / "src")
     with tarfile.open(directory / "environment.tar.gz", "w:gz") as archive:
         archive.add(home, ".")
+
+
+def install_environment(directory: Path) -> None:
+    """`directory`/environment as pip makes it of the package's wheel and what gantrymq[spark] needs, of which there are
+    copies; Spark's jars are linked to."""
+    home = make_environment(directory)
+    (packages,) = home.glob("lib/python*/site-packages")
+    wheels = directory / "wheels"
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=START_S)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    source = Path(sysconfig.get_path("purelib"))
+    for name in needed_packages("gantrymq", {"spark"}):
+        for file in distribution(name).files or []:
+            is_part = not file.parts[0].startswith("..") and "__pycache__" not in file.parts
+            if not is_part or file.parts[:2] == ("pyspark", "jars"):
+                continue
+            target = packages / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, target)
+    (packages / "pyspark" / "jars").symlink_to(SPARK_HOME / "jars")
+    for script in (packages / "pyspark" / "bin").iterdir():
+        script.chmod(0o755)
+
+
+def needed_packages(name: str, extras: set[str]) -> set[str]:
+    """What the installed package needs with these extras, and what that needs."""
+    found: set[str] = set()
+
+    def look(name: str, extras: set[str]) -> None:
+        for text in distribution(name).requires or []:
+            needed = Requirement(text)
+            is_needed = needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in extras or {""}
+            )
+            if is_needed and needed.name not in found:
+                found.add(needed.name)
+                look(needed.name, needed.extras)
+
+    look(name, extras)
+    return found
 
 
 def make_environment(directory: Path, *paths: str | Path) -> Path:

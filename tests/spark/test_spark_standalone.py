@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,9 +22,9 @@ from cluster_support import (
     documented_command,
     environment,
     gantry,
+    install_environment,
     lake_ingest,
     make_environment,
-    pack_environment,
     run,
     started,
 )
@@ -78,17 +79,33 @@ def master(directory: Path, variables: dict[str, str]) -> Iterator[str]:
         yield found.group()
 
 
-def test_the_documented_command(
-    cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
+@pytest.mark.skipif(importlib.util.find_spec("venv_pack") is None, reason="venv-pack packs the environment")
+def test_a_packed_environment(
+    cluster: EmbeddedCluster,
+    new_topic: NewTopic,
+    master: str,
+    variables: dict[str, str],
+    directory: Path,
+    tmp_path: Path,
 ) -> None:
+    """Workers have nothing but Spark: the package, and what it needs, comes in the archive."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(500))
-    pack_environment(tmp_path)
+    install_environment(tmp_path)
+    pack = documented_command("Standalone", {}, "environment/bin/venv-pack").splitlines()[0]
+    assert "--exclude" in pack
+    pack = pack.replace("environment/bin/venv-pack", f"{sys.executable} -m venv_pack")
+    run(["bash", "-ec", pack], tmp_path, variables, RUN_S)
     program = lake_ingest(cluster.name_server, topic, tmp_path)
     command = documented_command("Standalone", {"spark://spark1:7077": master, PROGRAM: program})
     run(["bash", "-ec", command], tmp_path, variables, RUN_S)
     bodies = pq.read_table(tmp_path / "table", columns=["body"]).column("body").to_pylist()
     assert sorted(map(int, bodies)) == list(range(500))
+    # It is where the executor has unpacked the archive, and nowhere else for its Python.
+    assert list(directory.glob("work/app-*/*/environment/lib/python*/site-packages/gantrymq/spark/rows.py"))
+    bare = make_environment(tmp_path / "bare") / "bin" / "python"
+    alone = subprocess.run([bare, "-c", "import gantrymq"], cwd=tmp_path, env=variables, capture_output=True)
+    assert b"ModuleNotFoundError" in alone.stderr
 
 
 def test_py_files(
