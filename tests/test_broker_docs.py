@@ -20,6 +20,7 @@ from gantrymq.auth.plain_acl import parse_plain_acl
 from gantrymq.broker.admin.broker_config import READ_AT_START
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import parse_properties, property_key, to_properties
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -136,12 +137,12 @@ def key_rows() -> dict[str, tuple[str, str]]:
 def defaults() -> dict[str, str | None]:
     """{key: text of its default}, None where it depends on the machine."""
     values: dict[str, str | None] = {}
-    configs: list[Any] = [BrokerConfig(), StoreConfig(Path("store")), AuthConfig()]
+    configs: list[Any] = [BrokerConfig(), ReplicationConfig(), StoreConfig(Path("store")), AuthConfig()]
     for config in configs:
         text = to_properties(config)
         for field in fields(config):
             key = property_key(field)
-            if field.name not in ("store", "auth"):
+            if field.name not in ("store", "replication", "auth"):
                 varies = key == "brokerName" or (field.default is MISSING and field.default_factory is MISSING)
                 values[key] = None if varies else text.get(key, "")
     return values

@@ -46,10 +46,13 @@ from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.answered_requests import AnsweredRequests
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
+#: What Java has in one file.
+_BROKER_CLASSES: tuple[Any, ...] = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
 #: A NameServer takes a change of these, as Java's does, and goes on with the old value until its next start.
 _NAMESRV_READ_AT_START = {"listenPort", "bindAddress", "metricsPort", "serverChannelMaxIdleTimeSeconds"}
 #: What a code that users meet comes from, and what they do; the others are said by their names.
@@ -107,8 +110,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def broker_keys() -> Iterator[Field[Any]]:
-    for cls in (BrokerConfig, StoreConfig, AuthConfig):
-        yield from (each for each in fields(cls) if each.name not in ("store", "auth"))
+    for cls in _BROKER_CLASSES:
+        yield from (each for each in fields(cls) if each.name not in ("replication", "store", "auth"))
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -181,9 +184,7 @@ def _key_row(each: Field[Any], row: Row, fixed: Collection[str]) -> list[str]:
 
 
 def _type(each: Field[Any]) -> str:
-    owner = next(
-        cls for cls in (BrokerConfig, StoreConfig, AuthConfig, NamesrvConfig) if each.name in cls.__dataclass_fields__
-    )
+    owner = next(cls for cls in (*_BROKER_CLASSES, NamesrvConfig) if each.name in cls.__dataclass_fields__)
     hint = typing.get_type_hints(owner)[each.name]
     if isinstance(hint, types.UnionType):
         (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]

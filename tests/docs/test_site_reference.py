@@ -15,6 +15,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import property_key
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,8 +44,9 @@ def rows(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_configuration_has_all_keys(pages: dict[str, dict[str, str]], language: str) -> None:
     broker, name_server = pages[language]["reference/configuration.md"].split("## NameServer")
-    ours = [property_key(each) for cls in (BrokerConfig, StoreConfig, AuthConfig) for each in fields(cls)]
-    assert list(rows(broker)) == [key for key in ours if key not in ("store", "auth")]
+    classes = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
+    ours = [property_key(each) for cls in classes for each in fields(cls)]
+    assert list(rows(broker)) == [key for key in ours if key not in ("replication", "store", "auth")]
     assert list(rows(name_server)) == [property_key(each) for each in fields(NamesrvConfig)]
     for key, cells in (rows(broker) | rows(name_server)).items():
         assert cells[-1], f"{key} has no meaning"

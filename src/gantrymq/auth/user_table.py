@@ -70,6 +70,12 @@ class UserTable:
         # Neither of them is ever changed.
         return _encoded(self.users, self.acls)
 
+    def copy(self, content: UsersFile) -> None:
+        """Takes all from another broker's table. Raises ValueError."""
+        users, acls = tables_of(content)
+        if users != self.users or acls != self.acls:
+            self._set(users, acls)
+
     # -- users --------------------------------------------------------------------------------------------------
 
     def create_user(self, info: UserInfo) -> None:

@@ -23,7 +23,7 @@ from gantrymq.broker.admin.topic_stats import TopicStats
 from gantrymq.broker.admin.topics import TopicAdmin
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.clients import Clients
-from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_lag import ConsumerLag
@@ -43,6 +43,9 @@ from gantrymq.broker.pull import Pulling
 from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
+from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.broker.replication.refusals import as_slave
+from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.room_waits import RoomWaits
@@ -107,7 +110,7 @@ class GoingOn(Part):
 
 
 class Broker:
-    """A master broker, to be made in a running loop. `address` is what it tells NameServers and clients.
+    """A broker, master or slave, to be made in a running loop. `address` is what it tells NameServers and clients.
 
     Raises GantryError when its port is taken: records and ids carry it, so it comes before everything else.
     """
@@ -158,6 +161,8 @@ class Broker:
             config, store, topics, groups, filters, offsets, deliveries, jobs=jobs, long_requests=long_requests
         )
         self.polling = self._pulling.polling
+        self.replicating = replicating = Replicating(config, self.address, self.port, store, self.polling, jobs)
+        self._pulling.has_master = lambda: replicating.has_master
         appender = Appender(store, store_host, self.polling)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
         self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
@@ -165,7 +170,8 @@ class Broker:
         new_topics = NewTopics(topics, jobs)
         room_waits = RoomWaits(store, jobs)
         retry = RetryTopics(appender, topics, groups, self._schedule, new_topics, room_waits)
-        flush_waits = FlushWaits(store, config.send_thread_pool_queue_capacity, jobs)
+        flush_waits = FlushWaits(config, store, jobs, replicating.replicated, replicating.log_grew)
+        replicating.acknowledged = flush_waits.acknowledged
         self.writers = Writers(config, directory / FILE_NAME, appender, jobs, saving=saving)
         self._sending = Sending(
             config,
@@ -191,6 +197,7 @@ class Broker:
             room_waits,
             long_requests,
             jobs,
+            flush_waits,
         )
         self.pops = PopService(
             config,
@@ -223,10 +230,24 @@ class Broker:
             jobs=jobs,
             long_requests=long_requests,
         )
-        self._registration = Registration(config, self.address, topics, jobs)
+        self._registration = Registration(config, self.address, topics, replicating, jobs)
+        replicating.look_again = self._registration.again
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
         modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups, saving=saving)
+        tables = MetadataSync(
+            config,
+            replicating.following,
+            topics,
+            groups,
+            offsets,
+            self._schedule,
+            modes,
+            self._timer,
+            self.access,
+            jobs,
+        )
+        replicating.master_changed = tables.master_changed
         lag = ConsumerLag(store, topics, members, offsets, deliveries, self.pops.queues)
         metrics = BrokerMetrics(
             config,
@@ -261,6 +282,8 @@ class Broker:
             self._schedule,
             self.writers,
             QueueLocking(topics, jobs),
+            replicating,
+            tables,
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
             flush_waits,
@@ -274,7 +297,7 @@ class Broker:
             self._sending,
             retry,
             Recall(config, appender, topics, self._timer, flush_waits, room_waits),
-            Replies(config, self.address, appender, topics, members),
+            Replies(config, self.address, appender, topics, members, flush_waits),
             self._clients,
             QueueOffsets(store, topics),
             TopicAdmin(store, topics, offsets, long_requests=long_requests),
@@ -312,6 +335,10 @@ class Broker:
     def port(self) -> int:
         return self._server.port
 
+    @property
+    def _is_slave(self) -> bool:
+        return self.config.broker_role is BrokerRole.SLAVE
+
     async def start(self) -> None:
         """Opens the store, serves, registers. Raises StoreLocked, StoreError, ConfigError or GantryError.
 
@@ -324,12 +351,14 @@ class Broker:
             stack.callback(self.store.close)
             for part in self._parts:
                 part.load()
+            if self._is_slave:
+                self._handlers.update(as_slave(self._handlers, self.config))
             self.access.guard(self._handlers)
             stack.callback(self._save_at_last)
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
-                await part.become_master()
+                await (part.become_slave() if self._is_slave else part.become_master())
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from gantrymq.auth.config import AuthConfig
@@ -12,6 +13,7 @@ from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.system import network
 
@@ -24,6 +26,15 @@ _NUMBERS = re.compile(r"[0-9.]+")
 MAX_QUEUE_NUMS = 65_536
 #: BrokerStartup sets this one; BrokerConfig's own default isn't used.
 DEFAULT_PORT = 10911
+
+
+class BrokerRole(Enum):
+    """What a broker is to those of the same name (`store/config/BrokerRole`)."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    #: Sends wait until inSyncReplicas brokers have the message.
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
 
 
 def _default_store() -> StoreConfig:
@@ -40,13 +51,14 @@ class BrokerConfig(TlsConfig):
 
     broker_name: str = field(default_factory=network.host_name)
     broker_cluster_name: str = "DefaultCluster"
+    #: 0 is the master, others are slaves.
     broker_id: int = bounded(0, 0, MAX_INT)
+    broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
     listen_port: int = bounded(DEFAULT_PORT, 0, 65535)
     #: Listens on listenPort - 2, too: the "VIP channel", which Java's clients before 4.5.1 send to.
     fast_listen_enable: bool = False
-    ha_listen_port: int = bounded(0, 0, 65535)
     namesrv_addr: list[str] = field(default_factory=list)
     broker_permission: int = bounded(PERM_READ | PERM_WRITE, 0, 7)
     auto_create_topic_enable: bool = True
@@ -64,7 +76,7 @@ class BrokerConfig(TlsConfig):
     enable_property_filter: bool = True
     #: Filters what is consumed again by what the group says of the topic that it came from.
     filter_support_retry: bool = False
-    #: Clients are told from which broker of the set to pull.
+    #: Clients are told from which broker of the set to pull, and a slave answers them.
     slave_read_enable: bool = False
     store_reply_message_enable: bool = True
     #: So many sends may wait for the disk with SYNC_FLUSH; further ones are answered SYSTEM_BUSY.
@@ -109,6 +121,7 @@ class BrokerConfig(TlsConfig):
     broker_config_path: Path | None = None
     #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
     metrics_port: int = bounded(0, 0, 65535)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig, metadata={"key": None})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
@@ -128,8 +141,12 @@ class BrokerConfig(TlsConfig):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.broker_id != 0:
-            raise ConfigError(f"brokerId={self.broker_id}: only masters (brokerId=0) are supported so far")
+        if (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):
+            # Java's BrokerStartup gives a master the id 0, whatever the file says: two masters of one name.
+            raise ConfigError(
+                f"brokerId={self.broker_id}, brokerRole={self.broker_role.value}: a master has brokerId=0, "
+                "a slave (brokerRole=SLAVE) one from 1 on"
+            )
         try:
             ipaddress.ip_address(self.broker_ip1)
         except ValueError:

@@ -14,7 +14,9 @@ from gantrymq.protocol.bodies.topic_config import DataVersion
 _SEPARATOR = "@"
 
 
-class _OffsetFile(msgspec.Struct, rename="camel"):
+class OffsetTable(msgspec.Struct, rename="camel"):
+    """The content of consumerOffset.json, and the answer to GET_ALL_CONSUMER_OFFSET."""
+
     #: "topic@group" -> queue id -> next queue offset to consume.
     offset_table: dict[str, dict[int, int]] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
@@ -25,13 +27,13 @@ class ConsumerOffsets(Part):
 
     def __init__(self, path: Path, *, saving: Saving) -> None:
         self._file = saving.file(path, self._encode_file, follows_log=True)
-        self._table = _OffsetFile()
+        self._table = OffsetTable()
         #: The same names by topic and by group: nobody is looked for among all.
         self._groups: dict[str, set[str]] = {}
         self._topics: dict[str, set[str]] = {}
 
     def load(self) -> None:
-        self._table = self._file.load(_OffsetFile) or self._table
+        self._table = self._file.load(OffsetTable) or self._table
         for key in self._table.offset_table:
             topic, _, group = key.partition(_SEPARATOR)
             self._added(topic, group)
@@ -72,6 +74,18 @@ class ConsumerOffsets(Part):
         if queues is not None:
             self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
             self._added(topic, destination)
+            self._file.changed()
+
+    def copy(self, master: OffsetTable) -> None:
+        """Takes the offsets of the master's table. What it doesn't know stays: it was away when that was committed."""
+        table, is_changed = self._table.offset_table, False
+        for key, queues in master.offset_table.items():
+            if table.get(key) != queues:
+                table[key] = queues
+                topic, _, group = key.partition(_SEPARATOR)
+                self._added(topic, group)
+                is_changed = True
+        if is_changed:
             self._file.changed()
 
     def remove_group(self, group: str) -> None:

@@ -1,53 +1,134 @@
-"""Answers to sends that wait until the disk has the message (SYNC_FLUSH), at most syncFlushTimeout.
+"""Answers to sends that wait until the message is as safe as is promised: on the disk, at other replicas, or both.
 
-Then FLUSH_DISK_TIMEOUT says that the message is stored, but may not outlive a power failure
-(`CommitLog.GroupCommitService`).
+With SYNC_FLUSH they wait for the disk, at most syncFlushTimeout, on a SYNC_MASTER for inSyncReplicas - 1 slaves, at
+most slaveTimeout. FLUSH_DISK_TIMEOUT and FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a power
+failure, or this machine (`CommitLog.GroupCommitService`, `GroupTransferService`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.part import Part
+from gantrymq.broker.replication.promises import Mode, replicas_needed
+from gantrymq.broker.replication.slave_waits import SlaveWaits
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
+from gantrymq.store.config import SYNC_FLUSH
 from gantrymq.store.message_store import MessageStore
+
+#: What is waited for.
+_DISK, _SLAVES = 1, 2
 
 
 class _Waiting:
-    """One answer; `reply` is None once it was given."""
+    """Who waits, and for what; `code` is what the answer is to say beside SUCCESS."""
 
-    __slots__ = ("connection", "deadline", "reply", "request")
+    __slots__ = ("code", "deadline", "missing")
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self.deadline = 0.0
+        self.code = ResponseCode.SUCCESS
+
+    def give(self, error: Exception | None) -> None:
+        """It waits no more."""
+        raise NotImplementedError
+
+
+class _Answer(_Waiting):
+    """An answer to a request; `tells` says whether it names what hasn't happened in time."""
+
+    __slots__ = ("connection", "reply", "request", "tells")
 
     def __init__(
-        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], deadline: float
+        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], tells: bool
     ) -> None:
+        super().__init__()
         self.connection = connection
         self.request = request
-        self.reply: RemotingCommand | tuple[bytes] | None = reply
-        self.deadline = deadline
+        self.reply = reply
+        self.tells = tells
+
+    def give(self, error: Exception | None) -> None:
+        connection, request, reply = self.connection, self.request, self.reply
+        if error is not None:
+            reply = error_response(error, request, connection.address)
+        elif self.tells and self.code != ResponseCode.SUCCESS:
+            reply = _with_code(reply, self.code)
+        connection.reply(request, reply)
+
+
+class _Caller(_Waiting):
+    """One who awaits it."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def give(self, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
 
 
 class FlushWaits(Part):
-    """The answers of one broker, `capacity` at most; all wait equally long, so one job looks at the oldest."""
+    """The answers of one broker, sendThreadPoolQueueCapacity at most.
 
-    def __init__(self, store: MessageStore, capacity: int, jobs: Jobs) -> None:
+    `replicated(count)` is the physical offset up to which `count` replicas have the log; `log_grew` is called when
+    somebody waits for slaves, who are to be sent what is new.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        jobs: Jobs,
+        replicated: Callable[[int], int],
+        log_grew: Callable[[], None],
+    ) -> None:
+        self._config = config
         self._store = store
-        self._capacity = capacity
+        self._capacity = config.send_thread_pool_queue_capacity
         self._loop = asyncio.get_running_loop()
+        #: Who waits for the disk: all wait equally long, so one job looks at the oldest.
         self._waiting: deque[_Waiting] = deque()
-        self._expiring = jobs.repeating("answer sends that the disk keeps waiting", self._expire)
-        #: Done when nobody waits any more.
+        self._slaves: SlaveWaits[_Waiting] = SlaveWaits(replicated)
+        self._log_grew = log_grew
+        self._for_disk = config.store.flush_disk_type == SYNC_FLUSH
+        self._replicas = 1
+        self.config_changed()
+        self._expiring = jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
+        #: How many wait, and done when nobody does any more.
+        self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def start(self) -> None:
+    def config_changed(self) -> None:
+        config = self._config
+        is_sync = config.broker_role is BrokerRole.SYNC_MASTER
+        self._replicas = replicas_needed(config.replication, Mode.PLAIN, 1, 1) if is_sync else 1
+
+    async def become_master(self) -> None:
+        self.config_changed()
+        self._expiring.start()
+
+    async def become_slave(self) -> None:
+        """What waits is answered when its time is up; a slave has no message of its own."""
+        self._replicas = 1
         self._expiring.start()
 
     async def stop(self) -> None:
@@ -56,55 +137,111 @@ class FlushWaits(Part):
         self._expiring.cancel()
 
     @property
+    def is_used(self) -> bool:
+        """Whether messages are waited for that don't say they needn't be."""
+        return self._for_disk or self._replicas > 1
+
+    @property
     def is_full(self) -> bool:
-        """The disk is so far behind that no more messages should be taken."""
-        return len(self._waiting) >= self._capacity
+        """Disk or slaves are so far behind that no more messages should be taken."""
+        return self._count >= self._capacity
 
     def reply(
-        self, connection: Connection, request: RemotingCommand, end: int, reply: RemotingCommand | tuple[bytes]
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        end: int,
+        reply: RemotingCommand | tuple[bytes],
+        *,
+        tells: bool = True,
     ) -> None:
-        """Gives the answer (a command or an encoded frame) when the log is on the disk up to `end`."""
-        timeout_s = self._store.config.sync_flush_timeout_ms / 1000
-        deadline = self._loop.time() + timeout_s
+        """Gives the answer (a command or an encoded frame) when the log up to `end` is as safe as is promised.
+
+        When that takes too long its code says so if it `tells`, and else it is given as it is.
+        """
         # Its message is stored: thousands that wait mustn't keep theirs in memory.
-        waiting = _Waiting(connection, request.without_content(), reply, deadline)
-        # It raises when the store is closed; the answer comes in a later turn.
-        self._store.when_flushed(end, partial(self._flushed, waiting))
-        if not self._waiting:
+        self._wait(_Answer(connection, request.without_content(), reply, tells), end)
+
+    async def until_safe(self, end: int) -> None:
+        """Returns when the log up to `end` is as safe as is promised, or the time for that is up. Raises StoreError."""
+        caller = _Caller()
+        self._wait(caller, end)
+        await caller.done
+
+    def _wait(self, waiting: _Waiting, end: int) -> None:
+        now = self._loop.time()
+        if self._for_disk:
+            timeout_s = self._store.config.sync_flush_timeout_ms / 1000
+            waiting.deadline = now + timeout_s
+            # It raises when the store is closed; the answer comes in a later turn.
+            self._store.when_flushed(end, partial(self._flushed, waiting))
+            waiting.missing |= _DISK
+            if not self._waiting:
+                self._expiring.wake(timeout_s)
+            self._waiting.append(waiting)
+        if self._replicas > 1:
+            timeout_s = self._config.replication.slave_timeout / 1000
+            if self._slaves.add(waiting, end, self._replicas, now + timeout_s):
+                waiting.missing |= _SLAVES
+                if len(self._slaves) == 1:
+                    self._expiring.wake(timeout_s)
+                self._log_grew()
+        if not self._count:
             self._idle.clear()
-            self._expiring.wake(timeout_s)
-        self._waiting.append(waiting)
+        self._count += 1
+        if not waiting.missing:
+            self._give(waiting)
+
+    def acknowledged(self) -> None:
+        """Slaves have more of the log: all whose messages enough of them have by now are answered."""
+        for waiting in self._slaves.reached():
+            self._settle(waiting, _SLAVES)
 
     def _flushed(self, waiting: _Waiting, error: Exception | None) -> None:
         # Called in the flusher's thread.
         self._loop.call_soon_threadsafe(self._answer, waiting, error)
 
     def _answer(self, waiting: _Waiting, error: Exception | None) -> None:
-        reply, waiting.reply = waiting.reply, None
-        if reply is not None:
-            request, connection = waiting.request, waiting.connection
-            connection.reply(request, reply if error is None else error_response(error, request, connection.address))
-        while self._waiting and self._waiting[0].reply is None:
+        if error is None:
+            self._settle(waiting, _DISK)
+        elif waiting.missing & _DISK:
+            waiting.missing = 0
+            self._give(waiting, error)
+        while self._waiting and not self._waiting[0].missing & _DISK:
             self._waiting.popleft()
-        if not self._waiting:
+
+    def _settle(self, waiting: _Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
+        """One thing that it waited for is there, or too late, which `code` says."""
+        if not waiting.missing & what:
+            return
+        waiting.missing &= ~what
+        if code != ResponseCode.SUCCESS and waiting.code != ResponseCode.FLUSH_SLAVE_TIMEOUT:
+            # That of the slaves hides that of the disk (`CommitLog.handleDiskFlushAndHA`).
+            waiting.code = code
+        if not waiting.missing:
+            self._give(waiting)
+
+    def _give(self, waiting: _Waiting, error: Exception | None = None) -> None:
+        self._count -= 1
+        if not self._count:
             self._idle.set()
+        waiting.give(error)
 
     def _expire(self) -> float | None:
         now = self._loop.time()
         while self._waiting and self._waiting[0].deadline <= now:
-            waiting = self._waiting.popleft()
-            reply, waiting.reply = waiting.reply, None
-            if reply is not None:
-                waiting.connection.reply(waiting.request, _timed_out(reply))
+            self._settle(self._waiting.popleft(), _DISK, ResponseCode.FLUSH_DISK_TIMEOUT)
+        for waiting in self._slaves.late(now):
+            self._settle(waiting, _SLAVES, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+        following = self._slaves.next_deadline
         if self._waiting:
-            return self._waiting[0].deadline - now
-        self._idle.set()
-        return None
+            following = min(self._waiting[0].deadline, following or self._waiting[0].deadline)
+        return None if following is None else max(following - now, 0.0)
 
 
-def _timed_out(reply: RemotingCommand | tuple[bytes]) -> RemotingCommand:
+def _with_code(reply: RemotingCommand | tuple[bytes], code: ResponseCode) -> RemotingCommand:
     """The same answer with the code that says what hasn't happened yet."""
     if not isinstance(reply, RemotingCommand):
         [reply] = FrameReader().feed(reply[0])
-    reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+    reply.code = code
     return reply

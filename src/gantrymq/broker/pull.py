@@ -6,7 +6,7 @@ A found pull is answered with slices of the mapped log: nothing is decoded and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
@@ -16,6 +16,7 @@ from gantrymq.broker.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compiling, is_tag_type
 from gantrymq.broker.part import Part
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
+from gantrymq.broker.replication.slave_reads import SlaveReads
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
@@ -82,9 +83,18 @@ class Pulling(Part):
         self._loop = asyncio.get_running_loop()
         self._long_requests = long_requests
         self.polling = LongPolling(self._retry, jobs)
+        #: Whether a slave's master is there.
+        self.has_master: Callable[[], bool] = lambda: False
+        self._slave: SlaveReads | None = None
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    async def become_master(self) -> None:
+        self._slave = None
+
+    async def become_slave(self) -> None:
+        self._slave = SlaveReads(self._config.broker_id, self.has_master)
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
@@ -147,7 +157,7 @@ class Pulling(Part):
         result: GetResult,
         group: SubscriptionGroupConfig,
     ) -> Reply:
-        code = _code(result, header)
+        code = self._code(result, header)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:
             if self.polling.count_of(connection) >= MAX_HELD_OF_ONE or len(self.polling) >= MAX_HELD:
                 raise RequestRefused(
@@ -182,7 +192,7 @@ class Pulling(Part):
     def _answer_again(self, pull: WaitingPull, result: GetResult, expired: bool) -> Reply:
         """The answer, or None when it is held once more."""
         header = pull.header
-        code = _code(result, header)
+        code = self._code(result, header)
         caught_up = result.next_begin_offset >= pull.queue.max_offset
         if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
             # What was filtered out isn't looked at again.
@@ -230,6 +240,10 @@ class Pulling(Part):
             header.queue_offset = following
             yield
 
+    def _code(self, result: GetResult, header: PullMessageRequestHeader) -> int:
+        code = _code(result, header)
+        return code if self._slave is None else self._slave.code(code, result, header.queue_offset)
+
     def _answer(
         self, request: RemotingCommand, code: int, result: GetResult, group: SubscriptionGroupConfig | None
     ) -> list[bytes | memoryview]:
@@ -237,6 +251,8 @@ class Pulling(Part):
         if self._config.slave_read_enable and group is not None:
             behind = result.suggest_pulling_from_slave
             broker_id = group.which_broker_when_consume_slowly if behind else group.broker_id
+            if self._slave is not None and not behind:
+                broker_id = self._slave.suggested_broker()
         head = encode_pull_head(
             request.serialize_type,
             request.opaque,

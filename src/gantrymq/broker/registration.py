@@ -15,15 +15,20 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.broker.registration_parts import body_of, parts_of
+from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.route import MASTER_ID, KVTable
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
+from gantrymq.protocol.headers.namesrv import (
+    BrokerRequestHeader,
+    RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
+)
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
 
@@ -57,10 +62,13 @@ class _NameServer:
 class Registration(Part):
     """Registers with each NameServer apart, so that one that is down holds up no other."""
 
-    def __init__(self, config: BrokerConfig, address: str, topics: BrokerTopics, jobs: Jobs) -> None:
+    def __init__(
+        self, config: BrokerConfig, address: str, topics: BrokerTopics, replicating: Replicating, jobs: Jobs
+    ) -> None:
         self._config = config
         self._address = address
         self._topics = topics
+        self._replicating = replicating
         self._all_jobs = jobs
         self._remoting = RemotingClient(ssl_context=client_context(config))
         self._servers: dict[str, _NameServer] = {}
@@ -88,10 +96,15 @@ class Registration(Part):
             server.everything |= not names
             self._jobs[address].wake()
 
+    def again(self) -> None:
+        """Registers everything: a NameServer's answer says who the master is."""
+        self.topics_changed(())
+
     def config_changed(self) -> None:
         """Registers with NameServers that are new in namesrvAddr, and leaves those that aren't there any more."""
         for address in self._servers.keys() - set(self._config.namesrv_addr):
             del self._servers[address]
+            self._replicating.told(address, None, None)
             self._leaving.start(self._leave(address))
         for address in self._add(self._config.namesrv_addr):
             self._jobs[address].start(0.0)
@@ -191,11 +204,14 @@ class Registration(Part):
             broker_addr=self._address,
             cluster_name=config.broker_cluster_name,
             broker_id=config.broker_id,
-            ha_server_addr=f"{config.broker_ip1}:{config.ha_listen_port}",
+            ha_server_addr=self._replicating.ha_address,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         response = await self._remoting.call(server, request, config.register_broker_timeout_mills)
+        if config.broker_id != MASTER_ID:
+            answer = response.read_header(RegisterBrokerResponseHeader)
+            self._replicating.told(server, answer.master_addr, answer.ha_server_addr)
         if response.body:
             self._topics.mark_ordered(decode_json(response.body, KVTable).table)
 

@@ -12,6 +12,7 @@ from gantrymq.broker.appender import ROOM_S, Appender, born_host
 from gantrymq.broker.budget import Budget
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import WAIT_S
 from gantrymq.broker.topics import BrokerTopics
@@ -28,7 +29,12 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
+from gantrymq.protocol.properties import (
+    MAX_PROPERTIES_LENGTH,
+    decode_properties,
+    encode_properties,
+    is_waited_for,
+)
 from gantrymq.protocol.topic_name import may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.system import clock, randomness
@@ -53,7 +59,9 @@ class Replies(Part):
         appender: Appender,
         topics: BrokerTopics,
         members: GroupMembers[Connection],
+        flush_waits: FlushWaits,
     ) -> None:
+        self._flush_waits = flush_waits
         self._config = config
         self._address = address
         self._appender = appender
@@ -183,12 +191,14 @@ class Replies(Part):
         late = monotonic() + WAIT_S
         while True:
             try:
-                self._append(connection, request, header, answer)
-                return
+                end = self._append(connection, request, header, answer)
+                break
             except StoreBusy:
                 if monotonic() >= late:
                     raise
             await asyncio.sleep(ROOM_S)
+        if self._flush_waits.is_used and is_waited_for((header.properties or "").encode()):
+            await self._flush_waits.until_safe(end)
 
     def _append(
         self,
@@ -196,7 +206,8 @@ class Replies(Part):
         request: RemotingCommand,
         header: SendMessageRequestHeader,
         answer: SendMessageResponseHeader,
-    ) -> None:
+    ) -> int:
+        """Where the record ends."""
         # The push took its time: the topic may be another one by now.
         topic = self._check(header)
         queue_id = header.queue_id if header.queue_id >= 0 else randomness.randrange(topic.write_queue_nums)
@@ -215,3 +226,4 @@ class Replies(Part):
         answer.msg_id = encode_offset_message_id(self._appender.store_host, result.physical_offset)
         answer.queue_id = queue_id
         answer.queue_offset = result.queue_offset
+        return result.physical_offset + result.size

@@ -38,6 +38,7 @@ from gantrymq.protocol.properties import (
     TRACE_SWITCH,
     encode_properties,
     find_property,
+    is_waited_for,
     without_property,
 )
 from gantrymq.protocol.row_ids import AFTER_MARK
@@ -90,7 +91,8 @@ class Sending(Part):
         self._trace_on = "true" if config.trace_on else "false"
         self._responses = SendResponses(appender.store_host, config.region_id, config.trace_on)
         self._unique_keys = UniqueKeys(appender.store_host[:-4])
-        self._sync_flush = config.store.flush_disk_type == "SYNC_FLUSH"
+        #: Answers wait, those for messages that say WAIT=false excepted.
+        self._is_safe = flush_waits.is_used
         self._brokers_properties = _brokers_properties(config)
         #: Topic -> its queues by id, as far as they were asked for, for topics that may be written.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
@@ -111,6 +113,7 @@ class Sending(Part):
         self._trace_on = "true" if config.trace_on else "false"
         self._responses = SendResponses(self._appender.store_host, config.region_id, config.trace_on)
         self._brokers_properties = _brokers_properties(config)
+        self._is_safe = self._flush_waits.is_used
         self._appender.config_changed()
 
     def topics_changed(self, names: Collection[str] = ()) -> None:
@@ -166,7 +169,7 @@ class Sending(Part):
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset
         )
-        if self._sync_flush and _waits(properties):
+        if self._is_safe and is_waited_for(properties):
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, (response,))
             return None
         return (response,)
@@ -198,7 +201,7 @@ class Sending(Part):
         if queue is None:
             self._new_topics.hold(connection, request, self.send_batch)
             return None
-        waits = self._sync_flush and _waits(properties)
+        waits = self._is_safe and is_waited_for(properties)
         if is_half:
             steps = self._half_batches.store(connection, request, queue, waits)
             return self._long_requests.run(connection, request, steps)
@@ -276,10 +279,10 @@ class Sending(Part):
 
     def _queue(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
         """The queue that a send means; None while its topic is being written to the disk."""
-        if self._sync_flush and self._flush_waits.is_full:
+        if self._is_safe and self._flush_waits.is_full:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
-                "[REJECTREQUEST]system busy, start flow control for a while: the disk is behind",
+                "[REJECTREQUEST]system busy, start flow control for a while: disk or slaves are behind",
             )
         topic = target.topic
         queues = self._writable.get(topic)
@@ -404,7 +407,7 @@ class Sending(Part):
                 trace_on=self._trace_on,
             )
         )
-        if self._sync_flush and _waits(properties):
+        if self._is_safe and is_waited_for(properties):
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
             return None
         return response
@@ -458,9 +461,3 @@ def _delay_level(properties: bytes) -> int:
     """Java refuses what is no number; here it is no delay. A level above the last one is the last one."""
     level = find_property(properties, b"DELAY") or b""
     return int(level[:_MOST_DIGITS]) if level.isdigit() else 0
-
-
-def _waits(properties: bytes) -> bool:
-    """Whether the producer wants its message on the disk before the answer (`Message.isWaitStoreMsgOK`)."""
-    wait = find_property(properties, b"WAIT")
-    return wait is None or wait.lower() == b"true"

@@ -72,6 +72,12 @@ class SubscriptionGroupTable(Part):
         self._changed()
         return True
 
+    def copy(self, master: SubscriptionGroupWrapper) -> None:
+        """Takes all groups and their version from the master's table; equal versions say that they are the same."""
+        if self._table.data_version != master.data_version:
+            self._table = master
+            self._file.write_soon()
+
     def may_read(self, group: str, topic: str) -> bool:
         """Whether nobody has forbidden the group to pull from the topic."""
         return not self._table.forbidden_table.get(group, {}).get(topic, 0) & PERM_READ

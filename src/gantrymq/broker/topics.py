@@ -97,6 +97,19 @@ class BrokerTopics(Part):
         self._table.topic_config_table.update((topic.topic_name, topic) for topic in topics)
         self._changed([topic.topic_name for topic in topics])
 
+    def copy(self, master: TopicConfigTable) -> None:
+        """Takes all topics and their version from the master's table; equal versions say that they are the same."""
+        table, version = self._table, self._table.data_version
+        if version == master.data_version:
+            return
+        table.topic_config_table.clear()
+        table.topic_config_table.update(master.topic_config_table)
+        version.state_version = master.data_version.state_version
+        version.timestamp, version.counter = master.data_version.timestamp, master.data_version.counter
+        self._file.write_soon()
+        self._unwritten = dict.fromkeys(table.topic_config_table, self._file.changes)
+        self._on_change(())
+
     def mark_ordered(self, names: Iterable[str]) -> None:
         """The NameServer has an order for these topics (`updateOrderTopicConfig`)."""
         topics = [topic for name in names if (topic := self.get(name)) is not None and not topic.order]

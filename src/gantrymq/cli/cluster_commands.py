@@ -16,6 +16,12 @@ app = typer.Typer()
 @app.command()
 def up(
     brokers: Annotated[int, typer.Option(min=1, max=100, help="How many, each in a process of its own.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1, max=5, help="Copies of each broker; with several a send is answered when two have its message."
+        ),
+    ] = 1,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", file_okay=False, help="Keeps the data here; without it they are deleted at the end."),
@@ -39,7 +45,7 @@ def up(
     """Run a NameServer and brokers on this machine until Ctrl-C."""
     from gantrymq.cli.up import parse_topics, run_cluster
 
-    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or [])))
+    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or []), replicas))
 
 
 @app.command()

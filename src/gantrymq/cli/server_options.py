@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 COMMANDS = {
     "namesrv": "Run a NameServer.",
-    "broker": "Run a broker (a master).",
+    "broker": "Run a broker, master or slave.",
     "controller": "Run a controller: it elects the masters of brokers with enableControllerMode=true.",
 }
 

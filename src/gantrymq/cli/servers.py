@@ -110,15 +110,18 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.auth.config import SECRET_KEYS, AuthConfig
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
+    from gantrymq.replication.config import ReplicationConfig
     from gantrymq.store.config import StoreConfig
 
-    _warn_of_unknown([BrokerConfig, StoreConfig, AuthConfig], properties, source)
+    _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], properties, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
     auth = from_properties(AuthConfig, properties, source=source)
-    config = replace(from_properties(BrokerConfig, properties, source=source), store=store, auth=auth)
-    settings = to_properties(config) | to_properties(store) | to_properties(auth)
+    replication = from_properties(ReplicationConfig, properties, source=source)
+    broker = from_properties(BrokerConfig, properties, source=source)
+    config = replace(broker, store=store, replication=replication, auth=auth)
+    settings = to_properties(config) | to_properties(store) | to_properties(replication) | to_properties(auth)
     # Java has one file for all.
-    for key in ("store", "auth", *SECRET_KEYS):
+    for key in ("store", "replication", "auth", *SECRET_KEYS):
         del settings[key]
     return Prepared(f"broker {config.broker_name}", partial(Broker, config), settings)
 

@@ -122,6 +122,12 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     return (raw[start:end] if end >= 0 else raw[start:]) or None
 
 
+def is_waited_for(raw: bytes) -> bool:
+    """Whether the producer wants its message safe before the answer (`Message.isWaitStoreMsgOK`)."""
+    wait = find_property(raw, b"WAIT")
+    return wait is None or wait.lower() == b"true"
+
+
 def has_property(raw: bytes, name: bytes) -> bool:
     """Whether a property of that name is there, be it empty."""
     prefix = name + b"\x01"

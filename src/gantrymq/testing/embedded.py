@@ -15,12 +15,13 @@ from typing import Any
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.errors import ConfigError, GantryError, ThreadDied
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
-from gantrymq.testing.processes import HOST, broker_name
+from gantrymq.testing.processes import HOST, IN_SYNC_REPLICAS, broker_name, replica_name
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
@@ -29,22 +30,26 @@ COMMIT_LOG_FILE_BYTES = 16 * 1024 * 1024
 
 
 class EmbeddedCluster:
-    """A NameServer and `brokers` masters on free ports of 127.0.0.1; a context manager.
+    """A NameServer, `brokers` masters, and `replicas` - 1 slaves of each, on free ports of 127.0.0.1.
 
-    The files are in `directory`, or in a temporary one that is deleted at the end. `options` are fields of every
-    broker's BrokerConfig or StoreConfig: `EmbeddedCluster(auto_create_topic_enable=False)`.
-    `name_server` and `brokers` are host:port, `directory` has the files; all known once it is started.
+    A context manager. The files are in `directory`, or in a temporary one that is deleted at the end. `options` are
+    fields of every broker's BrokerConfig, StoreConfig or ReplicationConfig:
+    `EmbeddedCluster(auto_create_topic_enable=False)`. With replicas a send is answered when two brokers have the
+    message.
+    `name_server`, `brokers` and `slaves` are host:port, `directory` has the files; all known once it is started.
 
     When its thread dies, the servers in it are stopped, and `stop` raises ThreadDied, whose cause says of what: a test
     that uses the cluster doesn't pass.
     """
 
-    def __init__(self, brokers: int = 1, directory: Path | None = None, **options: Any) -> None:
+    def __init__(self, brokers: int = 1, directory: Path | None = None, *, replicas: int = 1, **options: Any) -> None:
         self.name_server = ""
         self.brokers: list[str] = []
+        self.slaves: list[str] = []
         self._broker_count = brokers
+        self._replicas = replicas
         self.directory = directory
-        self._broker_options, self._store_options = _split(options)
+        self._broker_options, self._store_options, self._replication_options = _split(options)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._thread: SupervisedThread | None = None
         #: What the thread died of.
@@ -122,10 +127,11 @@ class EmbeddedCluster:
             stack.push_async_callback(name_server.stop)
             self.name_server = name_server.address
             for number in range(self._broker_count):
-                broker = Broker(self._broker_config(root, number))
-                await broker.start()
-                stack.push_async_callback(broker.stop)
-                self.brokers.append(broker.address)
+                for replica in range(self._replicas):
+                    broker = Broker(self._broker_config(root, number, replica))
+                    await broker.start()
+                    stack.push_async_callback(broker.stop)
+                    (self.slaves if replica else self.brokers).append(broker.address)
             started.set_result(None)
             await self._stopping.wait()
 
@@ -137,29 +143,39 @@ class EmbeddedCluster:
             config_store_path=root / "namesrv" / "namesrv.properties",
         )
 
-    def _broker_config(self, root: Path, number: int) -> BrokerConfig:
-        name = broker_name(number)
+    def _broker_config(self, root: Path, number: int, replica: int) -> BrokerConfig:
         store: dict[str, Any] = {
-            "store_path_root_dir": root / name,
+            "store_path_root_dir": root / replica_name(number, replica),
             "mapped_file_size_commit_log": COMMIT_LOG_FILE_BYTES,
         } | self._store_options
+        replication: dict[str, Any] = {}
         broker: dict[str, Any] = {
-            "broker_name": name,
+            "broker_name": broker_name(number),
             "broker_ip1": HOST,
             "bind_address": HOST,
             "listen_port": 0,
             "namesrv_addr": [self.name_server],
-        } | self._broker_options
-        return BrokerConfig(**broker, store=StoreConfig(**store))
+        }
+        if self._replicas > 1:
+            replication["in_sync_replicas"] = IN_SYNC_REPLICAS
+            broker |= {
+                "broker_id": replica,
+                "broker_role": BrokerRole.SLAVE if replica else BrokerRole.SYNC_MASTER,
+                "slave_read_enable": True,
+            }
+        return BrokerConfig(
+            **broker | self._broker_options,
+            store=StoreConfig(**store),
+            replication=ReplicationConfig(**replication | self._replication_options),
+        )
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(those of BrokerConfig, those of StoreConfig). Raises ConfigError for others."""
-    of_broker = {field.name for field in fields(BrokerConfig)}
-    of_store = {field.name for field in fields(StoreConfig)}
-    if unknown := sorted(options.keys() - of_broker - of_store):
-        raise ConfigError(f"{', '.join(unknown)}: no field of BrokerConfig or StoreConfig")
-    return (
-        {name: value for name, value in options.items() if name in of_broker},
-        {name: value for name, value in options.items() if name in of_store},
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Those of BrokerConfig, of StoreConfig, and of ReplicationConfig. Raises ConfigError for others."""
+    of_broker, of_store, of_replication = (
+        {name: options[name] for name in options.keys() & {field.name for field in fields(cls)}}
+        for cls in (BrokerConfig, StoreConfig, ReplicationConfig)
     )
+    if unknown := sorted(options.keys() - of_broker.keys() - of_store.keys() - of_replication.keys()):
+        raise ConfigError(f"{', '.join(unknown)}: no field of BrokerConfig, StoreConfig or ReplicationConfig")
+    return of_broker, of_store, of_replication

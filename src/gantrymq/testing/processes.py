@@ -23,6 +23,8 @@ HOST = "127.0.0.1"
 #: A broker that recovers a large store takes its time.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+#: With replicas, so many brokers have a message before its producer is told that it is stored.
+IN_SYNC_REPLICAS = 2
 #: What a server that failed to start is quoted with.
 QUOTED_LOG_BYTES = 2000
 
@@ -103,12 +105,13 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """A NameServer and `brokers` masters, their files under `directory`; a context manager.
+    """A NameServer and `brokers` masters with `replicas` - 1 slaves each, their files under `directory`.
 
-    `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911, 10921 ...);
-    0 takes free ports. `broker_properties` are further keys of every broker's configuration. `pass_fds` are file
-    descriptors that stay open as long as a server lives: a lock on them ends with the last server, even when the
-    starter was killed.
+    A context manager. `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911,
+    10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With replicas a send is
+    answered when two brokers have the message. `broker_properties` are further keys of every broker's configuration.
+    `pass_fds` are file descriptors that stay open as long as a server lives: a lock on them ends with the last server,
+    even when the starter was killed.
     """
 
     def __init__(
@@ -116,16 +119,19 @@ class ProcessCluster:
         directory: Path,
         *,
         brokers: int = 1,
+        replicas: int = 1,
         port: int = 0,
         broker_properties: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._directory = directory
         self._broker_count = brokers
+        self._replicas = replicas
         self._port = port
         self._broker_properties = broker_properties or {}
         self._pass_fds = pass_fds
         self.name_server: ServerProcess | None = None
+        #: Masters and slaves; a master comes before its slaves.
         self.brokers: list[ServerProcess] = []
 
     @property
@@ -146,11 +152,12 @@ class ProcessCluster:
         try:
             self.name_server = self._start("namesrv", "namesrv", self._namesrv_properties())
             self.name_server.wait_until_ready(deadline)
-            for number in range(self._broker_count):
-                properties = self._properties_of_broker(number)
-                self.brokers.append(self._start("broker", properties["brokerName"], properties))
-            for broker in self.brokers:
-                broker.wait_until_ready(deadline)
+            # A slave learns of its master when it registers.
+            for replica in range(self._replicas):
+                started = [self._start_broker(number, replica) for number in range(self._broker_count)]
+                self.brokers += started
+                for broker in started:
+                    broker.wait_until_ready(deadline)
         except BaseException:
             self.stop()
             raise
@@ -173,6 +180,9 @@ class ProcessCluster:
     ) -> None:
         self.stop()
 
+    def _start_broker(self, number: int, replica: int) -> ServerProcess:
+        return self._start("broker", replica_name(number, replica), self._properties_of_broker(number, replica))
+
     def _start(self, command: str, name: str, properties: dict[str, str]) -> ServerProcess:
         return ServerProcess(command, name, self._directory, properties, self._pass_fds)
 
@@ -184,22 +194,35 @@ class ProcessCluster:
             "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
         }
 
-    def _properties_of_broker(self, number: int) -> dict[str, str]:
-        name = broker_name(number)
-        return {
-            "brokerName": name,
+    def _properties_of_broker(self, number: int, replica: int) -> dict[str, str]:
+        name = replica_name(number, replica)
+        properties = {
+            "brokerName": broker_name(number),
             "brokerIP1": HOST,
             "bindAddress": HOST,
-            "listenPort": str(broker_port(self._port, number)),
+            "listenPort": str(broker_port(self._port, number, replica)),
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": str(self._directory / name),
             "storePathCommitLog": str(self._directory / name / "commitlog"),
-        } | self._broker_properties
+        }
+        if self._replicas > 1:
+            properties |= {
+                "brokerId": str(replica),
+                "brokerRole": "SLAVE" if replica else "SYNC_MASTER",
+                "inSyncReplicas": str(IN_SYNC_REPLICAS),
+                "slaveReadEnable": "true",
+            }
+        return properties | self._broker_properties
 
 
-def broker_port(port: int, number: int) -> int:
+def broker_port(port: int, number: int, replica: int = 0) -> int:
     """Of a broker, beside a NameServer at `port`; 0, any free one, where that is 0."""
-    return port + 1035 + 10 * number if port else 0
+    return port + 1035 + 10 * number + 2 * replica if port else 0
+
+
+def replica_name(number: int, replica: int) -> str:
+    """broker-a, whose slaves are broker-a-1, broker-a-2 ..."""
+    return f"{broker_name(number)}-{replica}" if replica else broker_name(number)
 
 
 def broker_name(number: int) -> str:

@@ -31,6 +31,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.stats import GetBrokerConfigResponseHeader
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
 log = peer_log(__name__)
@@ -45,11 +46,14 @@ READ_AT_START = {
     "brokerName",
     "brokerClusterName",
     "brokerId",
+    "brokerRole",
     "brokerIP1",
     "bindAddress",
     "listenPort",
     "fastListenEnable",
     "haListenPort",
+    "haMasterAddress",
+    "haTlsEnable",
     "metricsPort",
     *(property_key(field) for field in fields(TlsConfig)),
     *(property_key(field) for field in fields(AuthConfig)),
@@ -121,20 +125,23 @@ class BrokerConfigAdmin(Part):
 
     async def _apply_one(self, changes: dict[str, str], source: str) -> str | None:
         self._check(changes)
-        unknown = unknown_keys([BrokerConfig, StoreConfig], changes)
+        unknown = unknown_keys([BrokerConfig, StoreConfig, ReplicationConfig], changes)
         remark = None
         if unknown:
             remark = f"not used here: {', '.join(unknown)}"
             log.warning("%s: %s", source, remark)
         properties = properties_of(self._config) | changes
         store = from_properties(StoreConfig, properties, source=source)
-        updated = replace(from_properties(BrokerConfig, properties, source=source), store=store, auth=self._config.auth)
+        replication = from_properties(ReplicationConfig, properties, source=source)
+        broker = from_properties(BrokerConfig, properties, source=source)
+        updated = replace(broker, store=store, replication=replication, auth=self._config.auth)
         for key in unknown:
             del changes[key]
         _check_taken(changes, properties_of(updated))
         await asyncio.get_running_loop().run_in_executor(None, self._write_file, changes)
         _copy(updated.store, self._config.store)
-        updated.store = self._config.store
+        _copy(updated.replication, self._config.replication)
+        updated.store, updated.replication = self._config.store, self._config.replication
         _copy(updated, self._config)
         self._version.advance()
         log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
@@ -166,12 +173,12 @@ class BrokerConfigAdmin(Part):
 
 
 def properties_of(config: BrokerConfig) -> dict[str, str]:
-    """Keys and values of the broker's and its store's configuration, which Java has in one file.
+    """Keys and values of the configuration of a broker, its store and its replication, which Java has in one file.
 
     Those of access control are left out: some are secrets.
     """
-    properties = to_properties(config) | to_properties(config.store)
-    del properties["store"], properties["auth"]
+    properties = to_properties(config) | to_properties(config.store) | to_properties(config.replication)
+    del properties["store"], properties["replication"], properties["auth"]
     return properties
 
 

@@ -113,7 +113,10 @@ class TopicAdmin(Part):
         return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
-        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(self._topics.table)))
+        table = self._topics.table
+        # A Java slave asks again until it has so many.
+        fields = {"totalTopicNum": str(len(table.topic_config_table))}
+        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(table), fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One topic's configuration."""

@@ -45,6 +45,12 @@ class MessageRequestModes(Part):
     def load(self) -> None:
         self._modes = self._file.load(RequestModeTable) or self._modes
 
+    def copy(self, master: RequestModeTable) -> None:
+        """Takes the modes of the master."""
+        if self._modes != master:
+            self._modes = master
+            self._file.changed()
+
     def find(self, topic: str, group: str) -> RequestMode:
         """The mode that was set, or the default one; a retry topic is always pulled."""
         mode = self._modes.message_request_mode_map.get(topic, {}).get(group)

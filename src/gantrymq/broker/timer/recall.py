@@ -23,7 +23,6 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
 from gantrymq.protocol.topic_name import may_be_sent_to
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.store.config import SYNC_FLUSH
 from gantrymq.system import clock
 
 _TAG = "_RECALL_TAG_"
@@ -85,8 +84,9 @@ class Recall(Part):
             header=RecallMessageResponseHeader(msg_id=handle.unique_key),
             fields={names.MSG_REGION: self._config.region_id},
         )
-        if self._config.store.flush_disk_type == SYNC_FLUSH:
-            self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
+        if self._flush_waits.is_used:
+            end = result.physical_offset + result.size
+            self._flush_waits.reply(connection, request, end, response, tells=False)
             return None
         return response
 

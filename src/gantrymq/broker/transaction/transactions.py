@@ -15,6 +15,7 @@ from gantrymq.broker.appender import ROOM_S, Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import RoomWaits
@@ -72,7 +73,9 @@ class Transactions(Part):
         room_waits: RoomWaits,
         long_requests: LongRequests,
         jobs: Jobs,
+        flush_waits: FlushWaits,
     ) -> None:
+        self._flush_waits = flush_waits
         self._config = config
         self._appender = appender
         self._store = appender.store
@@ -90,6 +93,7 @@ class Transactions(Part):
         )
         self._turn = 0
         self._saved = (-1, -1)
+        self._is_master = False
         #: Since the start, by topic.
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
@@ -108,8 +112,9 @@ class Transactions(Part):
         """Consumer offsets are loaded: they say how far half messages are dealt with."""
         self._check.load()
 
-    async def start(self) -> None:
+    async def become_master(self) -> None:
         """Begins to look after half messages, where it stopped."""
+        self._is_master = True
         self._op_reading.start(0.0)
         self._op_writing.start()
         self._endings.start()
@@ -117,6 +122,8 @@ class Transactions(Part):
 
     async def stop(self) -> None:
         """Writes down what ended and how far the rounds have got."""
+        if not self._is_master:
+            return
         self._op_reading.cancel()
         self._op_writing.cancel()
         self._endings.cancel()
@@ -134,13 +141,18 @@ class Transactions(Part):
         """A producer commits or rolls back; one that doesn't know yet gets no answer, as in Java."""
         header = request.read_header(EndTransactionRequestHeader)
         try:
-            return self._end(header)
+            reply = self._end(header)
         except StoreBusy:
             raise
         except GantryError as e:
             # The request is one-way as a rule: nobody else would hear of it.
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
             raise
+        if isinstance(reply, RemotingCommand) and self._flush_waits.is_used and not request.is_oneway:
+            # As for a send, but nobody is told when that takes too long (`sendFinalMessage`).
+            self._flush_waits.reply(connection, request, self._store.max_physical_offset, reply, tells=False)
+            return None
+        return reply
 
     @property
     def skipped(self) -> int:

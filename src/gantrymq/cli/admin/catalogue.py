@@ -79,6 +79,10 @@ BY_MODULE = {
         "getNamesrvConfig": "Get configs of name server.",
         "updateNamesrvConfig": "Update configs of name server.",
     },
+    "ha": {
+        "haStatus": "Fetch ha runtime status data.",
+        "resetMasterFlushOffset": "Reset master flush offset in slave.",
+    },
     "controllers": {
         "getSyncStateSet": "Fetch syncStateSet for target brokers.",
         "getBrokerEpoch": "Fetch broker epoch entries.",

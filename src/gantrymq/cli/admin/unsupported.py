@@ -10,14 +10,6 @@ app = typer.Typer(add_completion=False)
 
 #: By what they need. docs/compatibility.md lists them, too.
 UNSUPPORTED = {
-    "brokers with slaves": ("haStatus", "resetMasterFlushOffset"),
-    "controllers": (
-        "getControllerMetaData",
-        "getControllerConfig",
-        "updateControllerConfig",
-        "electMaster",
-        "cleanBrokerMetadata",
-    ),
     "broker containers": ("addBroker", "removeBroker"),
     "static topics": ("updateStaticTopic", "remappingStaticTopic"),
     "cold data flow control": (

@@ -4,7 +4,8 @@
         await admin.create_topic(TopicConfig("greetings", 8, 8), cluster="DefaultCluster")
 
 Its parts are modules beside this one: `base` (connections, clusters, routes), `namesrv`, `topics`, `groups`, `offsets`,
-`messages`, `dead_letters`, `given_up`, `brokers`, `controllers`, `auth`. Source: tools/admin/DefaultMQAdminExt.
+`messages`, `dead_letters`, `given_up`, `brokers`, `replication`, `controllers`, `auth`.
+Source: tools/admin/DefaultMQAdminExt.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from gantrymq.client.admin.brokers import AdminBrokers
 from gantrymq.client.admin.controllers import AdminControllers
 from gantrymq.client.admin.dead_letters import AdminDeadLetters
 from gantrymq.client.admin.given_up import AdminGivenUp
+from gantrymq.client.admin.replication import AdminReplication
 
 
-class AdminClient(AdminDeadLetters, AdminGivenUp, AdminBrokers, AdminControllers, AdminAuth):
+class AdminClient(AdminDeadLetters, AdminGivenUp, AdminBrokers, AdminReplication, AdminControllers, AdminAuth):
     """Requests to NameServers and brokers. Needs no start; `close` it, or use it inside `async with`.
 
     `name_servers` is a list of HOST:PORT, or one string with `;` between them; what is asked of one broker by its

@@ -149,6 +149,13 @@ def _check_broker(broker: BrokerSeen, *, name_servers_are_local: bool, over_tls:
             "that is reached from its own machine only; elsewhere clients find nobody, or another broker, there.",
             "Set brokerIP1 to an address of the machine that clients reach, and restart the broker.",
         )
+    if broker.config.get("brokerRole") == "SYNC_MASTER" and broker.config.get("inSyncReplicas", "1") == "1":
+        yield warning(
+            f"{broker.label} is a SYNC_MASTER that waits for no slave",
+            "with inSyncReplicas=1, Java's default, a send is answered as soon as the master itself has the message: "
+            "what slaves lack is lost with its disk.",
+            "Set inSyncReplicas=2 (the master and one slave), or brokerRole=ASYNC_MASTER if that is meant.",
+        )
     ahead_s = broker.clock_ahead_s
     if ahead_s is not None and abs(ahead_s) > CLOCK_TOLERANCE_S:
         yield warning(

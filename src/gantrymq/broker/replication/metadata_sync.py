@@ -1,0 +1,169 @@
+"""The tables of a slave are those of its master (`SlaveSynchronize`).
+
+Topics, groups, offsets of consumers and of delay levels, what the timer says of itself, request modes. They are asked
+for with Java's codes, so that a slave of either kind follows a master of either kind. Users and what they may do are
+copied only where both sides check signatures: Java's brokers have a table each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gantrymq.auth.user_table import UsersFile
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.access_control import AccessControl
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.part import Part
+from gantrymq.broker.pop.message_request_mode import MessageRequestModes
+from gantrymq.broker.replication.credentials import inner_client_hooks
+from gantrymq.broker.replication.following import Following
+from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.timer.timer import Timer
+from gantrymq.broker.topics import BrokerTopics
+from gantrymq.errors import BodyError, GantryError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
+from gantrymq.protocol.bodies.pop import RequestModeTable
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
+from gantrymq.protocol.bodies.topic_config import TopicConfigTable
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.tls import client_context
+
+log = peer_log(__name__)
+
+#: How often all is asked for, and the timer's checkpoint; Java's slave asks every minute, and every 3 s. While no
+#: master is known it is looked for so often, s.
+_PERIOD_S = 10.0
+_CHECKPOINT_S = 3.0
+_NO_MASTER_S = 1.0
+#: `BrokerOuterAPI`: large tables take their time.
+_TIMEOUT_MS = 30_000
+
+
+class MetadataSync(Part):
+    """Copies the tables of the master that `following` knows, while the broker is a slave."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        following: Following,
+        topics: BrokerTopics,
+        groups: SubscriptionGroupTable,
+        offsets: ConsumerOffsets,
+        schedule: Schedule,
+        modes: MessageRequestModes,
+        timer: Timer,
+        access: AccessControl,
+        jobs: Jobs,
+    ) -> None:
+        self._config = config
+        self._following = following
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._schedule = schedule
+        self._modes = modes
+        self._timer = timer
+        self._access = access
+        self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
+        self._copying = jobs.repeating("copy the master's tables", self._copy, _PERIOD_S, after_error_s=_CHECKPOINT_S)
+        self._copying_checkpoint = jobs.repeating("copy the master's timer checkpoint", self._copy_timer, _CHECKPOINT_S)
+        #: The master whose tables were all copied once.
+        self.copied_from: str | None = None
+
+    async def become_master(self) -> None:
+        self._copying.cancel()
+        self._copying_checkpoint.cancel()
+
+    async def become_slave(self) -> None:
+        self._copying.start(0.0)
+        if self._config.store.timer_wheel_enable:
+            self._copying_checkpoint.start()
+
+    async def stop(self) -> None:
+        await self._copying.stop()
+        await self._copying_checkpoint.stop()
+        await self._remoting.close()
+
+    def master_changed(self) -> None:
+        """Another master is followed: its tables are copied at once."""
+        self._copying.wake()
+
+    async def _copy(self) -> float:
+        """Copies each table. Raises GantryError for the first that can't be; the others are copied all the same."""
+        master = self._following.address
+        if master is None:
+            return _NO_MASTER_S
+        steps: list[Callable[[str], Awaitable[None]]] = [
+            self._copy_topics,
+            self._copy_groups,
+            self._copy_offsets,
+            self._copy_delays,
+            self._copy_modes,
+        ]
+        if self._config.store.timer_wheel_enable:
+            steps.append(self._copy_timer_metrics)
+        if self._config.auth.authentication_enabled:
+            steps.append(self._copy_users)
+        problem: GantryError | None = None
+        for step in steps:
+            try:
+                await step(master)
+            except GantryError as e:
+                problem = problem or e
+        if problem is not None:
+            raise problem
+        if self.copied_from != master:
+            log.info("the tables of the master %s are copied", master)
+            self.copied_from = master
+        return _PERIOD_S
+
+    async def _copy_topics(self, master: str) -> None:
+        self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
+
+    async def _copy_groups(self, master: str) -> None:
+        body = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        self._groups.copy(decode_json(body, SubscriptionGroupWrapper))
+
+    async def _copy_offsets(self, master: str) -> None:
+        self._offsets.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable))
+
+    async def _copy_delays(self, master: str) -> None:
+        self._schedule.copy_offsets(await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET))
+
+    async def _copy_modes(self, master: str) -> None:
+        body = await self._ask(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        self._modes.copy(decode_json(body, RequestModeTable))
+
+    async def _copy_timer_metrics(self, master: str) -> None:
+        self._timer.copy_metrics(await self._ask(master, RequestCode.GET_TIMER_METRICS))
+
+    async def _copy_timer(self) -> None:
+        master = self._following.address
+        if master is not None:
+            self._timer.copy_checkpoint(await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT))
+
+    async def _copy_users(self, master: str) -> None:
+        """Only where the master shows passwords: without them nobody could sign here."""
+        request = RemotingCommand.request(RequestCode.AUTH_LIST_USER, ListUsersRequestHeader())
+        users = decode_json((await self._call(master, request)).body, list[UserInfo])
+        if not users or not all(user.password for user in users):
+            return
+        request = RemotingCommand.request(RequestCode.AUTH_LIST_ACL, ListAclsRequestHeader())
+        acls = decode_json((await self._call(master, request)).body, list[AclInfo])
+        try:
+            self._access.users.copy(UsersFile(users, acls))
+        except ValueError as e:
+            raise BodyError(f"the users of {master} can't be read: {e}") from e
+
+    async def _ask(self, master: str, code: int) -> bytes:
+        return (await self._call(master, RemotingCommand.request(code))).body
+
+    async def _call(self, master: str, request: RemotingCommand) -> RemotingCommand:
+        return await self._remoting.call(master, request, _TIMEOUT_MS)

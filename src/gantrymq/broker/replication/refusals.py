@@ -1,0 +1,91 @@
+"""What a slave answers to requests that only its master can do, in Java's words where Java has some.
+
+A slave's log and tables are copies: a message that it took, or a topic that it made, would be lost or make it another
+one than its master's. Sources: SendMessageProcessor.rejectRequest, EndTransactionProcessor, RecallMessageProcessor,
+AdminBrokerProcessor.validateSlave and resetOffsetInner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+
+_CODE = RequestCode
+_BUSY = ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: this broker is a slave"
+_TABLES = (
+    ResponseCode.SYSTEM_ERROR,
+    "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
+)
+#: Java's slave takes pops, finds no place for what it has handed out, and hands it out again.
+_POPS = ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: pops are for the master, this broker is a slave"
+
+_REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {
+    _BUSY: (
+        _CODE.SEND_MESSAGE,
+        _CODE.SEND_MESSAGE_V2,
+        _CODE.SEND_BATCH_MESSAGE,
+        _CODE.SEND_REPLY_MESSAGE,
+        _CODE.SEND_REPLY_MESSAGE_V2,
+        _CODE.CONSUMER_SEND_MSG_BACK,
+        _CODE.RESUME_CHECK_HALF_MESSAGE,
+    ),
+    (ResponseCode.SLAVE_NOT_AVAILABLE, None): (_CODE.END_TRANSACTION,),
+    (ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available"): (_CODE.RECALL_MESSAGE,),
+    (ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker"): (
+        _CODE.INVOKE_BROKER_TO_RESET_OFFSET,
+        _CODE.CLONE_GROUP_OFFSET,
+    ),
+    _TABLES: (
+        _CODE.UPDATE_AND_CREATE_TOPIC,
+        _CODE.UPDATE_AND_CREATE_TOPIC_LIST,
+        _CODE.DELETE_TOPIC_IN_BROKER,
+        _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        _CODE.DELETE_SUBSCRIPTIONGROUP,
+        _CODE.SET_MESSAGE_REQUEST_MODE,
+        _CODE.CLEAN_UNUSED_TOPIC,
+    ),
+    _POPS: (
+        _CODE.POP_MESSAGE,
+        _CODE.PEEK_MESSAGE,
+        _CODE.NOTIFICATION,
+        _CODE.POLLING_INFO,
+        _CODE.ACK_MESSAGE,
+        _CODE.BATCH_ACK_MESSAGE,
+        _CODE.CHANGE_MESSAGE_INVISIBLETIME,
+    ),
+}
+
+
+def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> dict[int, RequestHandler]:
+    """A broker's handlers, by request code, while it is a slave."""
+    refusals: dict[int, RequestHandler] = {
+        code: partial(_refuse, response_code, remark)
+        for (response_code, remark), codes in _REFUSALS.items()
+        for code in codes
+    }
+    pulls: dict[int, RequestHandler] = {
+        code: _if_readable(handlers[code], config) for code in (_CODE.PULL_MESSAGE, _CODE.LITE_PULL_MESSAGE)
+    }
+    return {**handlers, **refusals, **pulls}
+
+
+def _refuse(code: int, remark: str | None, connection: Connection, request: RemotingCommand) -> Reply:
+    return RemotingCommand.response(code, remark)
+
+
+def _if_readable(handler: RequestHandler, config: BrokerConfig) -> RequestHandler:
+    """Leaves pulls to the master while slaveReadEnable is off (`PullMessageProcessor.rejectRequest`)."""
+
+    def handle(connection: Connection, request: RemotingCommand) -> Reply:
+        if not config.slave_read_enable:
+            raise RequestRefused(_BUSY[0], f"{_BUSY[1]}, slaveReadEnable is false")
+        return handler(connection, request)
+
+    return handle

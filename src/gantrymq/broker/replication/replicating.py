@@ -1,0 +1,230 @@
+"""Replication as one part of the broker: a master sends its log to slaves, a slave follows its master.
+
+Asked about it with EXCHANGE_BROKER_HA_INFO, GET_BROKER_HA_STATUS and RESET_MASTER_FLUSH_OFFSET (906 to 908).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import fields, replace
+from math import inf
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.part import Part
+from gantrymq.broker.replication.following import Following
+from gantrymq.errors import GantryError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.ha_status import HaStatus
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.ha import (
+    ExchangeHaInfoRequestHeader,
+    ExchangeHaInfoResponseHeader,
+    ResetMasterFlushOffsetHeader,
+)
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.tls import client_context
+from gantrymq.replication.master import HaMaster
+from gantrymq.replication.slave import HaSlave
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+
+log = peer_log(__name__)
+
+#: A slave that isn't connected with a master has the NameServers asked for one after so many seconds, the double ...
+_FIRST_LOOK_S = 1.0
+_LONGEST_LOOK_S = 30.0
+#: What EXCHANGE_BROKER_HA_INFO says of a master comes from no NameServer.
+_FROM_MASTER = "EXCHANGE_BROKER_HA_INFO"
+
+
+class Replicating(Part):
+    """The replication of one broker at `address`.
+
+    `acknowledged` is called when a slave has more of the log, `master_changed` when a slave learns of another master,
+    `look_again` to have the NameServers asked for one.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, address: str, port: int, store: MessageStore, polling: LongPolling, jobs: Jobs
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._port = port
+        self._store = store
+        self._polling = polling
+        self._jobs = jobs
+        self.following = Following(address, config.replication.ha_master_address)
+        self.acknowledged: Callable[[], None] = lambda: None
+        self.master_changed: Callable[[], None] = lambda: None
+        self.look_again: Callable[[], None] = lambda: None
+        self._master: HaMaster | None = None
+        self._slave: HaSlave | None = None
+        self._looking = jobs.repeating("look for the master", self._look)
+        self._pause_s = _FIRST_LOOK_S
+        #: Where the log ended when this broker became master; at a slave, what RESET_MASTER_FLUSH_OFFSET said.
+        self._flush_offset = 0
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.EXCHANGE_BROKER_HA_INFO: self.exchange,
+            RequestCode.GET_BROKER_HA_STATUS: self.get_status,
+            RequestCode.RESET_MASTER_FLUSH_OFFSET: self.reset_flush_offset,
+        }
+
+    def config_changed(self) -> None:
+        """The master has a copy, with the port that it listens at."""
+        if self._master is not None:
+            for field in fields(self._config.replication):
+                if field.name != "ha_listen_port":
+                    setattr(self._master.config, field.name, getattr(self._config.replication, field.name))
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    async def become_master(self) -> None:
+        """Takes slaves. Raises GantryError when haListenPort is taken."""
+        await self._end_slave()
+        self._store.set_slave(False)
+        self._flush_offset = self._store.max_physical_offset
+        self._master = self._listen()
+        await self._master.start()
+
+    async def become_slave(self) -> None:
+        """Follows whom the NameServers, or haMasterAddress, say."""
+        await self._end_master()
+        self._store.set_slave(True)
+        config = self._config
+        self._slave = HaSlave(
+            self._store,
+            config.replication,
+            broker_id=config.broker_id,
+            jobs=self._jobs,
+            on_messages=self._arrived,
+            ssl_context=client_context(config) if config.replication.ha_tls_enable else None,
+        )
+        self._slave.set_master(self.following.ha_address)
+        await self._slave.start()
+        self._looking.start(_FIRST_LOOK_S)
+
+    async def stop(self) -> None:
+        await self._end_slave()
+        await self._end_master()
+
+    async def _end_slave(self) -> None:
+        self._looking.cancel()
+        slave, self._slave = self._slave, None
+        if slave is not None:
+            await slave.stop()
+
+    async def _end_master(self) -> None:
+        master, self._master = self._master, None
+        if master is not None:
+            await master.stop()
+
+    def _listen(self) -> HaMaster:
+        """At haListenPort, or the port after the broker's as in Java, or, if that is taken, at any: slaves are told."""
+        config = self._config.replication
+        if config.ha_listen_port or not 0 < self._port < 65535:
+            return self._listen_at(config.ha_listen_port)
+        if self._config.listen_port:
+            with suppress(GantryError):
+                return self._listen_at(self._port + 1)
+        return self._listen_at(0)
+
+    def _listen_at(self, port: int) -> HaMaster:
+        config = self._config
+        return HaMaster(
+            self._store,
+            replace(config.replication, ha_listen_port=port),
+            host=config.bind_address,
+            tls=config if config.replication.ha_tls_enable else None,
+            jobs=self._jobs,
+            on_acknowledged=lambda: self.acknowledged(),
+        )
+
+    # -- as a master --------------------------------------------------------------------------------------------
+
+    def replicated(self, count: int) -> int:
+        """The physical offset up to which `count` replicas have the log; 0 with fewer replicas."""
+        return 0 if self._master is None else self._master.slaves.replicated(count)
+
+    def log_grew(self) -> None:
+        """Somebody waits for slaves to have what is new."""
+        if self._master is not None:
+            self._master.log_grew()
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves connect; at a slave port 0: it has none."""
+        return format_address(self._config.broker_ip1, 0 if self._master is None else self._master.port)
+
+    # -- as a slave ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_master(self) -> bool:
+        """Whether there is another broker that is this one's master, as far as is known."""
+        return self.following.address is not None
+
+    def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
+        """What a NameServer says of this broker's master; None when it knows none."""
+        before = self.following.address
+        self.following.told(name_server, address, ha_address)
+        if self._slave is None:
+            return
+        # Who is gone may be back before a NameServer knows it.
+        if self.following.ha_address is not None:
+            self._slave.set_master(self.following.ha_address)
+        if self.following.address is not None and self.following.address != before:
+            self.master_changed()
+
+    def _arrived(self, queues: Collection[ConsumeQueue]) -> None:
+        for queue in queues:
+            self._polling.message_arrived(queue)
+
+    def _look(self) -> float:
+        if self._slave is None:
+            return inf
+        if self._slave.state is not None:
+            self._pause_s = _FIRST_LOOK_S
+            return _FIRST_LOOK_S
+        self.look_again()
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_LOOK_S)
+        return pause_s
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def status(self) -> HaStatus:
+        """What GET_BROKER_HA_STATUS answers."""
+        if self._master is not None:
+            return self._master.status()
+        status = HaStatus() if self._slave is None else self._slave.status()
+        status.client.master_flush_offset = self._flush_offset
+        return status
+
+    def get_status(self, connection: Connection, request: RemotingCommand) -> Reply:
+        return RemotingCommand.response(body=self.status().encode())
+
+    def exchange(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A slave asks its master where it listens for slaves, or is told by it."""
+        header = request.read_header(ExchangeHaInfoRequestHeader)
+        answer = ExchangeHaInfoResponseHeader()
+        if header.master_ha_address is not None:
+            if self._slave is not None:
+                log.info("%s says that the master is %s", connection.address, header.master_address)
+                self.told(_FROM_MASTER, header.master_address, header.master_ha_address)
+        elif self._master is not None:
+            answer.master_ha_address = self.ha_address
+            answer.master_flush_offset = self._flush_offset
+            answer.master_address = self._address
+        return RemotingCommand.response(header=answer)
+
+    def reset_flush_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Java's slave takes no record from beyond that offset while its master recovers; here it is shown."""
+        header = request.read_header(ResetMasterFlushOffsetHeader)
+        if self._slave is not None and header.master_flush_offset is not None:
+            self._flush_offset = header.master_flush_offset
+        return RemotingCommand.response()

@@ -1,0 +1,101 @@
+"""A NameServer, a master and its slaves, in this event loop."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker_support import Peer, config
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.replication.config import ReplicationConfig
+
+
+class Replicas:
+    """`master` and `slaves`, to be entered; what they are told beside that is in `start`'s arguments."""
+
+    def __init__(self, directory: Path, slaves: int = 1, *, role: BrokerRole = BrokerRole.SYNC_MASTER) -> None:
+        self.directory = directory
+        self.role = role
+        self.replication: dict[str, Any] = {"in_sync_replicas": slaves + 1, "slave_timeout": 10_000}
+        self.options: dict[str, Any] = {}
+        self.store_options: dict[str, Any] = {}
+        self._slave_count = slaves
+        self._stack = AsyncExitStack()
+        self.brokers: dict[int, Broker] = {}
+        self.remoting = RemotingClient()
+
+    async def __aenter__(self) -> Self:
+        root = self.directory / "namesrv"
+        self.name_server = NameServer(
+            NamesrvConfig(
+                bind_address="127.0.0.1",
+                listen_port=0,
+                kv_config_path=root / "kvConfig.json",
+                config_store_path=root / "namesrv.properties",
+            )
+        )
+        await self.name_server.start()
+        self._stack.push_async_callback(self.name_server.stop)
+        self._stack.push_async_callback(self.remoting.close)
+        self._stack.push_async_callback(self._stop_all)
+        for broker_id in range(self._slave_count + 1):
+            await self.start(broker_id)
+        await until(lambda: len(self.statuses()) == self._slave_count)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _stop_all(self) -> None:
+        # A master that waits for slaves is stopped before them.
+        for broker_id in sorted(self.brokers):
+            await self.stop(broker_id)
+
+    async def start(self, broker_id: int) -> Broker:
+        settings = config(
+            self.directory / str(broker_id),
+            broker_id=broker_id,
+            broker_role=self.role if not broker_id else BrokerRole.SLAVE,
+            namesrv_addr=[self.name_server.address],
+            replication=ReplicationConfig(**self.replication),
+            slave_read_enable=True,
+            **self.options,
+        )
+        for name, value in self.store_options.items():
+            setattr(settings.store, name, value)
+        broker = self.brokers[broker_id] = Broker(settings)
+        await broker.start()
+        return broker
+
+    async def stop(self, broker_id: int) -> None:
+        await self.brokers.pop(broker_id).stop()
+
+    @property
+    def master(self) -> Broker:
+        return self.brokers[0]
+
+    @property
+    def slave(self) -> Broker:
+        return self.brokers[1]
+
+    def statuses(self) -> list[int]:
+        """What each slave has acknowledged."""
+        return [slave.slave_ack_offset for slave in self.master.replicating.status().connections]
+
+    async def peer(self, broker_id: int = 0) -> Peer:
+        return Peer(await self.remoting.connection(f"127.0.0.1:{self.brokers[broker_id].port}"))
+
+    async def caught_up(self) -> None:
+        """Every slave has all that the master has."""
+        end = self.master.store.max_physical_offset
+        await until(lambda: [b.store.max_physical_offset for b in self.brokers.values()] == [end] * len(self.brokers))

@@ -1,0 +1,243 @@
+"""What a send to a SYNC_MASTER is answered, by kind of send and by what its slaves do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_support import Peer
+from replica_support import Replicas
+from waiting import until
+
+from gantrymq.broker.config import BrokerRole
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
+from gantrymq.system import files
+
+LATE_MS = 150
+KINDS = ("single", "batch", "half", "delayed", "timed")
+LATE = ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+
+async def send(peer: Peer, kind: str) -> RemotingCommand:
+    match kind:
+        case "batch":
+            batch = encode_batch([(0, b"x", b""), (0, b"y", b"")])
+            return await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)
+        case "half":
+            return await peer.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"})
+        case "delayed":
+            return await peer.send("orders", b"x", properties={"DELAY": "1"})
+        case "timed":
+            return await peer.send("orders", b"x", properties={"TIMER_DELAY_SEC": "60"})
+    return await peer.send("orders", b"x")
+
+
+def pause(replicas: Replicas, broker_id: int = 1) -> None:
+    """The slave is there, and takes nothing."""
+    slave = replicas.brokers[broker_id].replicating._slave
+    assert slave is not None
+    connection = slave._connection
+    assert connection is not None
+    connection.pause()
+
+
+def resume(replicas: Replicas, broker_id: int = 1) -> None:
+    slave = replicas.brokers[broker_id].replicating._slave
+    assert slave is not None
+    connection = slave._connection
+    assert connection is not None
+    connection.resume()
+
+
+@pytest.fixture(params=[1, 2], ids=["one_slave", "two_slaves"])
+async def replicas(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Replicas]:
+    async with Replicas(tmp_path, request.param) as replicas:
+        yield replicas
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_ok_when_the_slaves_have_it(replicas: Replicas, kind: str) -> None:
+    peer = await replicas.peer()
+    assert (await send(peer, kind)).code == ResponseCode.SUCCESS
+    end = replicas.master.store.max_physical_offset
+    assert all(slave.store.max_physical_offset == end for slave in replicas.brokers.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_late_when_a_slave_takes_nothing(replicas: Replicas, kind: str) -> None:
+    peer = await replicas.peer()
+    assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+    replicas.master.config.replication.slave_timeout = LATE_MS
+    pause(replicas)
+    answer = await send(peer, kind)
+    assert answer.code == LATE
+    assert answer.ext_fields["msgId"]
+    careless = await peer.send("orders", b"careless", properties={"WAIT": "false"})
+    assert careless.code == ResponseCode.SUCCESS
+    resume(replicas)
+    replicas.master.config.replication.slave_timeout = 10_000
+    assert (await send(peer, kind)).code == ResponseCode.SUCCESS
+
+
+async def test_without_slaves(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 0) as replicas:
+        replicas.master.config.replication.slave_timeout = LATE_MS
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        replicas.master.config.replication.in_sync_replicas = 2
+        replicas.master._config_changed()
+        assert [(await send(peer, kind)).code for kind in KINDS] == [LATE] * len(KINDS)
+
+
+async def test_java_s_default_waits_for_no_slave(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 1)
+    replicas.replication = {}
+    async with replicas:
+        pause(replicas)
+        peer = await replicas.peer()
+        assert [(await send(peer, kind)).code for kind in KINDS] == [ResponseCode.SUCCESS] * len(KINDS)
+
+
+async def test_an_async_master_waits_for_nobody(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
+        pause(replicas)
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        assert not replicas.master._sending._is_safe
+
+
+async def test_one_of_two_slaves_is_enough(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 2)
+    replicas.replication["in_sync_replicas"] = 2
+    async with replicas:
+        pause(replicas, 2)
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        replicas.master.config.replication.slave_timeout = LATE_MS
+        pause(replicas, 1)
+        assert (await peer.send("orders", b"x")).code == LATE
+
+
+async def test_a_slave_that_is_gone_and_comes_back(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"1")).code == ResponseCode.SUCCESS
+        await replicas.stop(1)
+        replicas.master.config.replication.slave_timeout = LATE_MS
+        assert (await peer.send("orders", b"2")).code == LATE
+        replicas.master.config.replication.slave_timeout = 10_000
+        waiting = asyncio.ensure_future(peer.send("orders", b"3"))
+        await replicas.start(1)
+        assert (await waiting).code == ResponseCode.SUCCESS
+        pulled = await (await replicas.peer(1)).pull("orders")
+        assert [message.body for message in decode_messages(pulled.body)] == [b"1", b"2", b"3"]
+
+
+async def test_many_that_wait_are_answered_together_and_once(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        await peer.send("orders", b"first")
+        pause(replicas)
+        sends = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(100)]
+        waits = replicas.master._sending._flush_waits
+        await until(lambda: len(waits._slaves) == 100)
+        resume(replicas)
+        answers = await asyncio.gather(*sends)
+        assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 100
+        assert [answer.ext_fields["queueOffset"] for answer in answers] == [str(n + 1) for n in range(100)]
+        assert not len(waits._slaves)
+
+
+class Disk:
+    """fdatasync that waits while `works` isn't set."""
+
+    def __init__(self) -> None:
+        self.works = threading.Event()
+        self.works.set()
+
+    def __call__(self, fd: int) -> None:
+        self.works.wait(10)
+        os.fsync(fd)
+
+
+async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    monkeypatch.setattr(files, "fdatasync", disk)
+    replicas = Replicas(tmp_path, 1)
+    try:
+        async with replicas:
+            # Only the master's answers wait for the disk.
+            master = replicas.master
+            waits = master._sending._flush_waits
+            waits._for_disk = True
+            peer = await replicas.peer()
+            assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+            disk.works.clear()
+            master.config.store.sync_flush_timeout_ms = LATE_MS
+            assert (await peer.send("orders", b"x")).code == ResponseCode.FLUSH_DISK_TIMEOUT
+            master.config.replication.slave_timeout = LATE_MS
+            pause(replicas)
+            # Java tells of the slave when both are late.
+            assert (await peer.send("orders", b"x")).code == LATE
+            disk.works.set()
+            assert (await peer.send("orders", b"x")).code == LATE
+            resume(replicas)
+            master.config.replication.slave_timeout = 10_000
+            assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+            assert not waits._count
+    finally:
+        disk.works.set()
+
+
+async def test_what_waits_for_slaves_makes_the_broker_busy(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        await peer.send("orders", b"first")
+        pause(replicas)
+        replicas.master._sending._flush_waits._capacity = 3
+        replicas.master.config.replication.slave_timeout = LATE_MS
+        answers = await asyncio.gather(*(peer.send("orders", b"x") for _ in range(5)))
+        assert sorted(answer.code for answer in answers) == sorted([LATE] * 3 + [ResponseCode.SYSTEM_BUSY] * 2)
+
+
+async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        half = await send(peer, "half")
+        pause(replicas)
+        header = EndTransactionRequestHeader(
+            producer_group="producers",
+            tran_state_table_offset=int(half.ext_fields["queueOffset"]),
+            commit_log_offset=decode_offset_message_id(half.ext_fields["msgId"])[1],
+            commit_or_rollback=TRANSACTION_COMMIT,
+            msg_id=half.ext_fields["transactionId"],
+        )
+        ending = asyncio.ensure_future(peer.ask(RequestCode.END_TRANSACTION, header))
+        await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
+        assert not ending.done()
+        resume(replicas)
+        assert (await ending).code == ResponseCode.SUCCESS
+
+
+async def test_a_message_that_is_given_back_waits_for_nobody(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        sent = await peer.send("orders", b"x")
+        await peer.pull("orders")
+        pause(replicas)
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
+        )
+        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark

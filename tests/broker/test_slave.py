@@ -1,0 +1,260 @@
+"""A broker that is a slave: what it copies, what it answers, and to whom it leaves what only a master does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from administration import commit, create_group
+from broker_support import Peer, config
+from replica_support import Replicas
+from request_of_each_code import Places, every_request
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.pop.message_request_mode import MessageRequestModes
+from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.errors import BodyError, ConfigError
+from gantrymq.protocol.bodies.ha_status import HaStatus
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader, ResetMasterFlushOffsetHeader
+from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.message import decode_messages
+
+CODE = RequestCode
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+    async with Replicas(tmp_path, 1) as replicas:
+        yield replicas
+
+
+async def copy_now(replicas: Replicas) -> None:
+    """What the slave would do within ten seconds."""
+    part = next(part for part in replicas.slave._parts if isinstance(part, MetadataSync))
+    await part._copy()
+    await part._copy_timer()
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "role"), [(1, BrokerRole.ASYNC_MASTER), (2, BrokerRole.SYNC_MASTER), (0, BrokerRole.SLAVE)]
+)
+def test_id_and_role_belong_together(tmp_path: Path, broker_id: int, role: BrokerRole) -> None:
+    with pytest.raises(ConfigError, match=f"brokerId={broker_id}, brokerRole={role.value}"):
+        config(tmp_path, broker_id=broker_id, broker_role=role)
+
+
+async def test_what_a_slave_refuses(replicas: Replicas) -> None:
+    peer = await replicas.peer()
+    sent = await peer.send("orders", b"x")
+    assert sent.code == ResponseCode.SUCCESS
+    await replicas.caught_up()
+    before = replicas.slave.store.max_physical_offset
+    slave = await replicas.peer(1)
+    place = 0, sent.ext_fields["msgId"]
+    requests = every_request("orders", "consumers", Places(place, place, 0, place))
+    answers = {}
+    for code, asked in requests.items():
+        if code in (CODE.UPDATE_BROKER_CONFIG, CODE.EXCHANGE_BROKER_HA_INFO):
+            continue
+        if code in REFUSED:
+            answers[code] = await slave.ask(code, body=asked.body, fields=asked.fields)
+    assert {code: (answer.code, answer.remark) for code, answer in answers.items()} == {
+        code: (REFUSED[code], answer.remark) for code, answer in answers.items()
+    }
+    assert answers.keys() == REFUSED.keys()
+    assert answers[CODE.SEND_MESSAGE_V2].remark.startswith("[REJECTREQUEST]system busy")
+    assert answers[CODE.UPDATE_AND_CREATE_TOPIC].remark == (
+        "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+    )
+    assert replicas.slave.store.max_physical_offset == before
+
+
+BUSY, SLAVE, ERROR = ResponseCode.SYSTEM_BUSY, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR
+REFUSED = {
+    CODE.SEND_MESSAGE: BUSY,
+    CODE.SEND_MESSAGE_V2: BUSY,
+    CODE.SEND_BATCH_MESSAGE: BUSY,
+    CODE.SEND_REPLY_MESSAGE: BUSY,
+    CODE.SEND_REPLY_MESSAGE_V2: BUSY,
+    CODE.CONSUMER_SEND_MSG_BACK: BUSY,
+    CODE.RESUME_CHECK_HALF_MESSAGE: BUSY,
+    CODE.END_TRANSACTION: SLAVE,
+    CODE.RECALL_MESSAGE: SLAVE,
+    CODE.INVOKE_BROKER_TO_RESET_OFFSET: ERROR,
+    CODE.UPDATE_AND_CREATE_TOPIC: ERROR,
+    CODE.DELETE_TOPIC_IN_BROKER: ERROR,
+    CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ERROR,
+    CODE.DELETE_SUBSCRIPTIONGROUP: ERROR,
+    CODE.POP_MESSAGE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    CODE.ACK_MESSAGE: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+
+
+async def test_the_tables_are_the_master_s(replicas: Replicas) -> None:
+    peer = await replicas.peer()
+    await create_group(peer, "readers")
+    replicas.master.topics.put(TopicConfig("orders", 3, 3), TopicConfig("gone", 1, 1))
+    replicas.master.groups.set_may_read("readers", "secrets", False)
+    replicas.master.offsets.commit("readers", "orders", 1, 7)
+    assert (await peer.send("orders", b"later", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
+    await until(lambda: replicas.master._schedule.offsets().get(1) == 1)
+    assert (await peer.send("orders", b"timed", properties={"TIMER_DELAY_SEC": "60"})).code == ResponseCode.SUCCESS
+    await until(lambda: replicas.master._timer.waiting().get("orders") == 1)
+    mode = every_request("orders", "readers", Places((0, ""), (0, ""), 0, (0, "")))[CODE.SET_MESSAGE_REQUEST_MODE]
+    assert (await peer.ask(CODE.SET_MESSAGE_REQUEST_MODE, body=mode.body)).code == ResponseCode.SUCCESS
+    await copy_now(replicas)
+    slave = replicas.slave
+    assert slave.topics.table == replicas.master.topics.table
+    assert slave.groups.table == replicas.master.groups.table
+    assert not slave.groups.may_read("readers", "secrets")
+    assert slave.offsets.query("readers", "orders", 1) == 7
+    assert slave.offsets.topics_of("readers") == {"orders"}
+    assert slave._schedule.offsets() == replicas.master._schedule.offsets()
+    assert slave._timer.waiting() == {"orders": 1}
+    modes = next(part for part in slave._parts if isinstance(part, MessageRequestModes))
+    assert modes.find("orders", "readers").mode == "POP"
+    assert (await (await replicas.peer(1)).ask(CODE.GET_TIMER_CHECK_POINT)).code == ResponseCode.SUCCESS
+    assert replicas.master.topics.remove("gone")
+    await copy_now(replicas)
+    assert slave.topics.get("gone") is None
+    # And they outlive a restart, before any master is asked.
+    await replicas.stop(1)
+    stored = Broker(config(replicas.directory / "1", broker_id=1, broker_role=BrokerRole.SLAVE))
+    await stored.start()
+    try:
+        assert stored.topics.get("orders") == TopicConfig("orders", 3, 3)
+        assert stored.offsets.query("readers", "orders", 1) == 7
+        assert stored._schedule.offsets() == {1: 1}
+    finally:
+        await stored.stop()
+
+
+async def test_a_new_slave_has_the_tables_at_once(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 0) as replicas:
+        replicas.master.topics.put(TopicConfig("orders", 3, 3))
+        slave = await replicas.start(1)
+        await until(lambda: slave.topics.get("orders") is not None, 5)
+
+
+async def test_a_table_that_can_t_be_read_keeps_no_other(replicas: Replicas) -> None:
+    replicas.master.offsets.commit("readers", "orders", 1, 7)
+    replicas.master._schedule.encoded_offsets = lambda: b"rubbish"  # type: ignore[method-assign]
+    with pytest.raises(BodyError):
+        await copy_now(replicas)
+    assert replicas.slave.offsets.query("readers", "orders", 1) == 7
+
+
+async def test_reading_at_a_slave(replicas: Replicas) -> None:
+    peer, slave = await replicas.peer(), await replicas.peer(1)
+    for n in range(3):
+        await peer.send("orders", b"%d" % n)
+    await copy_now(replicas)
+    pulled = await slave.pull("orders")
+    assert [message.body for message in decode_messages(pulled.body)] == [b"0", b"1", b"2"]
+    # Who isn't far behind goes back to the master.
+    assert pulled.ext_fields["suggestWhichBrokerId"] == "0"
+    nothing = await slave.pull("orders", 3, suspend_ms=5000)
+    assert nothing.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    # Ahead of what the slave has: nobody's offset is corrected here.
+    ahead = await slave.pull("orders", 100, suspend_ms=5000)
+    assert (ahead.code, ahead.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "100")
+
+
+async def test_a_consumer_far_behind_is_sent_to_a_slave(replicas: Replicas) -> None:
+    replicas.master.store.in_memory_bytes = 0
+    peer = await replicas.peer()
+    for n in range(3):
+        await peer.send("orders", b"%d" % n)
+    assert (await peer.pull("orders")).ext_fields["suggestWhichBrokerId"] == "1"
+    replicas.master.config.slave_read_enable = False
+    assert (await peer.pull("orders")).ext_fields["suggestWhichBrokerId"] == "0"
+
+
+async def test_a_slave_that_isn_t_to_be_read(replicas: Replicas) -> None:
+    await (await replicas.peer()).send("orders", b"x")
+    slave = await replicas.peer(1)
+    replicas.slave.config.slave_read_enable = False
+    refused = await slave.pull("orders")
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "slaveReadEnable" in (refused.remark or "")
+
+
+async def test_a_slave_serves_while_its_master_is_away(replicas: Replicas) -> None:
+    peer = await replicas.peer()
+    for n in range(3):
+        await peer.send("orders", b"%d" % n, properties={"KEYS": "k"})
+    await commit(peer, 2, group="consumers")
+    await copy_now(replicas)
+    slave = await replicas.peer(1)
+    await replicas.stop(0)
+    await until(lambda: not replicas.slave.replicating.has_master)
+    pulled = await slave.pull("orders", 1)
+    assert [message.body for message in decode_messages(pulled.body)] == [b"1", b"2"]
+    assert pulled.ext_fields["suggestWhichBrokerId"] == "1"
+    # A pull is held: the master may be back and have more.
+    waiting = asyncio.ensure_future(slave.pull("orders", 3, suspend_ms=20_000))
+    await until(lambda: len(replicas.slave.polling) == 1)
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=3)
+    assert (await slave.ask(CODE.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
+    assert replicas.slave.offsets.query("consumers", "orders", 0) == 3
+    await replicas.start(0)
+    assert (await (await replicas.peer()).send("orders", b"3")).code == ResponseCode.SUCCESS
+    assert [message.body for message in decode_messages((await waiting).body)] == [b"3"]
+
+
+async def test_a_slave_delivers_nothing(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
+        await replicas.caught_up()
+        await replicas.stop(0)
+        slave = replicas.slave
+        jobs = [slave._schedule._deliveries[1], slave._timer._delivering, slave._transactions._checking]
+        assert not any(job._started for job in jobs)
+
+
+async def test_what_both_say_of_replication(replicas: Replicas) -> None:
+    master, slave = await replicas.peer(), await replicas.peer(1)
+    await master.send("orders", b"x")
+    end = replicas.master.store.max_physical_offset
+    status = HaStatus.decode((await master.ask(CODE.GET_BROKER_HA_STATUS)).body)
+    assert (status.master, status.master_commit_log_max_offset, status.in_sync_slave_nums) == (True, end, 1)
+    assert (status.connections[0].slave_ack_offset, status.connections[0].diff) == (end, 0)
+    told = await master.ask(CODE.EXCHANGE_BROKER_HA_INFO)
+    assert told.ext_fields["masterHaAddress"] == replicas.master.replicating.ha_address
+    assert told.ext_fields["masterAddress"] == replicas.master.address
+    assert (await slave.ask(CODE.EXCHANGE_BROKER_HA_INFO)).ext_fields.get("masterAddress") is None
+    header = ResetMasterFlushOffsetHeader(master_flush_offset=77)
+    assert (await slave.ask(CODE.RESET_MASTER_FLUSH_OFFSET, header)).code == ResponseCode.SUCCESS
+    status = HaStatus.decode((await slave.ask(CODE.GET_BROKER_HA_STATUS)).body)
+    assert not status.master
+    assert status.client.is_activated
+    assert (status.client.master_addr, status.client.max_offset) == (told.ext_fields["masterHaAddress"], end)
+    assert status.client.master_flush_offset == 77
+
+
+async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
+    """As Java's does when it comes up while a slave stands in for it."""
+    async with Replicas(tmp_path, 0) as replicas:
+        lonely = config(tmp_path / "lonely", broker_id=1, broker_role=BrokerRole.SLAVE, slave_read_enable=True)
+        slave = Broker(lonely)
+        await slave.start()
+        try:
+            replicas.master.topics.put(TopicConfig("orders", 3, 3))
+            await (await replicas.peer()).send("orders", b"x")
+            peer = Peer(await replicas.remoting.connection(f"127.0.0.1:{slave.port}"))
+            header = ExchangeHaInfoRequestHeader(
+                master_ha_address=replicas.master.replicating.ha_address, master_address=replicas.master.address
+            )
+            assert (await peer.ask(CODE.EXCHANGE_BROKER_HA_INFO, header)).code == ResponseCode.SUCCESS
+            end = replicas.master.store.max_physical_offset
+            await until(lambda: slave.store.max_physical_offset == end)
+            await until(lambda: slave.topics.get("orders") is not None)
+        finally:
+            await slave.stop()
