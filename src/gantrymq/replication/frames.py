@@ -155,14 +155,15 @@ class ReportReader:
         if not whole:
             return None
         if not self.checked:
-            return Report(_not_negative(_WORD.unpack_from(data, whole - size)[0]), -1)
+            return Report(not_negative(_WORD.unpack_from(data, whole - size)[0]), -1)
         offset, broker_id, crc = _CHECKED.unpack_from(data, whole - size)
         if crc32(data[whole - size : whole - _CRC.size]) != crc:
             raise FrameError("a report has the wrong CRC")
-        return Report(_not_negative(offset), _not_negative(broker_id))
+        return Report(not_negative(offset), not_negative(broker_id))
 
 
-def _not_negative(number: int) -> int:
+def not_negative(number: int) -> int:
+    """`number` of a report. Raises FrameError."""
     if number < 0:
         raise FrameError(f"a report says {number}")
     return number
