@@ -122,7 +122,7 @@ def test_mqadmin(cluster: Cluster, topic: str) -> None:
     assert f"#MasterAddr\t{first.address}" in shown
     assert "#SyncStateSetNums\t2" in shown
     assert shown.count("InSyncReplica:\tReplicaIdentity{brokerName='broker-a'") == 2
-    assert cluster.admin("getSyncStateSet", "-c", "DefaultCluster") == shown
+    assert f"#MasterAddr\t{first.address}" in cluster.admin("getSyncStateSet", "-c", "DefaultCluster")
 
     assert re.search(r"enableElectUncleanMaster *= *false", cluster.admin("getControllerConfig"))
     updated = cluster.admin("updateControllerConfig", "-k", "enableElectUncleanMaster", "-v", "true")

@@ -96,10 +96,10 @@ class LiveBrokers:
     def all_active(self, now_ms: int) -> list[BrokerIdentity]:
         return [identity for identity, live in self._brokers.items() if live.is_active(now_ms)]
 
-    def expire(self, now_ms: int) -> list[tuple[BrokerIdentity, object]]:
-        """Forgets who fell silent: those brokers, each with its connection."""
-        silent = [(identity, live.connection) for identity, live in self._brokers.items() if not live.is_active(now_ms)]
-        for identity, _ in silent:
+    def expire(self, now_ms: int) -> list[BrokerIdentity]:
+        """Forgets who fell silent."""
+        silent = [identity for identity, live in self._brokers.items() if not live.is_active(now_ms)]
+        for identity in silent:
             self._forget_connection(identity, self._brokers.pop(identity))
         return silent
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import cast
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.controller.broker_set import BrokerSet
@@ -156,10 +155,8 @@ class Controller:
 
     def _expire(self) -> float:
         now_ms = int(monotonic() * 1000)
-        silent = self.live_brokers.expire(now_ms)
-        for _, connection in silent:
-            cast(Connection, connection).close()
-        self.elections.gone(identity for identity, _ in silent)
+        # Their connections may serve them again; those that are silent themselves are closed in time.
+        self.elections.gone(self.live_brokers.expire(now_ms))
         next_ms = self.live_brokers.next_expiry_ms()
         # The interval may be changed over the network.
         interval_s = self._expire_interval_s
