@@ -95,11 +95,12 @@ class Scene:
         return [
             one.name
             for one in self.history.sent.values()
-            if one.topic == topic
-            and one.stored_at is not None
-            and one.name not in had
-            and not any(excuse(one) for excuse in self.excuses)
+            if one.topic == topic and one.stored_at is not None and one.name not in had and not self.is_excused(one)
         ]
+
+    def is_excused(self, sent: Sent) -> bool:
+        """It need not come any more."""
+        return any(excuse(sent) for excuse in self.excuses)
 
     # -- orderly handlers ---------------------------------------------------------------------------------------
 

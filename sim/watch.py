@@ -31,6 +31,8 @@ PERIODS_S = 2 * REGISTER_MS / 1000
 _GONE_S = 5.0
 #: Programs that are told to end have ended after, s.
 _END_S = 60.0
+#: And a server has heard of that, s.
+_HEARD_S = 0.5
 #: After these a consumer may commit what it knew before others went on, here as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
 #: After these a NameServer can't know whether a broker lives.
@@ -158,6 +160,8 @@ class Watch:
         for program, server in servers.name_servers_looked_into():
             self._look_at_failures(program, server.jobs)
         await self._end(clients)
+        # The word of it is under way.
+        await asyncio.sleep(_HEARD_S)
         if self._are_deaths_seen:
             for program, broker in servers.looked_into():
                 self.problems += [
