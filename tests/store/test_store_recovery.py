@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, log_files, open_store, put, queue_files, read_all
 
 from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.record import decode_records
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
@@ -193,6 +196,35 @@ def test_last_unit_damaged(tmp_path):
         data[(len(messages) - 1) % UNITS_PER_FILE * 20 + 3] ^= 0x40
         path.write_bytes(data)
     assert reopened(tmp_path) == expected
+
+
+@pytest.mark.parametrize("code", [0, -(1 << 32), 7])
+def test_a_unit_that_lost_its_tags_code(tmp_path, code):
+    """After a power failure: place and size were the last of a sector that was written."""
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for _ in range(3):
+        put(store, queue, b"tagged", properties=b"TAGS\x01green\x02", tags_code=tags_code(b"green"))
+    crash(store)
+    (path,) = queue_files(tmp_path, "T")
+    data = path.read_bytes()
+    path.write_bytes(data[:32] + code.to_bytes(8, "big", signed=True) + data[40:])
+    store = open_store(tmp_path)
+    assert [store.queue("T", 0).unit(n)[2] for n in range(3)] == [tags_code(b"green")] * 3
+    store.close()
+
+
+def test_the_tags_code_is_java_s(tmp_path):
+    """The address of an entry in its consumequeue_ext stays, and so does a time at which a message is due."""
+    store = open_store(tmp_path)
+    codes = {"T": -(1 << 63) + 4711, SCHEDULE_TOPIC: int(time.time() * 1000) + 1003}
+    for topic, code in codes.items():
+        properties = b"TAGS\x01green\x02DELAY\x011\x02"
+        put(store, store.queue(topic, 0), b"", properties=properties, tags_code=code)
+    crash(store)
+    store = open_store(tmp_path)
+    assert {topic: store.queue(topic, 0).unit(0)[2] for topic in codes} == codes
+    store.close()
 
 
 def test_stale_units_behind_the_end(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gantrymq.errors import ConfigError
-from gantrymq.protocol.java import string_hash_code
+from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import DELAY_TIME_LEVEL, TAGS, find_property
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
@@ -14,6 +14,9 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 _DELAY = DELAY_TIME_LEVEL.encode()
 _TAGS = TAGS.encode()
+#: Less is an address in consumequeue_ext: the least long and a place in it (`ConsumeQueueExt.decorate`).
+_LEAST_CODE = -(1 << 62)
+_ANOTHER_LOOK_MS = 10_000
 
 
 def parse_delay_levels(levels: str) -> list[int]:
@@ -33,5 +36,15 @@ def tags_code_of(record: Record, delays_ms: Sequence[int]) -> int:
         level = find_property(record.properties, _DELAY)
         if level is not None and level.isdigit() and int(level) > 0 and delays_ms:
             return record.store_timestamp + delays_ms[min(int(level), len(delays_ms)) - 1]
-    tags = find_property(record.properties, _TAGS)
-    return string_hash_code(tags.decode(errors="replace")) if tags else 0
+    return tags_code(find_property(record.properties, _TAGS) or b"")
+
+
+def may_have_code(record: Record, code: int, expected: int) -> bool:
+    """Whether a record's queue unit may have this tags code where `tags_code_of` gives the expected one.
+
+    Java's may be the address of an entry in its consumequeue_ext; when a delayed message is due is reckoned from
+    another look at the clock than when it is stored.
+    """
+    if record.topic == _SCHEDULE_TOPIC:
+        return abs(code - expected) < _ANOTHER_LOOK_MS
+    return code == expected or code < _LEAST_CODE

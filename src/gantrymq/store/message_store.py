@@ -89,6 +89,8 @@ class MessageStore:
         self._with_crc = config.enabled_append_prop_crc
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
+        #: See `Recovery`; None as soon as this store is a master's.
+        self._torn_at: int | None = None
         #: Where a slave's records come from.
         self.replica = Replica(
             self._log,
@@ -126,6 +128,7 @@ class MessageStore:
                 delays_ms = parse_delay_levels(config.message_delay_level)
                 recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
                 recovery.run(checkpoint, was_aborted=directory.was_aborted)
+                self._torn_at = recovery.torn_at
                 if config.message_index_enable:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
                 directory.mark_in_use()
@@ -154,6 +157,7 @@ class MessageStore:
             self._log.make_soon()
             self._flushers = log_flusher, queue_flusher
             self._open = stack.pop_all()
+        self._drop_torn()
 
     def config_changed(self) -> None:
         """The configuration has another content: what was taken from it when the store was opened is taken again."""
@@ -199,6 +203,18 @@ class MessageStore:
         text = "this broker is a slave: messages go to its master, and come from there"
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
+        if is_slave:
+            self._drop_torn()
+        else:
+            # What was acknowledged may follow.
+            self._torn_at = None
+
+    def _drop_torn(self) -> None:
+        """Of a slave: drops what may be another than its master's; it comes again from there. Raises StoreError."""
+        if self._torn_at is not None and self._log.is_copy and self._flushers is not None:
+            logger.warning("a power failure may have damaged the record at %d: the log ends there", self._torn_at)
+            self.replica.truncate(self._torn_at)
+            self._torn_at = None
 
     @contextmanager
     def _alone(self, end: int) -> Iterator[None]:

@@ -21,13 +21,15 @@ from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
-from gantrymq.store.delay_level import tags_code_of
+from gantrymq.store.delay_level import may_have_code, tags_code_of
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_crc import has_right_crc
 
 log = logging.getLogger(__name__)
 
 _unpack_head = unpacker("size", "magic")
+#: Disks write so many bytes as a whole, or more of them.
+_SECTOR = 512
 #: Records between two reports of progress.
 _PROGRESS_EVERY = 4096
 
@@ -57,6 +59,10 @@ class Recovery:
         self._store_timestamp = 0
         #: Queues were whole up to here: one that has no files was deleted.
         self._closed_at = 0
+        #: The first record of which a power failure may have taken a part that no checksum covers.
+        self.torn_at: int | None = None
+        #: From here on the disk may lack something.
+        self._unsure_from: int | None = None
 
     def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
         """After it the log's end and every queue's max_offset are right."""
@@ -131,7 +137,8 @@ class Recovery:
             if unit is not None and unit[1] != FILLER_SIZE and unit[0] > last:
                 last, end = unit[0], unit[0] + unit[1]
         if was_aborted:
-            start = min(last, max(self._confirmed(checkpoint, end), self._file_before(checkpoint.min_timestamp)))
+            sure = max(self._confirmed(checkpoint, end), self._file_before(checkpoint.min_timestamp))
+            start, self._unsure_from = min(last, sure), sure
         else:
             start = last
         for queue in self._queues:
@@ -178,6 +185,8 @@ class Recovery:
             if self._progress is not None and not number % _PROGRESS_EVERY:
                 self._progress(record.physical_offset)
             self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
+            if b"\0" in record.properties and self.torn_at is None and self._is_unsure(record) and _is_torn(record):
+                self.torn_at = record.physical_offset
             if record.sys_flag & TRANSACTION_PREPARED:
                 continue  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
             try:
@@ -191,15 +200,22 @@ class Recovery:
             log.warning("no good record at %d, the log ends there: %s", reader.end, reader.problem)
         return reader.end
 
+    def _is_unsure(self, record: Record) -> bool:
+        """A power failure may have taken a part of it, or of its unit."""
+        return self._unsure_from is not None and record.physical_offset >= self._unsure_from
+
     def _put(self, queue: ConsumeQueue, record: Record, start: int) -> None:
         offset, physical_offset = record.queue_offset, record.physical_offset
+        code = tags_code_of(record, self._delays_ms)
         self._queues.mark_dirty(queue)
         queue.unflushed_from(offset)
         if offset < queue.max_offset:
             unit = queue.unit(offset)
             if unit is not None and unit[:2] == (physical_offset, record.size):
-                return
-            if unit is not None and self._points_right(queue, offset):
+                # A power failure may leave a part of a unit.
+                if not self._is_unsure(record) or may_have_code(record, unit[2], code):
+                    return
+            elif unit is not None and self._points_right(queue, offset):
                 # The topic was deleted and made anew: what was stored later counts.
                 if unit[0] > physical_offset:
                     return
@@ -216,8 +232,18 @@ class Recovery:
                     return
                 if queue.max_offset or self._log.min_offset == 0:
                     log.warning("%r: no record has the queue offsets %d to %d", queue, queue.max_offset, offset - 1)
-        queue.restore(offset, physical_offset, record.size, tags_code_of(record, self._delays_ms))
+        queue.restore(offset, physical_offset, record.size, code)
         self._restored += 1
+
+
+def _is_torn(record: Record) -> bool:
+    """Whether one of the disk's sectors has nothing but zeros where the record has properties."""
+    end = record.physical_offset + record.size
+    start = end - len(record.properties)
+    return any(
+        not any(record.properties[max(sector, start) - start : sector + _SECTOR - start])
+        for sector in range(start - start % _SECTOR, end, _SECTOR)
+    )
 
 
 class LogFiles(Protocol):
