@@ -1,8 +1,8 @@
 """Answers to sends that wait until the message is as safe as is promised: on the disk, at other replicas, or both.
 
 With SYNC_FLUSH they wait for the disk, at most syncFlushTimeout, on a SYNC_MASTER for inSyncReplicas - 1 slaves, at
-most slaveTimeout. FLUSH_DISK_TIMEOUT and FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a power
-failure, or this machine (`CommitLog.GroupCommitService`, `GroupTransferService`).
+most slaveTimeout. FLUSH_DISK_TIMEOUT and FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a
+power failure, or this machine (`CommitLog.GroupCommitService`, `GroupTransferService`).
 """
 
 from __future__ import annotations
