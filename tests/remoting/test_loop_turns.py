@@ -18,9 +18,10 @@ from gantrymq.metrics import render
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
-from gantrymq.remoting import loop_watch, open_answers
+from gantrymq.remoting import flow_control, loop_watch, open_answers
 from gantrymq.remoting import turns as turns_module
-from gantrymq.remoting.connection import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
 
@@ -58,7 +59,8 @@ def busy(seconds: float) -> None:
 @pytest.fixture
 def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns are measured by the processor time of this thread: what others take on this machine doesn't count."""
-    monkeypatch.setattr(connection_module, "monotonic", time.thread_time)
+    for module in (connection_module, flow_control):
+        monkeypatch.setattr(module, "monotonic", time.thread_time)
 
 
 @contextmanager

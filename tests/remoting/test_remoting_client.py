@@ -27,7 +27,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
 from gantrymq.remoting import client as client_module
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.flow_control import WRITE_HIGH_WATER
 
 MIB = 1024 * 1024
 

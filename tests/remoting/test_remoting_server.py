@@ -32,7 +32,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, ONEWAY_FLAG, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import server as server_module
-from gantrymq.remoting.connection import BATCH_LIMIT, WRITE_HIGH_WATER, Connection, Reply
+from gantrymq.remoting.connection import BATCH_LIMIT, Connection, Reply
+from gantrymq.remoting.flow_control import WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.server import RemotingServer
 

@@ -14,15 +14,7 @@ A connection is in one of four states, and goes through them downwards:
                                                 arrives is dropped, answers and new requests are refused
     lost     None          True        done     all who waited have been told
 
-While it is open it is read, unless something speaks against it; `read_or_stop` alone decides. Each of these can be
-true beside the others:
-
-    `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
-    `_rest` is an iterator    requests of the last read are still to be        ends with `go_on`, which waits for room
-                              handled                                          and for a turn of its own (`turns.py`)
-    `_turns.is_full`          reads that wait hold too much, and it isn't    ends when half of that was handled
-                              known to ask for little (server only)
-    `is_stopped`              its unfinished frame has no room (server only)   ends with `go_on_reading`
+While it is open `flow_control.py` says when it is read.
 
 `_batch` is a list during a read, when answers gather, and None between reads, when they are written at once.
 """
@@ -40,11 +32,12 @@ from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingComman
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import encode_reply, error_response
+from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
 from gantrymq.remoting.pending_requests import PendingRequests
 from gantrymq.remoting.room import Rooms
-from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, TURN_S, Turns
+from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 from gantrymq.system.clock import monotonic
 
@@ -56,18 +49,9 @@ Buffers = Sequence[bytes | memoryview]
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
 
-#: Unwritten bytes at which a client's writers wait until the peer has taken three quarters of them.
-WRITE_HIGH_WATER = 8 * 1024 * 1024
-#: The same of a server, which stops reading then. Little more than the kernel's own buffer: hundreds of peers may read
-#: nothing, and what they gain by a larger one is nothing either.
-ANSWERS_HIGH_WATER = 1024 * 1024
 #: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
 #: requests wait until there is room. So ANSWERS_HIGH_WATER, this and one answer is all that gathers for one peer.
 BATCH_LIMIT = 1024 * 1024
-#: To a peer that leaves so much in the write buffer nothing more is sent without an answer: nobody would wait for room.
-ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
-#: A server's answers that don't come from reading (tasks, what waited) go on until a peer has left so much there.
-UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 #: How long a closing connection may take to send what it has to, in seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Up to so many bytes of answers are copied into one buffer: cheaper than to hand the kernel many small ones.
@@ -92,12 +76,10 @@ class RpcHook(Protocol):
         """Called with the answer."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(FlowControl):
     """A connected peer at `address` (host:port). `attributes` is free for the layers above.
 
-    A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
-    reads on: if both stopped, two that have much to say to each other would wait for ever. `turns`, `frames` and
-    `rooms_for_answers` are shared by all connections of a server; a client's share the first.
+    `turns`, `frames` and `rooms_for_answers` are shared by all connections of a server; a client's share the first.
     """
 
     def __init__(
@@ -112,24 +94,16 @@ class Connection(asyncio.Protocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        self.address = "?"
+        super().__init__(turns if turns is not None else Turns(), is_server=is_server)
         self.attributes: dict[str, Any] = {}
-        #: When its bytes were last dealt with, s of the monotonic clock, which is the loop's too.
-        self._opened = self.last_read = 0.0
         self._handlers = handlers
         self._hooks = hooks
-        self._is_server = is_server
-        self._turns = turns if turns is not None else Turns()
-        #: What its turns took of late, beyond its share of the time, s; as of `last_read`.
-        self._recent_s = 0.0
         self._frames = frames
         #: Of the unfinished frame that `frames` was told of; 0 for none.
         self._frame_length = 0
         self._on_open = on_open
         self._on_close = on_close
         self._reader = FrameReader()
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._pending = PendingRequests(self._loop)
         self._next_opaque = 0
         #: Requests of this turn of the loop that are still to be written.
@@ -138,21 +112,10 @@ class Connection(asyncio.Protocol):
         self._rooms_for_answers = rooms_for_answers
         #: Made with the first of them.
         self._open_answers: OpenAnswers[Reply] | None = None
-        #: While the write buffer is full: done when there is room, or no connection any more.
-        self._writable: asyncio.Future[None] | None = None
-        self._closing = False
         self._lost: asyncio.Future[None] = self._loop.create_future()
         #: Answers of the read under way; None between reads, when answers are written at once.
         self._batch: list[bytes | memoryview] | None = None
         self._batch_bytes = 0
-        #: The rest of a read whose answers filled the write buffer, or that took its turn of the loop.
-        self._rest: Iterator[RemotingCommand] | None = None
-        #: It has been put off, and `go_on` follows.
-        self._is_in_line = False
-        #: Of the last read, all of which is kept until its requests are handled.
-        self.read_bytes = 0
-        #: It isn't the peer's fault that nothing comes: see `stop_reading`.
-        self.is_stopped = False
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -229,19 +192,6 @@ class Connection(asyncio.Protocol):
             self._frame_length = reader.frame_length
             self._frames.received(self, reader.frame_number, reader.frame_length, reader.held_bytes)
 
-    def charge(self, seconds: float) -> None:
-        """Somebody has worked so long for its requests elsewhere than in its turns."""
-        # As of `last_read`, see `is_busy`.
-        forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
-        self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
-
-    def is_busy(self) -> bool:
-        """Its turns take more than a small share of the time."""
-        return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
-
-    def _is_known_as_cheap(self) -> bool:
-        return self._opened < self.last_read > monotonic() - KNOWN_S and not self.is_busy()
-
     def _flush(self) -> None:
         """Writes the answers of the read under way."""
         batch, self._batch = self._batch, None
@@ -255,79 +205,6 @@ class Connection(asyncio.Protocol):
                 self._transport.writelines(batch)
             if not self._is_server:
                 self._refuse_flood()
-
-    def _refuse_flood(self) -> bool:
-        """Closes the connection with a peer that asks and takes no answers, each of which takes memory.
-
-        A client reads on when its server doesn't; and answers come from elsewhere than from reading, too.
-        """
-        if self._writable is None or self._transport is None:
-            return False
-        if self._transport.get_write_buffer_size() <= (UNTAKEN_LIMIT if self._is_server else ONEWAY_LIMIT):
-            return False
-        log.warning("closing the connection with %s, which asks and takes no answers", self.address)
-        self.abort()
-        return True
-
-    def _wait_for_turn(self) -> None:
-        if not self._is_in_line and (self._writable is None or not self._is_server):
-            self._is_in_line = True
-            self._turns.put_off(self)
-
-    def go_on(self) -> None:
-        """Its turn has come, for the requests that wait."""
-        self._is_in_line = False
-        if self._rest is None or (self._writable is not None and self._is_server) or self._closing:
-            return
-        commands, self._rest = self._rest, None
-        self._receive(commands)
-        if self._rest is None:
-            self.read_or_stop()
-
-    @property
-    def is_behind(self) -> bool:
-        """Requests that have arrived wait for their turn; those that wait for room may do so for ever."""
-        return self._is_in_line
-
-    def read_or_stop(self) -> None:
-        """Has the transport read, or not, as the state says (see above)."""
-        if self._closing or self._transport is None or self._transport.is_closing():
-            return
-        is_held_up = self._is_server and (
-            self._writable is not None or (self._turns.is_full and not self._is_known_as_cheap())
-        )
-        if self._rest is None and not self.is_stopped and not is_held_up:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
-
-    def stop_reading(self) -> None:
-        """Reads no more of the frame under way, until `go_on_reading`."""
-        self.is_stopped = True
-        self.read_or_stop()
-
-    def go_on_reading(self) -> None:
-        self.is_stopped = False
-        # So long it wasn't the peer that was silent.
-        self.last_read = monotonic()
-        self.read_or_stop()
-
-    def pause_writing(self) -> None:
-        self._writable = self._loop.create_future()
-        self.read_or_stop()
-
-    def resume_writing(self) -> None:
-        self._wake_writers()
-        if self._rest is not None:
-            # Not here: the transport is in the middle of a write.
-            self._wait_for_turn()
-        else:
-            self.read_or_stop()
-
-    def _wake_writers(self) -> None:
-        if self._writable is not None:
-            self._writable.set_result(None)
-            self._writable = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         message = f"the connection with {self.address} was closed before the answer" + (f": {exc}" if exc else "")
@@ -454,18 +331,6 @@ class Connection(asyncio.Protocol):
             await self._room_to_write(timeout_ms)
         self.send_oneway(request)
 
-    async def _room_to_write(self, timeout_ms: int) -> int:
-        """Waits until the write buffer has room; what is left of `timeout_ms`."""
-        deadline = self._loop.time() + timeout_ms / 1000
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self._writable is not None:
-                    await asyncio.shield(self._writable)
-        except TimeoutError:
-            message = f"{self.address} did not take what was sent before in {timeout_ms} ms"
-            raise RequestTimeout(message, self.address) from None
-        return max(1, round((deadline - self._loop.time()) * 1000))
-
     def send_oneway(self, request: RemotingCommand) -> None:
         """Like `invoke_oneway`, without the wait. Raises RequestTimeout when very much waits for the peer already."""
         if self._writable is not None and self._transport is not None:
@@ -502,11 +367,6 @@ class Connection(asyncio.Protocol):
     # -- life ---------------------------------------------------------------------------------------------------
 
     @property
-    def is_full(self) -> bool:
-        """The peer doesn't take what is sent to it: the write buffer is full."""
-        return self._writable is not None
-
-    @property
     def is_closed(self) -> bool:
         return self._closing or self._transport is None or self._transport.is_closing()
 
@@ -517,12 +377,6 @@ class Connection(asyncio.Protocol):
         self._closing = True
         if self._transport is not None:
             self._transport.close()
-
-    def abort(self) -> None:
-        """Closes at once."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.abort()
 
 
 async def close_all(connections: Collection[Connection], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
