@@ -17,6 +17,7 @@ from gantrymq.broker.message_filter import MessageFilter, MessageFilters, compil
 from gantrymq.broker.part import Part
 from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.replication.slave_reads import SlaveReads
+from gantrymq.broker.reused_offsets import WHILE_S, ReusedOffsets
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
@@ -86,14 +87,17 @@ class Pulling(Part):
         #: Whether a slave's master is there.
         self.has_master: Callable[[], bool] = lambda: False
         self._slave: SlaveReads | None = None
+        self._reused: ReusedOffsets | None = None
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     async def become_master(self) -> None:
         self._slave = None
+        self._reused = ReusedOffsets(self._offsets, self._loop.time() + WHILE_S)
 
     async def become_slave(self) -> None:
+        self._reused = None
         self._slave = SlaveReads(self._config.broker_id, self.has_master)
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -208,6 +212,8 @@ class Pulling(Part):
             max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
         else:
             max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
+        if self._reused is not None and (ahead := self._ahead(queue, header)) is not None:
+            return ahead
         result = self._store.get(
             queue,
             header.queue_offset,
@@ -219,7 +225,20 @@ class Pulling(Part):
         )
         if result.next_begin_offset != header.queue_offset:
             self._deliveries.add(queue, header.consumer_group, result)
+        if self._reused is not None:
+            self._reused.answered(queue, header.consumer_group, result.next_begin_offset)
         return result
+
+    def _ahead(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult | None:
+        """The answer to a group that has had what the queue has lost."""
+        assert self._reused is not None
+        if self._loop.time() >= self._reused.until:
+            self._reused = None
+            return None
+        end = self._reused.end_of(queue, header.consumer_group, header.queue_offset)
+        if end is None:
+            return None
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, end, queue.min_offset, queue.max_offset)
 
     def _get_filtered(
         self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter

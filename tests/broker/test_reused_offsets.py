@@ -1,0 +1,51 @@
+"""A queue that has lost its end gives its offsets again; who has had what was lost doesn't skip what comes."""
+
+from __future__ import annotations
+
+import pytest
+from broker_support import Peer
+
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import decode_messages
+
+
+@pytest.fixture
+async def recovered(peer: Peer, broker: Broker) -> Broker:
+    """A crash has left one message in a queue, whose group had had three; then two came."""
+    for body in (b"0", b"1", b"2"):
+        await peer.send("orders", body)
+    broker.offsets.commit("consumers", "orders", 0, 1)
+    broker.store.queue("orders", 0).recovered_end = 1
+    return broker
+
+
+async def test_who_is_ahead_goes_back_to_where_the_queue_was_recovered(recovered: Broker, peer: Peer) -> None:
+    # Its own offsets may have come before it asks.
+    recovered.offsets.commit("consumers", "orders", 0, 3)
+    answer = await peer.pull("orders", 3)
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
+    answer = await peer.pull("orders", 1)
+    assert [message.body for message in decode_messages(answer.body)] == [b"1", b"2"]
+    # What it has been given it may go on from, and from no more than that.
+    assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
+    await peer.send("orders", b"3")
+    assert (await peer.pull("orders", 4)).ext_fields["nextBeginOffset"] == "3"
+
+
+async def test_a_group_that_has_nothing_committed_begins_where_it_likes(recovered: Broker, peer: Peer) -> None:
+    assert (await peer.pull("orders", 3, group="new")).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_queues_that_have_lost_nothing_are_as_ever(recovered: Broker, peer: Peer) -> None:
+    recovered.store.queue("orders", 0).recovered_end = None
+    assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_it_ends(recovered: Broker, peer: Peer) -> None:
+    """Who seeks forward later on is not held back."""
+    pulling = recovered._pulling
+    assert pulling._reused is not None
+    pulling._reused.until = 0.0
+    assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
+    assert pulling._reused is None
