@@ -33,14 +33,16 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="the smallest plan that fails as --seed does")
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
-    parser.add_argument("--planted", action="store_true", help="whether each planted bug is found")
+    parser.add_argument(
+        "--planted", nargs="?", const="", metavar="WORDS", help="whether each planted bug is found; those with WORDS"
+    )
     args = parser.parse_args()
     if args.shrink and args.seed is not None:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:
         return _one(args.seed, args.trace, args.timeline)
-    if args.planted:
-        return find_all(args.seeds, args.jobs)
+    if args.planted is not None:
+        return find_all(args.seeds, args.jobs, args.planted)
     return _many(range(args.begin, args.begin + args.seeds), args.jobs, args.results, stop_at_first=args.first)
 
 

@@ -104,7 +104,8 @@ class End:
             # It takes its time to stop.
             process.kill()
             site.world.disks[program.host.address].process_died()
-            site.died(program)
+        # However it ended.
+        site.died(program)
         program.start()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import GantryError
+from gantrymq.errors import GantryError, PartialFailure
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from gantrymq.protocol.message import Message, MessageExt
@@ -54,10 +55,7 @@ class Topics(Workload):
                 await until_done(program, lambda: admin.create_topic(more, cluster=_CLUSTER))  # noqa: B023
                 await asyncio.sleep(self.chance.uniform(2, 8))
                 for perm in (PERM_READ, PERM_READ | PERM_WRITE):
-                    await until_done(
-                        program,
-                        lambda: admin.update_topic_perm(topic, perm, cluster=_CLUSTER),  # noqa: B023
-                    )
+                    await until_done(program, lambda: self._set_perm(admin, more, perm))  # noqa: B023
                     await asyncio.sleep(self.chance.uniform(1, 4))
                 self._open = ""
                 await self.scene.until(lambda: not self._is_sending)
@@ -67,6 +65,14 @@ class Topics(Workload):
                     self._deleted.add(topic)
                     self.scene.history.note(self.scene.now(), f"deleted topic {topic}")
         self._is_done = True
+
+    async def _set_perm(self, admin: AdminClient, topic: TopicConfig, perm: int) -> None:
+        try:
+            await admin.update_topic_perm(topic.topic_name, perm, cluster=_CLUSTER)
+        except PartialFailure:
+            # A broker that was away when the topic was made hasn't got it.
+            await admin.create_topic(topic, cluster=_CLUSTER)
+            raise
 
     async def _send(self, program: Program) -> None:
         number = 0
