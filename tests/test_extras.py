@@ -44,6 +44,12 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
             "SchemaRegistry(RegistryOptions(('http://127.0.0.1:1',))).schema(1)",
             "registry",
         ),
+        (
+            "httpx",
+            "import asyncio; from gantrymq.controller.etcd_store import EtcdStore; "
+            "asyncio.run(EtcdStore(['http://127.0.0.1:1'], 'g').open())",
+            "etcd",
+        ),
         ("google.protobuf", "from gantrymq.codecs import ProtobufCodec", "protobuf"),
         ("pydantic", "from gantrymq.codecs import PydanticCodec", "pydantic"),
         ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),

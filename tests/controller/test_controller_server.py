@@ -261,6 +261,8 @@ def test_peers_say_who_it_is() -> None:
     one = ControllerConfig(self_id="n1", peers=["n1-10.0.0.1:9999"])
     assert place_of(one) == Place(9999, "10.0.0.1:9999")
     assert place_of(ControllerConfig(listen_port=1)) == Place(1, None)
+    three = [f"n{i}-10.0.0.{i}:9878" for i in (1, 2, 3)]
+    assert place_of(ControllerConfig(self_id="n1", peers=three, etcd_endpoints=["http://e:2379"])).port == 9878
     for peers in (["n0-10.0.0.1:9999"], ["n1"], ["n1-nowhere"], ["n1-a:1", "n2-b:1"]):
         with pytest.raises(ConfigError, match="controllerDLegerPeers"):
             place_of(ControllerConfig(self_id="n1", peers=peers))

@@ -39,7 +39,9 @@ class ControllerConfig(TlsConfig):
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
     #: All of them, each as ID-HOST:PORT.
     peers: list[str] = field(default_factory=list, metadata={"key": "controllerDLegerPeers"})
-    #: The directory of the state, a SQLite file.
+    #: Where the state of several controllers lies: URLs of etcd's members. Without, in a file of this one.
+    etcd_endpoints: list[str] = field(default_factory=list)
+    #: The directory of that file, a SQLite database.
     controller_store_path: Path = field(default_factory=lambda: Path.home() / "controller")
     #: Where UPDATE_CONTROLLER_CONFIG writes the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "controller" / "controller.properties")
@@ -77,10 +79,10 @@ def place_of(config: ControllerConfig) -> Place:
         _, port = parse_address(address)
     except ValueError as e:
         raise ConfigError(f"controllerDLegerPeers={';'.join(config.peers)}: {e}") from e
-    if len(peers) > 1:
+    if len(peers) > 1 and not config.etcd_endpoints:
         raise ConfigError(
-            f"controllerDLegerPeers={';'.join(config.peers)}: the state is in a file of one controller; "
-            f"name {config.self_id}-{address} alone"
+            f"controllerDLegerPeers={';'.join(config.peers)}: several controllers need etcdEndpoints; the file of one "
+            f"is for {config.self_id}-{address} alone"
         )
     return Place(port, address)
 

@@ -29,8 +29,8 @@ class Leadership:
         self, store: StateStore, me: Leader, jobs: Jobs, elected: Callable[[Mapping[str, bytes]], None]
     ) -> None:
         self.me = me
-        #: The last that was heard of, this one or another.
-        self.leader: Leader | None = None
+        #: The last other one that was heard of.
+        self._other: Leader | None = None
         self._store = store
         self._elected = elected
         self._term: Term | None = None
@@ -59,6 +59,11 @@ class Leadership:
     @property
     def is_leader(self) -> bool:
         return self._term is not None and monotonic() < self._term.until
+
+    @property
+    def leader(self) -> Leader | None:
+        """Who leads, as far as it is known here."""
+        return self.me if self.is_leader else self._other
 
     def check(self) -> None:
         """Raises RequestRefused when this controller doesn't lead."""
@@ -102,8 +107,8 @@ class Leadership:
             self._end(term, "its lease has ended")
         new = await self._store.campaign(self.me)
         if new is None:
-            self.leader = await self._store.leader()
+            self._other = await self._store.leader()
             return
         self._elected(await self._store.load())
-        self._term, self.leader = new, self.me
+        self._term, self._other = new, None
         log.info("controller %s leads, term %d", self.me.controller_id, new.number)

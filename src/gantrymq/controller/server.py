@@ -11,6 +11,7 @@ from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import FIXED_KEYS, ControllerConfig, address_for_brokers, place_of
 from gantrymq.controller.elections import Elections
+from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.handlers import RequestHandlers
 from gantrymq.controller.leadership import Leadership
 from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, LiveBrokers
@@ -73,8 +74,7 @@ class Controller:
         )
         self.address = reachable(config.bind_address, self._server.port)
         me = Leader(config.self_id, place.address or address_for_brokers(config, self._server.port))
-        store = store or SqliteStore(config.controller_store_path, self.jobs)
-        self.leadership = Leadership(store, me, self.jobs, self._elected)
+        self.leadership = Leadership(store or self._store(), me, self.jobs, self._elected)
         self._changes = Changes(self.replicas, self.leadership)
         self._role_changes = RoleChanges(client, self.replicas)
         self.elections = Elections(
@@ -102,6 +102,12 @@ class Controller:
         self._running = AsyncExitStack()
         self._running.push_async_callback(client.close)
         self._running.push_async_callback(self._server.stop)
+
+    def _store(self) -> StateStore:
+        config = self.config
+        if config.etcd_endpoints:
+            return EtcdStore(config.etcd_endpoints, config.group)
+        return SqliteStore(config.controller_store_path, self.jobs)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a port that is taken or a state that can't be used.

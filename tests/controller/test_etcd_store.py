@@ -1,0 +1,127 @@
+"""The state in etcd: terms that leases end, what a deposed leader may not write, requests that come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from etcd_support import Member, etcd, needs_etcd
+from waiting import until
+
+from gantrymq.controller import etcd_store
+from gantrymq.controller.etcd_store import EtcdStore
+from gantrymq.controller.state_store import Leader, Term
+from gantrymq.errors import GantryError
+from gantrymq.system.clock import monotonic
+
+pytestmark = needs_etcd
+
+A, B = Leader("n0", "127.0.0.1:1"), Leader("n1", "127.0.0.1:2")
+
+
+@asynccontextmanager
+async def opened(members: list[Member]) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore([member.url for member in members], "group")
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+        await store.close()
+
+
+async def begin(store: EtcdStore, me: Leader = A) -> Term:
+    """Once etcd has started."""
+
+    async def campaign() -> Term | None:
+        try:
+            return await store.campaign(me)
+        except GantryError:
+            return None
+
+    term = await until(campaign)
+    assert term is not None
+    return term
+
+
+async def test_terms_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_store, "PAGE", 7)
+    with etcd(tmp_path / "etcd") as members:
+        async with opened(members) as a, opened(members) as b:
+            first = await begin(a)
+            assert monotonic() + 3 < first.until <= monotonic() + etcd_store.LEASE_S
+            assert await b.campaign(B) is None
+            assert await b.leader() == A
+            assert await a.load() == {}
+            kept = await asyncio.gather(*(a.commit(first, f"b/{i}", b"%d" % i) for i in range(30)))
+            assert set(kept) == {True}
+            assert await a.commit(first, "b/1", b"again")
+            later = await a.keep(first)
+            assert later is not None
+            assert (later.number, later.until > first.until) == (first.number, True)
+
+            await a.resign(first)
+            assert await a.leader() is None
+            assert await a.keep(first) is None
+            assert not await a.commit(first, "b/1", b"late")
+            second = await begin(b, B)
+            assert second.number > first.number
+            assert await b.load() == {f"b/{i}": b"%d" % i for i in range(30)} | {"b/1": b"again"}
+            assert not await a.commit(first, "b/1", b"late")
+            assert not await a.commit(first, "new", b"late")
+            assert await b.commit(second, "b/1", b"of b")
+
+            # A term of its own ends with the next one.
+            third = await begin(b, B)
+            assert not await b.commit(second, "b/1", b"late")
+            assert await b.load() | {} == {f"b/{i}": b"%d" % i for i in range(30)} | {"b/1": b"of b"}
+            assert await b.commit(third, "b/1", b"of b again")
+
+
+async def test_a_request_that_comes_late_or_twice(tmp_path: Path) -> None:
+    with etcd(tmp_path / "etcd") as members:
+        async with opened(members) as store:
+            term = await begin(store)
+            assert await store.commit(term, "b", b"1")
+            before = dict(store._revisions)
+            assert await store.commit(term, "b", b"2")
+            # The answer was lost, and it is asked again.
+            store._revisions = dict(before)
+            assert await store.commit(term, "b", b"2")
+            # The request before it was held up on its way.
+            store._revisions = dict(before)
+            with pytest.raises(GantryError, match="changed by somebody else"):
+                await store.commit(term, "b", b"1")
+            assert await store.load() == {"b": b"2"}
+
+
+async def test_a_leader_that_is_silent_loses_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_store, "LEASE_S", 1)
+    with etcd(tmp_path / "etcd") as members:
+        async with opened(members) as a, opened(members) as b:
+            first = await begin(a)
+            second = await begin(b, B)
+            assert monotonic() > first.until
+            assert second.number > first.number
+            assert not await a.commit(first, "b", b"late")
+
+
+async def test_the_members_that_are_left_go_on(tmp_path: Path) -> None:
+    with etcd(tmp_path / "etcd", members=3) as members:
+        async with opened(members) as store:
+            term = await begin(store)
+
+            async def commits(value: bytes) -> bool:
+                try:
+                    return await store.commit(term, "b", value)
+                except GantryError:
+                    return False
+
+            members[0].kill()
+            await until(lambda: commits(b"1"))
+            members[1].kill()
+            with pytest.raises(GantryError, match="etcd doesn't answer"):
+                await store.commit(term, "b", b"2")
