@@ -486,6 +486,27 @@ async def test_the_log_is_read_anew_when_that_has_failed(
     await broker.stop()
 
 
+async def test_a_slave_that_becomes_the_master_knows_what_was_written(tmp_path: Path, remoting: RemotingClient) -> None:
+    """It has had the log of another, and no table."""
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    await broker.writers.become_slave()
+    await broker.stop()
+    for file in (tmp_path / "config").glob(f"{FILE_NAME}*"):
+        file.unlink()
+    for n in range(2):
+        broker = await started(tmp_path)
+        if not n:
+            await broker.writers.become_slave()
+            await broker.writers.become_master()
+            await until((tmp_path / "config" / FILE_NAME).exists)
+        await Writer(remoting, broker.port).send(numbered(0, 1))
+        assert await stored(remoting, broker.port) == [b"0", b"1"]
+        await broker.writers.become_slave()
+        await broker.writers.become_master()
+        await broker.stop()
+
+
 async def test_a_damaged_row_doesnt_hide_those_behind_it(tmp_path: Path, remoting: RemotingClient) -> None:
     broker = await started(tmp_path)
     await Writer(remoting, broker.port, writer="w-1").send([(0, b"damaged")])

@@ -3,8 +3,9 @@
 What rows, ids and checksums are is said in `protocol/row_ids.py`. A writer's rows come to a queue in order, so it has
 all up to its last one, if the checksum says that they were the same. The table is made from the log and is nothing
 but a shortcut to it: each message has its own id. config/gantryWriters.json has the table as it was at a physical
-offset; at the start what the log has after it is added: at once if that is soon done, else while the broker serves,
-and such writers wait. Without the file there is nothing to remember: it is written before the first such row is stored.
+offset; at the start what the log has after it is added: at once if that is soon done, else when the first such writer
+comes, and they wait. So it is where a slave becomes the master. Without the file there is nothing to remember: it is
+written before the first such row is stored.
 
 The alternative that lost: remembering each row, as a reader's `deduplicate` does: 150 bytes a row in place of 400 a
 writer and queue.
@@ -137,6 +138,8 @@ class Writers(Part):
         #: What is still to be read of the log, and from where on.
         self._records: Iterator[Record | None] | None = None
         self._start = 0
+        #: The broker is a slave.
+        self._follows = False
         self._all_read = asyncio.Event()
         self._all_read.set()
         self._reading = jobs.repeating("read what idempotent writers have written", self._read_on)
@@ -155,18 +158,24 @@ class Writers(Part):
             return
         table = self._file.load(WriterTable, can_be_rebuilt=True)
         start = None if table is None else self._begins(table.position)
-        self._all_read.clear()
         if table is not None and start is not None:
+            self._all_read.clear()
             self._table, self._start = table, start
         else:
-            self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
+            self._begin_anew()
             log.warning(
                 "%s doesn't fit the log: idempotent writers are made from the log from %d on", self._path, self._start
             )
-            self._table = WriterTable(self._start)
             # A broker that is killed now would find none.
             self._file.write_now()
         self._read(_START_S)
+
+    def _begin_anew(self) -> None:
+        """The table is to be made from the log alone."""
+        self._all_read.clear()
+        self._records = None
+        self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
+        self._table = WriterTable(self._start)
 
     def _read(self, seconds: float) -> bool:
         """Takes over what the log says, for so long; whether that was all."""
@@ -197,10 +206,20 @@ class Writers(Part):
         return None
 
     async def start(self) -> None:
-        if not self.is_read:
-            self._reading.start(0.0)
-        elif self._has_file:
+        if self.is_read and self._has_file:
             self._looking.start()
+
+    async def become_slave(self) -> None:
+        """Its log is a copy of another's from now on."""
+        self._follows = True
+        await self.stop()
+
+    async def become_master(self) -> None:
+        """Who was a slave finds in its log what writers have written to its master."""
+        if self._follows:
+            self._follows = False
+            self._begin_anew()
+            self._file.write_soon()
 
     async def stop(self) -> None:
         self._reading.cancel()
@@ -294,7 +313,8 @@ class Writers(Part):
         return self._all_read.is_set()
 
     async def read(self) -> None:
-        """Waits until `is_read`. Raises RequestRefused when that takes long."""
+        """Reads, if nobody does, and waits until `is_read`. Raises RequestRefused when that takes long."""
+        self._reading.start(0.0)
         try:
             async with asyncio.timeout(_WAIT_S):
                 await self._all_read.wait()
