@@ -144,7 +144,8 @@ def environment(version: str) -> Path:
         run([uv, "venv", "--quiet", "--python", sys.executable, "--seed", home])
     packages = HOME / f"{version}.txt"
     packages.write_text("".join(f"{line}\n" for line in locked_packages()))
-    install = [uv, "pip", "install", "--quiet", "--python", python]
+    # Spark starts Python very often: compiling what it imports each time takes longer than Spark waits for a worker.
+    install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
     run([*install, "-r", packages, f"pyspark=={version}.*"])
     run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT])
     for lake, coordinates in LAKES.get(version, {}).items():
