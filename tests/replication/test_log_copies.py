@@ -188,3 +188,25 @@ async def test_master_goes_and_another_comes(tmp_path: Path) -> None:
             async with master_of(first) as other:
                 slave.set_master(f"127.0.0.1:{other.port}")
                 await until(lambda: other.slaves.replicated(2) == first.max_physical_offset)
+
+
+async def test_master_changes_while_the_slave_connects(tmp_path: Path) -> None:
+    """What comes of the former master is not taken any more."""
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "x") as stranger:
+        put_many(first, 100, Random(1))
+        put_many(stranger, 100, Random(2))
+        async with (
+            master_of(first) as master,
+            master_of(stranger) as former,
+            opened(tmp_path / "b", is_slave=True) as second,
+            slave_of(second, former.port) as slave,
+        ):
+            # The loop hasn't run since it began to connect.
+            slave.set_master(f"127.0.0.1:{master.port}")
+            await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
+            assert log_hash(first) == log_hash(second)
+            slave.set_master(f"127.0.0.1:{former.port}")
+            slave.set_master(None)
+            await until(lambda: not master.slaves)
+            assert slave.state is None
+            assert not former.slaves

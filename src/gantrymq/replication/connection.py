@@ -14,8 +14,8 @@ from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
-from gantrymq.replication.frames import VERSION, Greeting, Report, ReportReader, encode_greeting, encode_header
-from gantrymq.replication.link import LAST_FILE
+from gantrymq.replication.frames import Report
+from gantrymq.replication.sending import Sending
 from gantrymq.replication.slaves import Slave, Slaves
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic
@@ -50,10 +50,9 @@ class Master(Protocol):
 class HaConnection(asyncio.Protocol):
     """Sends nothing until the slave has asked for something."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, sending: Sending) -> None:
         self._master = master
-        self._reports = ReportReader()
-        self._greeted = False
+        self._sending = sending
         self._takes = True
         self._transport: asyncio.Transport | None = None
         self.address = "?"
@@ -83,9 +82,9 @@ class HaConnection(asyncio.Protocol):
             return
         self.last_read = monotonic()
         try:
-            report = self._reports.feed(data)
-            if self._reports.checked and not self._greeted:
-                self._greet()
+            answer, report = self._sending.feed(data)
+            if answer:
+                self._write(answer)
             if report is not None:
                 self._reported(report)
         except FrameError as e:
@@ -100,12 +99,6 @@ class HaConnection(asyncio.Protocol):
 
     # -- what the slave says ------------------------------------------------------------------------------------
 
-    def _greet(self) -> None:
-        self._greeted = True
-        store = self._master.store
-        size = store.config.mapped_file_size_commit_log
-        self._write(encode_greeting(Greeting(store.min_physical_offset, store.max_physical_offset, size, VERSION)))
-
     def _reported(self, report: Report) -> None:
         master, slave = self._master, self.slave
         end = master.store.max_physical_offset
@@ -118,17 +111,13 @@ class HaConnection(asyncio.Protocol):
 
     def _begin(self, report: Report, end: int) -> None:
         """The first report, which asks for what is at its offset."""
-        store, offset = self._master.store, report.offset
-        begin = store.min_physical_offset
-        if offset == LAST_FILE and not self._reports.checked:
-            size = store.config.mapped_file_size_commit_log
-            offset = max(end // size * size, begin)
-        elif not begin <= offset <= end:
-            if not self._reports.checked:
-                # A Java slave sees that it is at another place, logs it and tries again later.
-                self._write(encode_header(begin if offset < begin else end, b"", checked=False))
+        begin = self._master.store.min_physical_offset
+        offset = self._sending.first(report.offset)
+        if not begin <= offset <= end:
+            # A Java slave sees that it is at another place, logs it and tries again later.
+            self._write(self._sending.header(begin if offset < begin else end, b""))
             raise FrameError(f"it wants what is at {offset}, the log has {begin} to {end}")
-        self.slave = Slave(self.address, report.broker_id, report.offset, offset)
+        self.slave = Slave(self.address, report.broker_id, report.offset, offset, self._sending.is_learner)
         log.info("the slave %s follows from %d on", self.address, offset)
         self._master.joined(self)
         self.send()
@@ -141,7 +130,7 @@ class HaConnection(asyncio.Protocol):
         if slave is None or transport is None:
             return
         store, config = self._master.store, self._master.config
-        batch, checked = config.ha_transfer_batch_size, self._reports.checked
+        sending = self._sending
         budget = _STEP_BYTES
         # A socket that fails in the midst of it doesn't say so but in this way.
         while self._takes and not transport.is_closing():
@@ -149,9 +138,9 @@ class HaConnection(asyncio.Protocol):
                 self._master.go_on()
                 return
             now = monotonic()
-            most = batch
+            most = sending.most(slave.next_offset, config.ha_transfer_batch_size)
             if config.ha_flow_control_enable:
-                most = min(batch, flow.allowed(now, config.max_ha_transfer_byte_in_second))
+                most = min(most, flow.allowed(now, config.max_ha_transfer_byte_in_second))
                 if not most:
                     return
             try:
@@ -162,7 +151,7 @@ class HaConnection(asyncio.Protocol):
                 return
             if piece is None:
                 return
-            header = encode_header(slave.next_offset, piece, checked=checked)
+            header = sending.header(slave.next_offset, piece)
             slave.next_offset += len(piece)
             budget -= len(piece)
             flow.sent(len(piece), now)
@@ -177,7 +166,7 @@ class HaConnection(asyncio.Protocol):
         elif (
             self.slave is not None and self._takes and now - self.last_write >= config.ha_send_heartbeat_interval / 1000
         ):
-            self._write(encode_header(self.slave.next_offset, b"", checked=self._reports.checked))
+            self._write(self._sending.header(self.slave.next_offset, b""))
 
     def bytes_per_second(self) -> int:
         return self._flow.bytes_per_second(monotonic())

@@ -214,15 +214,24 @@ class Link:
 
     def _compared(self, offset: int, body: bytes) -> bytes:
         """What is behind the end of the slave's own log; before it all must be equal."""
-        known = min(len(body), max(self._own_end - offset, 0))
-        at = 0
-        while at < known:
-            own = self._store.log_slice(offset + at, known - at)
-            if own is None or own != body[at : at + len(own)]:
-                raise ReplicationError(
-                    f"this log, which ends at {self._own_end}, has something else than the master's behind "
-                    f"{offset + at}: they aren't the same"
-                )
-            at += len(own)
+        known = same_log(self._store, self._own_end, offset, body)
         self.state = LinkState.FOLLOWING if self._next >= self._own_end else LinkState.COMPARING
         return body[known:]
+
+
+def same_log(store: MessageStore, end: int, offset: int, body: bytes) -> int:
+    """How many bytes of `body`, which are at `offset`, a log that ends at `end` has.
+
+    Raises ReplicationError when it has others.
+    """
+    known = min(len(body), max(end - offset, 0))
+    at = 0
+    while at < known:
+        own = store.log_slice(offset + at, known - at)
+        if own is None or own != body[at : at + len(own)]:
+            raise ReplicationError(
+                f"this log, which ends at {end}, has something else than the master's behind {offset + at}: they "
+                "aren't the same"
+            )
+        at += len(own)
+    return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
@@ -13,6 +14,7 @@ from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
+from gantrymq.replication.sending import PlainSending, Sending
 from gantrymq.replication.slaves import Slaves
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import network
@@ -32,7 +34,8 @@ class HaMaster:
     """Of one store. The port is taken here and now; connections are taken from `start` on.
 
     `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
-    `on_acknowledged` is called when a slave has more than before. Raises GantryError when the port is taken.
+    `on_acknowledged` is called when a slave has more than before. `sending` makes what speaks to a slave, in controller
+    mode an `AutoSwitchSending`. Raises GantryError when the port is taken.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class HaMaster:
         tls: TlsConfig | None = None,
         jobs: Jobs | None = None,
         on_acknowledged: Callable[[], None] = lambda: None,
+        sending: Callable[[], Sending] | None = None,
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self.store = store
         self.config = config
         self.slaves = Slaves(config)
         self.acknowledged = on_acknowledged
+        self._new_sending = sending if sending is not None else partial(PlainSending, store)
         self._tls = ServerTls(tls, jobs) if tls is not None else None
         self._arrivals: Arrivals | None = None
         #: In the order in which they came.
@@ -74,7 +79,7 @@ class HaMaster:
         tls = self._tls
         if tls is not None:
             tls.load()
-        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, lambda: HaConnection(self))
+        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, self._new_connection)
         self._listener.start()
         if tls is not None:
             tls.start()
@@ -169,6 +174,9 @@ class HaMaster:
             self._arrivals.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
         for connection in list(self._connections):
             connection.look(now)
+
+    def _new_connection(self) -> HaConnection:
+        return HaConnection(self, self._new_sending())
 
     def _accepted(self, sock: network.Socket) -> None:
         assert self._arrivals is not None

@@ -14,6 +14,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.client import addresses_of
+from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.link import Link, LinkState
@@ -37,11 +38,15 @@ _FULL_PAUSE_S = 1.0
 _LOOK_S = 1.0
 
 
+#: What one connection has come to.
+AnyLink = Link | AutoSwitchLink
+
+
 class HaSlave:
     """Of one store, which is a slave's (`MessageStore.set_slave`).
 
     `on_messages` is called with the queues that got messages. `ssl_context`: connections are TLS. `broker_id` tells one
-    slave of a master from another.
+    slave of a master from another. `new_link` makes what speaks to the master, in controller mode an `AutoSwitchLink`.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class HaSlave:
         jobs: Jobs | None = None,
         on_messages: Callable[[Collection[ConsumeQueue]], None] = lambda queues: None,
         ssl_context: tls.SSLContext | None = None,
+        new_link: Callable[[], AnyLink] | None = None,
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self._store = store
@@ -60,6 +66,7 @@ class HaSlave:
         self._broker_id = broker_id
         self._on_messages = on_messages
         self._ssl_context = ssl_context
+        self._new_link = new_link if new_link is not None else self._plain_link
         self._address: str | None = None
         self._first_offset: int | None = None
         self._connection: _Connection | None = None
@@ -154,8 +161,9 @@ class HaSlave:
             # TimeoutError and tls.SSLError are OSErrors.
             log.warning("can't connect to the master %s: %s", address, str(e) or type(e).__name__)
             return self._next_pause()
-        if address != self._address or not self._is_running:
-            connection.abort()
+        if connection is not self._connection:
+            # Another master is to be followed, or it was lost at once.
+            return self._next_pause()
         return inf
 
     async def _connect_to(self, address: str) -> _Connection:
@@ -165,7 +173,7 @@ class HaSlave:
         for n, ip in enumerate(ips, 1):
             try:
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self),
+                    lambda: _Connection(self, address),
                     ip,
                     port,
                     ssl=self._ssl_context,
@@ -203,15 +211,17 @@ class HaSlave:
 
     def opened(self, connection: _Connection) -> None:
         """It stands: asks for the log."""
-        if not self._is_running or self._connection is not None:
+        if not self._is_running or self._connection is not None or connection.master != self._address:
             connection.abort()
             return
+        connection.link = self._new_link()
         self._connection = connection
         self._last_read = monotonic()
-        connection.link = Link(
-            self._store, self._broker_id, whole_log=not self._wants_last_file, first_offset=self._first_offset
-        )
         self._write(connection.link.opening())
+
+    def _plain_link(self) -> AnyLink:
+        whole_log = not self._wants_last_file
+        return Link(self._store, self._broker_id, whole_log=whole_log, first_offset=self._first_offset)
 
     def closed(self, connection: _Connection, error: Exception | None) -> None:
         """It is lost."""
@@ -292,7 +302,7 @@ class HaSlave:
         elif now - self._last_write >= self._config.ha_send_heartbeat_interval / 1000:
             self._write(connection.link.report(self._flushed(), is_due=True))
 
-    def _report(self, link: Link) -> None:
+    def _report(self, link: AnyLink) -> None:
         flushed = self._flushed()
         self._write(link.report(flushed))
         if flushed is not None and flushed < self._store.max_physical_offset and not self._is_flushing:
@@ -326,10 +336,11 @@ class _Connection(asyncio.Protocol):
     """The socket of one link."""
 
     #: Made when it stands.
-    link: Link
+    link: AnyLink
 
-    def __init__(self, slave: HaSlave) -> None:
+    def __init__(self, slave: HaSlave, master: str) -> None:
         self._slave = slave
+        self.master = master
         self.is_paused = False
         self._transport: asyncio.Transport | None = None
 

@@ -21,6 +21,8 @@ class Slave:
     acknowledged: int
     #: What is sent to it next.
     next_offset: int
+    #: It is never waited for.
+    is_learner: bool = False
     #: What it acknowledged was the log's end at that time, s.
     caught_up_at: float = -inf
 
@@ -67,13 +69,13 @@ class Slaves:
 
     def in_sync_count(self, end: int) -> int:
         """How many copies there are that are in sync, the master's among them (`inSyncReplicasNums`)."""
-        return 1 + sum(self.is_in_sync(slave, end) for slave in self._slaves)
+        return 1 + sum(self.is_in_sync(slave, end) for slave in self._slaves if not slave.is_learner)
 
     def replicated(self, count: int) -> int:
         """The physical offset up to which `count` copies have the log, the master's among them; 0 with fewer copies."""
         if count <= 1:
             return MAX_OFFSET
-        if count - 1 > len(self._slaves):
+        acknowledged = [slave.acknowledged for slave in self._slaves if not slave.is_learner]
+        if count - 1 > len(acknowledged):
             return 0
-        acknowledged = [slave.acknowledged for slave in self._slaves]
         return max(acknowledged) if count == 2 else sorted(acknowledged, reverse=True)[count - 2]

@@ -1,0 +1,174 @@
+"""AutoSwitchLink: what one connection of a slave with its master has come to, in controller mode.
+
+The master says which epochs its log has, and the slave cuts off what it has behind the point where the two logs parted:
+nobody acknowledged that, or its writer would still be master. A master whose last epoch is older than the slave's was
+deposed, and isn't followed. A log without epochs, from before controller mode, is compared at its end, as in `link`.
+Source: ha/autoswitch/AutoSwitchHAClient. Java's slave follows a deposed master, too, and cuts its own log for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gantrymq.errors import FrameError, ReplicationError
+from gantrymq.logs import peer_log
+from gantrymq.replication.autoswitch_frames import (
+    AutoSwitchFrameReader,
+    Hello,
+    MasterEpochs,
+    Transfer,
+    encode_autoswitch_report,
+    encode_hello,
+)
+from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.replication.epochs import Epoch, Epochs
+from gantrymq.replication.link import OVERLAP, LinkState, same_log
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+
+log = peer_log(__name__)
+
+
+class AutoSwitchLink:
+    """Of one connection; as `Link`. `file` has the epochs of the slave's log."""
+
+    asked_in_vain = False
+
+    def __init__(self, store: MessageStore, hello: Hello, file: EpochFile) -> None:
+        self.state = LinkState.ASKING
+        #: All before it is in the logs of all whom the master waits for.
+        self.confirm_offset = 0
+        self._store = store
+        self._replica = store.replica
+        self._hello = hello
+        self._epochs = file.epochs
+        self._save = file.save
+        self._frames = AutoSwitchFrameReader()
+        self._waiting = b""
+        self._replica.restart()
+        self._own_end = store.max_physical_offset
+        self._begins = self._own_end == store.min_physical_offset
+        #: The offset of the next frame; None before the master's epochs have come.
+        self._next: int | None = None
+        #: Where the master's log ended then.
+        self._master_end = 0
+        self._reported = -1
+
+    def opening(self) -> bytes:
+        """What the slave says first."""
+        return encode_hello(self._hello)
+
+    def feed(self, data: bytes) -> None:
+        """What the master sent."""
+        self._frames.feed(data)
+
+    def step(self) -> Collection[ConsumeQueue] | None:
+        """As `Link.step`."""
+        if not self._waiting:
+            frame = self._frames.next()
+            if frame is None:
+                return None
+            if isinstance(frame, MasterEpochs):
+                if self._next is None:
+                    self._agree(frame)
+                return ()
+            self._waiting = self._checked(frame)
+            if not self._waiting:
+                return ()
+        queues: Collection[ConsumeQueue] = self._replica.append(self._waiting)
+        self._waiting = b""
+        return queues
+
+    def report(self, flushed: int | None = None, *, is_due: bool = False) -> bytes:
+        """As `Link.report`."""
+        if self._next is None:
+            return b""
+        offset = self._next
+        if self.state is LinkState.FOLLOWING:
+            offset = max(self._store.max_physical_offset if flushed is None else flushed, self._reported)
+        elif self._reported >= 0:
+            offset = self._reported
+        if offset <= self._reported and not is_due:
+            return b""
+        self._reported = offset
+        return encode_autoswitch_report(offset)
+
+    def _agree(self, master: MasterEpochs) -> None:
+        """Cuts what the master hasn't, and asks for what follows."""
+        last, store = self._epochs.last, self._store
+        if last is not None and master.last_epoch < last.number:
+            raise ReplicationError(
+                f"the master's last epoch is {master.last_epoch}, this log's {last.number}: another has become master"
+            )
+        self._master_end = master.max_offset
+        if self._begins:
+            if last is not None:
+                self._epochs.truncate_from(0)
+                self._save()
+            self._next = self._own_end
+        elif last is None:
+            self._next = max(self._own_end - OVERLAP, store.min_physical_offset, 1)
+        else:
+            self._next = self._own_end = self._cut(Epochs(master.epochs))
+
+    def _cut(self, master: Epochs) -> int:
+        """Where both logs are still the same; there this one ends now."""
+        store, end = self._store, self._store.max_physical_offset
+        point = self._epochs.consistent_point(end, master, self._master_end)
+        if point is None or point < store.min_physical_offset:
+            raise ReplicationError(
+                f"this log and the master's have no epoch in common: {self._epochs.all()}, {master.all()}"
+            )
+        if point < end:
+            log.warning("%d bytes behind %d are cut off: the master hasn't got them", end - point, point)
+            self._replica.truncate(point)
+            self._epochs.truncate_from(point)
+            self._save()
+        return point
+
+    def _checked(self, frame: Transfer) -> bytes:
+        """What of a frame is to be put into the log. Raises as `step` does."""
+        if self._next is None:
+            raise FrameError("the master sends its log before its epochs")
+        if not frame.body:
+            self._heard(frame)
+            return b""
+        offset = frame.offset
+        if self.state is LinkState.ASKING and self._begins:
+            self._begin(offset)
+        elif offset != self._next:
+            raise FrameError(f"the master sent what is at {offset}, not at {self._next}")
+        self._next = offset + len(frame.body)
+        known = same_log(self._store, self._own_end, offset, frame.body)
+        self.state = LinkState.FOLLOWING if self._next >= self._own_end else LinkState.COMPARING
+        self._in_epoch(Epoch(frame.epoch, frame.epoch_start))
+        self.confirm_offset = min(frame.confirm_offset, self._store.max_physical_offset)
+        return frame.body[known:]
+
+    def _heard(self, frame: Transfer) -> None:
+        """A sign of life. Of an empty master it is at -1."""
+        assert self._next is not None
+        if self.state is not LinkState.ASKING and frame.offset != self._next:
+            raise FrameError(f"the master is at {frame.offset}, not at {self._next}")
+        if self.state is not LinkState.FOLLOWING and not self._begins and self._next < self._master_end:
+            raise ReplicationError(f"the master has nothing at {self._next}: its log begins behind it")
+        if not self._begins and self._next >= self._own_end:
+            self.state = LinkState.FOLLOWING
+        self.confirm_offset = min(frame.confirm_offset, self._store.max_physical_offset)
+
+    def _begin(self, offset: int) -> None:
+        """The first bytes of an empty log."""
+        asked = self._next
+        if offset != asked and (asked or offset % self._store.config.mapped_file_size_commit_log):
+            raise FrameError(f"the master sent what is at {offset}, not at {asked}")
+        if offset != self._store.max_physical_offset:
+            self._replica.begin_at(offset)
+        self._own_end = offset
+
+    def _in_epoch(self, epoch: Epoch) -> None:
+        """The bytes are of this epoch."""
+        last = self._epochs.last
+        if last is not None and epoch.number < last.number:
+            raise FrameError(f"bytes of the epoch {epoch.number} after some of {last.number}")
+        if (last is None or epoch.number > last.number) and self._epochs.append(epoch):
+            self._save()

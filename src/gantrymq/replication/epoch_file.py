@@ -1,0 +1,37 @@
+"""EpochFile: a log's epochs on the disk, `epochFileCheckpoint` in the store's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gantrymq.config import replace_file
+from gantrymq.errors import ConfigError, StoreError
+from gantrymq.replication.epochs import Epochs
+from gantrymq.system import files
+
+#: Java's name (`MessageStoreConfig.getStorePathEpochFile`).
+NAME = "epochFileCheckpoint"
+
+
+class EpochFile:
+    """Of the store in `root`; `epochs` are what `load` found, and what `save` writes."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / NAME
+        self.epochs = Epochs()
+
+    def load(self, log_end: int) -> None:
+        """Reads the file, if there is one; epochs that begin behind the log's end went with it. Raises StoreError."""
+        try:
+            text = files.read_bytes(self._path).decode() if files.exists(self._path) else ""
+        except (OSError, UnicodeDecodeError) as e:
+            raise StoreError(f"can't read {self._path}: {e}") from e
+        self.epochs = Epochs.decode(text) if text else Epochs()
+        self.epochs.truncate_from(log_end + 1)
+
+    def save(self) -> None:
+        """Writes the file; on return it is on the disk. Raises StoreError."""
+        try:
+            replace_file(self._path, self.epochs.encode().encode())
+        except ConfigError as e:
+            raise StoreError(str(e)) from e

@@ -1,0 +1,212 @@
+"""Links of controller mode: logs with epochs, which are cut where they parted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from struct import pack
+from typing import Any
+
+import pytest
+from replication_support import LOG_FILE, Proxy, log_hash, opened, put_many, queue_units
+from waiting import until
+
+from gantrymq.replication.autoswitch_frames import Hello, encode_hello
+from gantrymq.replication.autoswitch_link import AutoSwitchLink
+from gantrymq.replication.config import ReplicationConfig
+from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.replication.epochs import Epoch, Epochs
+from gantrymq.replication.master import HaMaster
+from gantrymq.replication.sending import AutoSwitchSending
+from gantrymq.replication.slave import HaSlave
+from gantrymq.store.message_store import MessageStore
+
+
+class Replica:
+    """A store with epochs, which may be master or slave."""
+
+    def __init__(self, store: MessageStore, broker_id: int) -> None:
+        self.store = store
+        self.broker_id = broker_id
+        self.file = EpochFile(store.config.store_path_root_dir)
+        self.file.load(store.max_physical_offset)
+
+    @property
+    def end(self) -> int:
+        return self.store.max_physical_offset
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.file.epochs
+
+    def begins(self, epoch: int) -> None:
+        """It is made master."""
+        self.store.set_slave(False)
+        self.epochs.append(Epoch(epoch, self.end))
+        self.file.save()
+
+    @asynccontextmanager
+    async def as_master(self, **options: Any) -> AsyncIterator[HaMaster]:
+        def sending() -> AutoSwitchSending:
+            return AutoSwitchSending(self.store, self.epochs, lambda: self.end)
+
+        master = HaMaster(self.store, ReplicationConfig(**options), host="127.0.0.1", sending=sending)
+        await master.start()
+        try:
+            yield master
+        finally:
+            await master.stop()
+
+    @asynccontextmanager
+    async def as_slave(self, port: int, **hello: Any) -> AsyncIterator[HaSlave]:
+        self.store.set_slave(True)
+
+        def link() -> AutoSwitchLink:
+            return AutoSwitchLink(self.store, Hello(self.broker_id, **hello), self.file)
+
+        slave = HaSlave(self.store, ReplicationConfig(), broker_id=self.broker_id, new_link=link)
+        slave.set_master(f"127.0.0.1:{port}")
+        await slave.start()
+        try:
+            yield slave
+        finally:
+            await slave.stop()
+
+
+@asynccontextmanager
+async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
+        yield Replica(first, 1), Replica(second, 2)
+
+
+def assert_equal(first: Replica, second: Replica) -> None:
+    assert first.end == second.end
+    assert log_hash(first.store) == log_hash(second.store)
+    assert queue_units(first.store) == queue_units(second.store)
+    assert first.epochs.all() == second.epochs.all()
+
+
+async def test_epochs_come_with_the_log(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        for epoch in (1, 2, 5):
+            first.begins(epoch)
+            put_many(first.store, 500, Random(epoch))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: master.slaves.replicated(2) == first.end)
+            put_many(first.store, 500, Random(9))
+            await until(lambda: master.slaves.replicated(2) == first.end)
+            assert_equal(first, second)
+        file = EpochFile(second.store.config.store_path_root_dir)
+        file.load(second.end)
+        assert file.epochs.all() == first.epochs.all()
+
+
+async def test_connection_cut_at_random(tmp_path: Path) -> None:
+    chance = Random(3)
+    async with two(tmp_path) as (first, second), first.as_master() as master, Proxy(master.port) as proxy:
+        proxy.cut_after = lambda: chance.randrange(60_000) if proxy.cuts < 50 else None
+        first.begins(1)
+        async with second.as_slave(proxy.port):
+            while proxy.cuts < 50:
+                put_many(first.store, 2000, chance)
+                await until(lambda: second.end == first.end)
+        assert_equal(first, second)
+
+
+async def test_deposed_master_cuts_what_nobody_has(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 1000, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+        parted = first.end
+        put_many(first.store, 500, Random(2), topic="lost")
+        assert first.store.queue("lost", 0).max_offset
+        second.begins(2)
+        put_many(second.store, 800, Random(3))
+        async with second.as_master() as master, first.as_slave(master.port):
+            await until(lambda: first.end == second.end and first.epochs.last == Epoch(2, parted))
+            assert log_hash(first.store) == log_hash(second.store)
+            assert first.epochs.all() == second.epochs.all() == (Epoch(1, 0), Epoch(2, parted))
+            lost = first.store.find_queue("lost", 0)
+            assert lost is None or lost.max_offset == lost.min_offset
+
+
+async def test_deposed_master_is_not_followed(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 100, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+        second.begins(2)
+        put_many(second.store, 100, Random(2))
+        before = second.end
+        async with first.as_master() as master, second.as_slave(master.port) as slave:
+            assert "another has become master" in await until(lambda: slave.refusal)
+            assert second.end == before
+
+
+async def test_log_from_before_controller_mode(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        put_many(first.store, 300, Random(1))
+        first.begins(1)
+        put_many(first.store, 300, Random(2))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+            assert log_hash(first.store) == log_hash(second.store)
+
+
+async def test_equal_logs_without_epochs_go_on_and_others_do_not(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        put_many(first.store, 300, Random(1))
+        put_many(second.store, 200, Random(2))
+        first.begins(1)
+        async with first.as_master() as master, second.as_slave(master.port) as slave:
+            assert "aren't the same" in await until(lambda: slave.refusal)
+        assert second.epochs.last is None
+
+
+async def test_last_file_alone(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 6000, Random(1), size=1000)
+        begin = first.end // LOG_FILE * LOG_FILE
+        async with first.as_master() as master, second.as_slave(master.port, sync_from_last_file=True):
+            await until(lambda: second.end == first.end)
+        assert second.store.min_physical_offset == begin > 0
+        assert log_hash(first.store, begin) == log_hash(second.store, begin)
+
+
+async def test_nobody_waits_for_a_learner(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 100, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port, is_async_learner=True):
+            await until(lambda: second.end == first.end)
+            assert len(master.slaves) == 1
+            assert master.slaves.replicated(2) == 0
+            assert master.slaves.in_sync_count(first.end) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pack(">iq", 2, 0),
+        pack(">iq", 7, 0) * 2,
+        encode_hello(Hello(1)) + pack(">iq", 2, 1 << 40),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["no hello", "state", "beyond the end", "http"],
+)
+async def test_rubbish_ends_its_connection(tmp_path: Path, data: bytes) -> None:
+    async with two(tmp_path) as (first, _):
+        first.begins(1)
+        async with first.as_master() as master:
+            reader, writer = await asyncio.open_connection("127.0.0.1", master.port)
+            writer.write(data)
+            await asyncio.wait_for(reader.read(), 10)
+            assert not master.slaves
+            writer.close()
