@@ -24,9 +24,6 @@ from sim.system import World
 
 #: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
 _UNSYNCED_S = 3.0
-#: After a log has lost its end its queues use those offsets again; who has had what was there, and asks only when as
-#: many have come, skips these, here as in Java. Consumers ask again after their long poll's time, s.
-_REUSED_S = 35.0
 #: After these a broker reads its log as it finds it.
 _CRASHES = ("kill", "kill-all", "power", "sync-error")
 
@@ -233,7 +230,7 @@ class Lies:
         crashes = [fault for fault in scene.plan.faults if fault.kind in _CRASHES]
         # A hole that the next recovery had no need to look at ends the log for one that reads from further back.
         if all(site.clients.sending_at + fault.at < now for fault in crashes):
-            scene.lied_until[program.name] = now + _REUSED_S
+            scene.lied_until[program.name] = now
 
 
 class Rot:
