@@ -131,18 +131,22 @@ def test_mqadmin(cluster: Cluster, topic: str) -> None:
     refused = cluster.admin("updateControllerConfig", "-k", "configStorePath", "-v", "/nowhere")
     assert "Can not update config in black list" in refused
 
+    # The next epoch begins where the log of this one has ended; Java leaves out one that wrote nothing.
+    produce(cluster.namesrv.address, topic, [message.line() for message in sample(5)])
     other_id = str(cluster.id_of(other))
     elected = cluster.admin("electMaster", "-b", other_id, "-bn", NAME, "-c", "DefaultCluster")
-    assert f"#BrokerMasterAddr\t{other.address}" in elected, elected
+    if cluster.controller.name == "Java controller":
+        # Apache's mqadmin can't read what Apache's controller writes, which has done it all the same.
+        assert "not support unquoted name" in elected
+    else:
+        assert f"#BrokerMasterAddr\t{other.address}" in elected, elected
     assert cluster.master is other
     still = cluster.admin("electMaster", "-b", other_id, "-bn", NAME, "-c", "DefaultCluster")
     assert "The old master" in still
     cluster.wait_in_sync(first, other)
-    sent = sample(5)
-    produce(cluster.namesrv.address, topic, [message.line() for message in sent])
     epochs = mqadmin(cluster.namesrv.address, "getBrokerEpoch", "-b", NAME)
     assert "epoch=1, startOffset=0" in epochs
-    assert "epoch=2" in epochs
+    assert "epoch=2" in epochs, epochs
 
     first_id = str(cluster.id_of(first))
     clean = ("-bn", NAME, "-c", "DefaultCluster", "-b")
