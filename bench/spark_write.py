@@ -1,0 +1,205 @@
+"""Spark writing to a topic, plainly, with exactlyOnce and in a transaction; and reading all of it again.
+
+    .venv/bin/python bench/spark_write.py [--rows N] [--rounds N] [--size BYTES] [--brokers N] [--modes MODE...]
+        [--partitions N] [--workers N]
+
+Everything runs on this machine: brokers, driver and tasks share its cores. With --workers N Spark is a standalone
+cluster with so many workers, processes of their own. Prints a Markdown table, and the most memory of each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark import fill
+
+from gantrymq.spark import register, session_builder
+from gantrymq.spark.session import java_home
+from gantrymq.testing.processes import ProcessCluster
+
+MODES = {"plain": {}, "exactlyOnce": {"exactlyOnce": "true"}, "transactional": {"transactional": "true"}}
+QUEUES = 4
+_SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+_START_S = 60.0
+
+
+def main() -> None:
+    args = parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(ProcessCluster(directory / "brokers", brokers=args.brokers))
+        master = stack.enter_context(standalone(directory, args.workers)) if args.workers else "local[2]"
+        spark = start_spark(master)
+        stack.callback(spark.stop)
+        print(
+            f"{platform.python_version()}, Spark {spark.version}, {master.partition(':')[0]}, {os.cpu_count()} CPUs, "
+            f"{args.brokers} broker(s), {args.partitions} partitions, {args.rows:,} rows of {args.size} B\n"
+        )
+        print("| write | rows/s, each round | CPU, us a row | read again, rows/s |")
+        print("|---|---|---|---|")
+        frame = rows_of(spark, args.rows, args.partitions, args.size)
+        for mode in args.modes:
+            # Python workers and the JVM warm up.
+            measure(cluster, f"warm-{mode}", rows_of(spark, 20_000, args.partitions, args.size), MODES[mode])
+            before = processor_s()
+            rounds = [measure(cluster, f"{mode}-{number}", frame, MODES[mode]) for number in range(args.rounds)]
+            took = {kind: after - before.get(kind, 0.0) for kind, after in processor_s().items()}
+            rows = args.rows * args.rounds
+            cpu = ", ".join(f"{kind} {s / rows * 1e6:.1f}" for kind, s in took.items() if s / rows * 1e6 >= 0.1)
+            rates = ", ".join(f"{args.rows / took_s:,.0f}" for took_s in rounds)
+            topics = ",".join(f"{mode}-{number}" for number in range(args.rounds))
+            print(f"| {mode} | {rates} | {cpu} | {read_all(spark, cluster, topics, rows):,.0f} |", flush=True)
+        print()
+        for name, mib in most_memory():
+            print(f"- {name}: {mib:,.0f} MiB")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition(";")[0])
+    parser.add_argument("--rows", type=int, default=500_000, help="rows of a write (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured writes of each kind (%(default)s)")
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
+    parser.add_argument("--brokers", type=int, default=1)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0, help="of a standalone cluster; 0 is local[2]")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    return parser.parse_args()
+
+
+def start_spark(master: str) -> SparkSession:
+    spark = (
+        session_builder("bench")
+        .master(master)
+        .config("spark.executor.cores", "1")
+        .config("spark.executor.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+@contextmanager
+def standalone(directory: Path, workers: int) -> Iterator[str]:
+    """A master and workers; its URL."""
+    with ExitStack() as stack:
+        master = stack.enter_context(daemon(directory, "Master", [], r"spark://127\.0\.0\.1:\d+"))
+        for number in range(workers):
+            size = ["--cores", "1", "--memory", "1200m", "--work-dir", str(directory / f"work-{number}"), master]
+            stack.enter_context(daemon(directory, "Worker", size, "Successfully registered", number))
+        yield master
+
+
+@contextmanager
+def daemon(directory: Path, kind: str, arguments: list[str], ready: str, number: int = 0) -> Iterator[str]:
+    log = directory / f"{kind}-{number}.log"
+    command = [_SPARK_CLASS, f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments]
+    environment = os.environ | {"JAVA_HOME": str(java_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not (found := re.search(ready, log.read_text())):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(log.read_text()[-2000:])
+            time.sleep(0.1)
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def rows_of(spark: SparkSession, rows: int, partitions: int, size: int) -> DataFrame:
+    number = F.col("id").cast("string")
+    return spark.range(0, rows, 1, partitions).select(F.rpad(number, size, ".").alias("body"), number.alias("keys"))
+
+
+def measure(cluster: ProcessCluster, topic: str, frame: DataFrame, options: dict[str, str]) -> float:
+    """How long the write takes, until all can be read, s."""
+    asyncio.run(fill(cluster, topic, QUEUES, 0, 0))
+    began = time.perf_counter()
+    writer = frame.write.format("rocketmq").options(nameServer=cluster.namesrv_addr, topic=topic, **options)
+    writer.mode("append").save()
+    return time.perf_counter() - began
+
+
+def read_all(spark: SparkSession, cluster: ProcessCluster, topics: str, rows: int) -> float:
+    """Rows a second; each is there once."""
+    reader = spark.read.format("rocketmq").options(nameServer=cluster.namesrv_addr, subscribe=topics)
+    began = time.perf_counter()
+    number = F.expr("CAST(TRIM(TRAILING '.' FROM CAST(body AS STRING)) AS BIGINT)")
+    [found] = reader.schema("body binary").load().agg(F.count("*"), F.sum(number), F.max(number)).collect()
+    took = time.perf_counter() - began
+    each = rows // len(topics.split(","))
+    expected = (rows, rows // each * (each * (each - 1) // 2), each - 1)
+    if tuple(found) != expected:
+        raise SystemExit(f"count, sum and highest number are {tuple(found)}, and should be {expected}")
+    return rows / took
+
+
+def most_memory() -> Iterator[tuple[str, float]]:
+    """(what it is, most resident memory so far in MiB) of the processes below this one."""
+    for pid, kind in below():
+        with suppress(OSError, AttributeError):
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+            yield f"{pid} {kind}", int(found.group(1)) / 1024  # type: ignore[union-attr]
+
+
+def processor_s() -> dict[str, float]:
+    """Processor time of the processes below this one so far, and of their ended children, by what they are, s."""
+    used: Counter[str] = Counter()
+    for pid, kind in below():
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            used[kind] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # type: ignore[assignment]
+    return dict(used)
+
+
+def below() -> Iterator[tuple[int, str]]:
+    """(process id, what it is) of this process and those below it."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while further := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= further
+    for pid in sorted(found):
+        with suppress(OSError):
+            yield pid, kind_of(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+
+
+def kind_of(command: str) -> str:
+    kinds = {
+        "CoarseGrainedExecutorBackend": "Spark executor (JVM)",
+        "deploy.worker.Worker": "Spark worker (JVM)",
+        "deploy.master.Master": "Spark master (JVM)",
+        "SparkSubmit": "Spark driver (JVM)",
+        "pyspark.daemon": "Python worker",
+        "gantrymq.cli broker": "broker",
+        "gantrymq.cli namesrv": "NameServer",
+        "bench/spark_write.py": "driver (Python)",
+    }
+    return next((kind for mark, kind in kinds.items() if mark in command), command[:60])
+
+
+if __name__ == "__main__":
+    main()
