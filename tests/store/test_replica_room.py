@@ -123,8 +123,12 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     put(master, master.queue("T", 0), b"one")
     follow(master, slave, lambda: BEHIND)
 
+    fdatasync = files.fdatasync
+
     def fails(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        if "slave" in Path(f"/proc/self/fd/{fd}").readlink().parts:
+            raise OSError(errno.EIO, "Input/output error")
+        fdatasync(fd)
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "fdatasync", fails)

@@ -65,6 +65,8 @@ class CommitLog:
         #: All before this physical offset is on the disk, and the store timestamp that belongs to it.
         self.flushed = 0
         self.flushed_timestamp = 0
+        #: Records from there on have no units in the queues yet; None: all have, as anywhere but on some slaves.
+        self.units_until: int | None = None
         #: The physical offset at which the first file begins.
         self.min_offset = 0
         #: Why nothing may be written or flushed any more.

@@ -221,6 +221,9 @@ class QueueFlusher(Flusher):
         # Whatever record is on the disk by now has its unit in a queue, flushed or dirty.
         timestamp = self._log.flushed_timestamp
         flushed = self._log.flushed
+        if (until := self._log.units_until) is not None:
+            # The units of some are held back.
+            timestamp, flushed = self._checkpoint.physic_msg_timestamp, min(flushed, until)
         problem: Exception | None = None
         for _ in range(len(self._dirty)):
             queue = self._dirty.popleft()

@@ -199,8 +199,13 @@ class MessageStore:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
 
     def set_slave(self, is_slave: bool) -> None:
-        """A slave's log takes what `replica` gets from its master, and no messages: `append` raises StoreError."""
+        """A slave's log takes what `replica` gets from its master, and no messages: `append` raises StoreError.
+
+        Raises StoreError when what was held back (`Replica.confirm`) can't be put into the queues.
+        """
         text = "this broker is a slave: messages go to its master, and come from there"
+        with self.waiting():
+            self.replica.show_all()
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
         if is_slave:

@@ -36,9 +36,9 @@ from gantrymq.protocol.record import (
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
+from gantrymq.store.held_units import HeldUnits, Units, make_room
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_crc import has_crc, has_wrong_crc
@@ -70,17 +70,6 @@ _pack_unit = UNIT.pack
 _HOST_V6_MORE = HOST_SIZE_V6 - HOST_SIZE_V4
 
 
-class _Units:
-    """Of one queue, those of the records of one step."""
-
-    __slots__ = ("data", "next_offset", "queue")
-
-    def __init__(self, queue: ConsumeQueue) -> None:
-        self.queue = queue
-        self.next_offset = queue.max_offset
-        self.data = bytearray()
-
-
 class Replica:
     """Of a store whose log only takes what a master sends; called by the thread that calls the store."""
 
@@ -102,6 +91,7 @@ class Replica:
         self._delays_ms = delays_ms
         self._alone = alone
         self._needs_crc = needs_crc
+        self._held = HeldUnits(commit_log, queues)
         #: The beginning of a record, and how many bytes there must be before it is worth a look.
         self._unfinished = bytearray()
         self._wanted = 0
@@ -137,6 +127,7 @@ class Replica:
         if physical_offset < 0 or physical_offset % self._log.file_size:
             raise StoreError(f"a log can't begin at {physical_offset}: its files have {self._log.file_size} bytes")
         with self._changed(0):
+            self._held.drop()
             self._queues.delete(list(self._queues))
             self._index.cut(0)
             self._log.begin_at(physical_offset, self._trash)
@@ -153,6 +144,8 @@ class Replica:
             if not commit_log.begins_at(physical_offset):
                 raise StoreError(f"the log can't be cut at {physical_offset}: no record begins there")
             with self._changed(physical_offset):
+                self._held.show(self._told, physical_offset)
+                self._held.drop()
                 for queue in self._queues:
                     queue.drop_from(physical_offset)
                 self._index.cut(physical_offset)
@@ -191,6 +184,8 @@ class Replica:
         try:
             while at < len(buffer) and (taken := self._take(buffer, at)):
                 at += taken
+            if self._held.until is not None:
+                self._held.show(self._told, self._held.until)
         except RecordError:
             self.restart()
             raise
@@ -200,6 +195,25 @@ class Replica:
             self._wanted = 0
             raise
         self._unfinished = bytearray(buffer[at:])
+        return self._tell()
+
+    def confirm(self, physical_offset: int) -> list[ConsumeQueue]:
+        """All before it is in every log that counts, what comes behind it isn't shown before that is, too.
+
+        For controller mode; until it is called for the first time nothing is held back, nor after `set_slave`. Returns
+        the queues that got messages. Raises StoreBusy, StoreFull, StoreError; it may be called again.
+        """
+        self._check_copy()
+        self._held.until = max(physical_offset, self._held.until or 0)
+        self._held.show(self._told, self._held.until)
+        return self._tell()
+
+    def show_all(self) -> None:
+        """Holds nothing back any more. Raises as `confirm` does."""
+        self._held.show(self._told)
+        self._held.until = None
+
+    def _tell(self) -> list[ConsumeQueue]:
         told = list(self._told)
         self._told.clear()
         return told
@@ -214,7 +228,7 @@ class Replica:
         timestamp = commit_log.store_timestamp
         file_end = at + commit_log.file_size - commit_log.position % commit_log.file_size
         end, last = min(len(buffer), file_end), min(len(buffer), file_end - BLANK_SIZE)
-        queues: dict[tuple[bytes, int], _Units] = {}
+        queues: dict[tuple[bytes, int], Units] = {}
         pos = at
         while pos < end:
             is_plain = False
@@ -260,12 +274,14 @@ class Replica:
                 else:
                     units = queues.get((topic, queue_id))
                     if units is None:
-                        units = _Units(self._queue(topic, queue_id))
+                        queue = self._queue(topic, queue_id)
+                        units = Units(queue, self._held.next_offset(queue))
                     if queue_offset != units.next_offset:
                         if pos > at:
                             break
                         check_places(queue_id, queue_offset, first + pos)
-                        units = _Units(self._fitting(units.queue, queue_offset, first + pos, buffer[pos:stop]))
+                        queue = self._fitting(units.queue, queue_offset, first + pos, buffer[pos:stop])
+                        units = Units(queue, queue_offset)
                     if topic == _SCHEDULE_TOPIC:
                         code = tags_code_of(decode_record(buffer, pos), self._delays_ms)
                     else:
@@ -283,30 +299,29 @@ class Replica:
             self._put(buffer[at:pos], list(queues.values()), timestamp)
         return pos - at
 
-    def _put(self, data: bytes, all_units: list[_Units], timestamp: int) -> None:
+    def _put(self, data: bytes, all_units: list[Units], timestamp: int) -> None:
         """Writes what was checked. Raises StoreBusy, StoreFull, StoreError; then nothing is written."""
-        commit_log = self._log
-        busy: StoreBusy | None = None
+        commit_log, held = self._log, self._held
         try:
             commit_log.make_room_for_copy(len(data))
-        except StoreBusy as e:
-            busy = e
-        for units in all_units:
-            try:
-                units.queue.make_room_for(len(units.data) // UNIT_SIZE)
-            except StoreBusy as e:
-                # All that is needed is made meanwhile.
-                busy = e
-        if busy is not None:
-            raise busy
-        for units in all_units:
-            units.queue.write_next(units.data)
+        except StoreBusy:
+            if held.until is None:
+                # What the queues need is made meanwhile.
+                make_room(all_units)
+            raise
+        if held.until is None:
+            make_room(all_units)
+            for units in all_units:
+                units.queue.write_next(units.data)
         commit_log.write(data)
-        for units in all_units:
-            queue = units.queue
-            queue.count_written(len(units.data) // UNIT_SIZE)
-            self._queues.mark_dirty(queue)
-            self._told[queue] = None
+        if held.until is None:
+            for units in all_units:
+                queue = units.queue
+                queue.count_written(len(units))
+                self._queues.mark_dirty(queue)
+                self._told[queue] = None
+        elif all_units:
+            held.hold(commit_log.position, commit_log.position + len(data), all_units)
         # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
         commit_log.store_timestamp = timestamp
         commit_log.position += len(data)
@@ -382,6 +397,7 @@ class Replica:
 
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
         """The queue, when the next unit gets that queue offset. Raises RecordError when that is hardly right."""
+        self._held.show(self._told)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
             self._queues.delete([queue])
