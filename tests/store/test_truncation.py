@@ -19,7 +19,8 @@ from replica_support import (
 )
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, finish, flushed, log_files, open_store, put, read_all
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreBusy, StoreError
+from gantrymq.store.index_file import IndexFile
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -242,3 +243,30 @@ def test_it_is_on_the_disk_as_before(tmp_path: Path) -> None:
         flushed(slave)
         assert slave.flushed_offset == slave.max_physical_offset
     closed_without_fault(master, slave)
+
+
+def test_an_index_file_was_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have gone on where one ended that isn't there any more."""
+    options = {"max_index_num": 8}
+    master, slave = open_store(tmp_path / "master", **options), open_slave(tmp_path / "slave", **options)
+    other = open_store(tmp_path / "other")
+    write_without_deleting(master, random.Random(3), 40)
+    put(other, other.queue("T", 0), b"without a key")
+    follow(master, slave, lambda: BEHIND)
+    made = IndexFile.need_room
+
+    def busy(self: IndexFile, end: int = 0) -> None:
+        if slave.keys.index_behind_bytes < slave.max_physical_offset // 2:
+            raise StoreBusy("being made")
+        made(self, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexFile, "need_room", busy)
+        for _ in range(3):
+            assert not slave.keys.build_index(1)
+    slave.replica.truncate(0)
+    follow(other, slave, lambda: BEHIND)
+    assert slave.keys.build_index(1)
+    assert slave._index.last_update[1] == 0
+    for store in (master, other, slave):
+        store.close()

@@ -395,6 +395,10 @@ class MessageIndex:
             return
         self._unflushed = deque(file for file in self._unflushed if file in kept)
         self.flushed_timestamp = min(self.flushed_timestamp, kept[-1].end_timestamp if kept else 0)
+        if self._next is not None:
+            # It would go on where a dropped one ended.
+            dropped.append(self._next)
+            self._next = None
         for file in reversed(dropped):
             file.delete()
         sync_directory(self._directory)
