@@ -142,6 +142,12 @@ async def test_a_new_slave_has_the_tables_at_once(tmp_path: Path) -> None:
         await until(lambda: slave.topics.get("orders") is not None, 5)
 
 
+async def test_a_topic_that_has_messages_is_copied_at_once(replicas: Replicas) -> None:
+    await until(lambda: any(isinstance(p, MetadataSync) and p.copied_from for p in replicas.slave._parts))
+    assert (await (await replicas.peer()).send("new", b"x")).code == ResponseCode.SUCCESS
+    await until(lambda: replicas.slave.topics.get("new") is not None, 5)
+
+
 async def test_a_table_that_can_t_be_read_keeps_no_other(replicas: Replicas) -> None:
     replicas.master.offsets.commit("readers", "orders", 1, 7)
     replicas.master._schedule.encoded_offsets = lambda: b"rubbish"  # type: ignore[method-assign]

@@ -161,7 +161,7 @@ class Broker:
             config, store, topics, groups, filters, offsets, deliveries, jobs=jobs, long_requests=long_requests
         )
         self.polling = self._pulling.polling
-        self.replicating = replicating = Replicating(config, self.address, self.port, store, self.polling, jobs)
+        self.replicating = replicating = Replicating(config, self.address, self.port, store, topics, self.polling, jobs)
         self._pulling.has_master = lambda: replicating.has_master
         appender = Appender(store, store_host, self.polling)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
@@ -247,7 +247,7 @@ class Broker:
             self.access,
             jobs,
         )
-        replicating.master_changed = tables.master_changed
+        replicating.copy_tables = tables.copy_soon
         lag = ConsumerLag(store, topics, members, offsets, deliveries, self.pops.queues)
         metrics = BrokerMetrics(
             config,

@@ -179,6 +179,8 @@ class ClientInstance:
         self._lost -= self._greeted
         if not self._lost:
             return inf
+        # Their slaves may be all that is left, or other brokers have come in their place.
+        await self.routes.refresh_all()
         self._reconnect_s = min(2 * self._reconnect_s, HEARTBEAT_INTERVAL_S)
         return self._reconnect_s
 

@@ -226,6 +226,11 @@ class Routes:
             return None
         return replicas.get(broker_id) or next(iter(replicas.values()))
 
+    def next_replica(self, broker_name: str, broker_id: int) -> int:
+        """The id after this one among a broker's replicas, the first after the last; the master's if none is known."""
+        ids = sorted(self._brokers.get(broker_name, ()))
+        return next((other for other in ids if other > broker_id), ids[0] if ids else MASTER_ID)
+
     def all_brokers(self) -> dict[str, dict[int, str]]:
         """{broker name: {broker id: host:port}} over all kept routes."""
         return self._brokers

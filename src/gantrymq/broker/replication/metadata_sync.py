@@ -34,6 +34,7 @@ from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -42,6 +43,8 @@ log = peer_log(__name__)
 _PERIOD_S = 10.0
 _CHECKPOINT_S = 3.0
 _NO_MASTER_S = 1.0
+#: When a topic is missing they are asked for sooner, s.
+_LEAST_PAUSE_S = 0.5
 #: `BrokerOuterAPI`: large tables take their time.
 _TIMEOUT_MS = 30_000
 
@@ -74,6 +77,7 @@ class MetadataSync(Part):
         self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self._copying = jobs.repeating("copy the master's tables", self._copy, _PERIOD_S, after_error_s=_CHECKPOINT_S)
         self._copying_checkpoint = jobs.repeating("copy the master's timer checkpoint", self._copy_timer, _CHECKPOINT_S)
+        self._next = 0.0
         #: The master whose tables were all copied once.
         self.copied_from: str | None = None
 
@@ -91,15 +95,16 @@ class MetadataSync(Part):
         await self._copying_checkpoint.stop()
         await self._remoting.close()
 
-    def master_changed(self) -> None:
-        """Another master is followed: its tables are copied at once."""
-        self._copying.wake()
+    def copy_soon(self) -> None:
+        """Copies the tables at once, but no sooner than a while after the last time."""
+        self._copying.wake(max(self._next - monotonic(), 0.0))
 
     async def _copy(self) -> float:
         """Copies each table. Raises GantryError for the first that can't be; the others are copied all the same."""
         master = self._following.address
         if master is None:
             return _NO_MASTER_S
+        self._next = monotonic() + _LEAST_PAUSE_S
         steps: list[Callable[[str], Awaitable[None]]] = [
             self._copy_topics,
             self._copy_groups,

@@ -15,6 +15,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.following import Following
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaStatus
@@ -45,22 +46,30 @@ _FROM_MASTER = "EXCHANGE_BROKER_HA_INFO"
 class Replicating(Part):
     """The replication of one broker at `address`.
 
-    `acknowledged` is called when a slave has more of the log, `master_changed` when a slave learns of another master,
-    `look_again` to have the NameServers asked for one.
+    `acknowledged` is called when a slave has more of the log, `copy_tables` when a slave follows another master or gets
+    messages of a topic that it doesn't know, `look_again` to have the NameServers asked for a master.
     """
 
     def __init__(
-        self, config: BrokerConfig, address: str, port: int, store: MessageStore, polling: LongPolling, jobs: Jobs
+        self,
+        config: BrokerConfig,
+        address: str,
+        port: int,
+        store: MessageStore,
+        topics: BrokerTopics,
+        polling: LongPolling,
+        jobs: Jobs,
     ) -> None:
         self._config = config
         self._address = address
         self._port = port
         self._store = store
+        self._topics = topics
         self._polling = polling
         self._jobs = jobs
         self.following = Following(address, config.replication.ha_master_address)
         self.acknowledged: Callable[[], None] = lambda: None
-        self.master_changed: Callable[[], None] = lambda: None
+        self.copy_tables: Callable[[], None] = lambda: None
         self.look_again: Callable[[], None] = lambda: None
         self._master: HaMaster | None = None
         self._slave: HaSlave | None = None
@@ -179,11 +188,14 @@ class Replicating(Part):
         if self.following.ha_address is not None:
             self._slave.set_master(self.following.ha_address)
         if self.following.address is not None and self.following.address != before:
-            self.master_changed()
+            self.copy_tables()
 
     def _arrived(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
             self._polling.message_arrived(queue)
+            if self._topics.get(queue.topic) is None:
+                # Nobody can read it here before the topic is known; the master may be gone in a moment.
+                self.copy_tables()
 
     def _look(self) -> float:
         if self._slave is None:

@@ -219,6 +219,9 @@ class QueuePuller:
                 return FLOW_CONTROL_DELAY_S
             if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
                 await self._client.greet_again(error.address)
-        else:
+            # A slave may not let itself be read.
             self._broker_id = MASTER_ID
+        else:
+            # Another replica may be there; one that is a slave sends back to the master once that is.
+            self._broker_id = self._client.routes.next_replica(queue.broker_name, self._broker_id)
         return RETRY_DELAY_S
