@@ -1,0 +1,74 @@
+"""Strangers at the port for slaves: clients don't notice, and no slave's log is theirs to hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from random import Random
+from struct import pack
+
+from hostile_support import UnderAttack
+
+from gantrymq.replication.frames import encode_opening, encode_report
+
+#: What strangers say.
+_RUBBISH = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+    b"\xff" * 1000,
+    bytes(100_000),
+    pack(">q", -2),
+    pack(">q", (1 << 63) - 1),
+    pack(">qq", 0, 1 << 50),
+    encode_opening(1 << 50) + encode_report(1 << 50, 1, checked=True),
+    encode_opening(1)[:11],
+    Random(1).randbytes(5000),
+    b"",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_strangers_at_the_port_for_slaves(under_attack: UnderAttack) -> None:
+    """Rubbish, 1,000 who say nothing, 30 who want the log and don't read, 10 who read it again and again."""
+    port = free_port()
+    async with under_attack(properties={"haListenPort": str(port)}) as broker:
+        peer = await broker.peer()
+        for _ in range(60):
+            await peer.send("orders", bytes(500_000))
+        sockets = []
+        for number in range(1000):
+            one = socket.create_connection(("127.0.0.1", port))
+            one.setblocking(False)
+            sockets.append(one)
+            if number % 2:
+                with suppress(OSError):
+                    one.sendall(_RUBBISH[number // 2 % len(_RUBBISH)])
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        for _ in range(30):
+            one = socket.create_connection(("127.0.0.1", port))
+            one.sendall(pack(">q", 1))
+            sockets.append(one)
+        await asyncio.gather(*(follow(port, number) for number in range(10)))
+        for one in sockets:
+            one.close()
+
+
+async def follow(port: int, broker_id: int) -> None:
+    """As a slave that is empty each time: 30 MB."""
+    got = 0
+    for number in range(1, 6):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(encode_opening(1) + encode_report(0, broker_id, checked=True))
+        async with asyncio.timeout(30):
+            while got < number * 30_000_000:
+                data = await reader.read(1 << 20)
+                assert data, "a slave that reads was left"
+                got += len(data)
+        writer.close()
