@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hostile_support import Target, UnderAttack, flood, frame, pull_header, send_header
 from small_disk import small_disk
-from test_stalls import heartbeat
+from test_stalls import heartbeat, pop_header
 from waiting import until
 
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
@@ -114,6 +114,26 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
                 return (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
 
             await until(has_room, 30)
+
+
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE], ids=["pulls", "pops"])
+async def test_what_waiting_requests_want(under_attack: UnderAttack, code: RequestCode) -> None:
+    """Each of them names thousands of tags, half of them others than all before."""
+    tags = "||".join(f"{n:x}" for n in range(3000))
+
+    def request(number: int) -> bytes:
+        wanted = f"{tags}||t{number % 2 * number}"
+        if code == RequestCode.PULL_MESSAGE:
+            return frame(code, pull_header("orders", 1, suspend_ms=60_000, subscription=wanted))
+        return frame(code, pop_header("orders", poll_time=60_000, exp=wanted, exp_type="TAG"))
+
+    async with under_attack() as broker:
+        peer = await broker.peer()
+        await peer.send("orders", b"x")
+        await peer.ask(RequestCode.POP_MESSAGE, pop_header("orders"))
+        with broker.socket() as attacker:
+            await flood(attacker, b"".join(map(request, range(2000))))
+            assert (await peer.send("others", b"x")).code == ResponseCode.SUCCESS
 
 
 async def test_ever_new_client_ids_on_one_connection(under_attack: UnderAttack) -> None:

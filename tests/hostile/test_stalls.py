@@ -22,7 +22,7 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.system.clock import now_ms
 
 
-def pop_header(topic: str, *, poll_time: int = 0) -> Header:
+def pop_header(topic: str, *, poll_time: int = 0, **changed: str) -> Header:
     return PopMessageRequestHeader(
         consumer_group="attackers",
         topic=topic,
@@ -31,6 +31,7 @@ def pop_header(topic: str, *, poll_time: int = 0) -> Header:
         invisible_time=1000,
         poll_time=poll_time,
         init_mode=0,
+        **changed,
     )
 
 

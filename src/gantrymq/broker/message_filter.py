@@ -16,6 +16,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.errors import ClientError, RecordError, RequestRefused
+from gantrymq.filter.held import HeldFilters
 from gantrymq.filter.sql import MAX_LENGTH, SqlFilter, compile_in_steps, compile_sql
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING, EXPRESSION_SQL92, EXPRESSION_TAG, SubscriptionData
@@ -31,8 +32,8 @@ from gantrymq.remoting.long_requests import Steps
 log = peer_log(__name__)
 
 _RETRY_TOPIC = RETRY_TOPIC.encode()
-#: Characters of a tag expression that is kept for the next pull.
-_LONGEST_REMEMBERED = 1024
+#: Characters of a tag expression that is kept for the next pull; of longer ones none is kept but what is held.
+_LONGEST_REMEMBERED = 128
 
 
 class MessageFilter(NamedTuple):
@@ -150,7 +151,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 
 
 def tag_filter(expression: str) -> MessageFilter:
-    """The filter for `*` or `a || b`. Raises RequestRefused for one that is too long."""
+    """The filter for `*` or `a || b`. Raises RequestRefused for one that is too long; see `HeldFilters`, too."""
     if len(expression) > MAX_LENGTH:
         raise RequestRefused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -160,10 +161,17 @@ def tag_filter(expression: str) -> MessageFilter:
 
 
 def _tag_filter(expression: str) -> MessageFilter:
-    codes = SubscriptionData.parse("", expression).code_set
-    return MessageFilter(frozenset(codes).__contains__ if codes else None)
+    accepts = _held_tags.get(expression)
+    if accepts is None:
+        codes = SubscriptionData.parse("", expression).code_set
+        if not codes:
+            return MessageFilter()
+        _held_tags.take(expression)
+        accepts = _held_tags.add(expression, frozenset(codes).__contains__)
+    return MessageFilter(accepts)
 
 
+_held_tags: HeldFilters[Callable[[int], bool]] = HeldFilters()
 _remembered = lru_cache(maxsize=1000)(_tag_filter)
 
 

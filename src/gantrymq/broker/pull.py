@@ -170,6 +170,8 @@ class Pulling(Part):
             suspend_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
             deadline = self._loop.time() + suspend_ms / 1000
             request = request.without_content()
+            # `wanted` is what it has become, and equal ones share that.
+            header.subscription = header.expression_type = None
             self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline))
             return None
         return self._answer(request, code, result, group)

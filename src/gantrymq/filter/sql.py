@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.errors import ClientError
 from gantrymq.filter import expression
 from gantrymq.filter.expression import Part, Unfit
+from gantrymq.filter.held import HeldFilters
 from gantrymq.filter.program import matcher
 from gantrymq.protocol.steps import finish
 
@@ -101,21 +102,24 @@ def compile_sql(text: str) -> SqlFilter:
 
 
 def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
-    """`compile_sql` in steps of a millisecond."""
+    """`compile_sql` in steps of a millisecond. Raises RequestRefused, too: see `HeldFilters`."""
     if len(text) > MAX_LENGTH:
         raise ClientError(f"an SQL92 filter of {len(text)} characters: at most {MAX_LENGTH} are taken")
-    known = _compiled.get(text)
+    known = _compiled.get(text) or _held.get(text)
     if known is None:
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise ClientError(f"an SQL92 filter that is no Unicode text: {e}") from e
+        _held.take(text)
         try:
             part = yield from _parse(text)
-        except ClientError as e:
-            _compiled[text] = str(e)
+        except BaseException as e:
+            _held.give_back(text)
+            if isinstance(e, ClientError):
+                _compiled[text] = str(e)
             raise
-        known = matcher(part.program, part.look_ups)
+        known = _held.add(text, matcher(part.program, part.look_ups))
         _compiled[text] = known
     elif isinstance(known, str):
         raise ClientError(known)
@@ -140,6 +144,7 @@ class _Compiled(dict[str, SqlFilter | str]):
 
 
 _compiled = _Compiled()
+_held: HeldFilters[SqlFilter] = HeldFilters()
 
 
 def parse_sql(text: str) -> Part:

@@ -1,0 +1,58 @@
+"""What subscriptions become is held once for all that are equal, and no more than so much of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.errors import RequestRefused
+from gantrymq.filter import held
+from gantrymq.filter.held import SHORT, HeldFilters
+from gantrymq.filter.sql import compile_in_steps, compile_sql
+from gantrymq.protocol.codes import ResponseCode
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MAX_CHARACTERS", 4000)
+
+
+def test_room_is_given_back_with_the_last_who_holds_a_filter() -> None:
+    filters: HeldFilters[object] = HeldFilters()  # type: ignore[type-var]
+    text = "x" * 1500
+    filters.take(text)
+    one = filters.add(text, frozenset([1]).__contains__)
+    other = filters.get(text)
+    assert other is one
+    with pytest.raises(RequestRefused, match="requests wait with subscriptions of 1500 characters") as refused:
+        filters.take("y" * 1500)
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    del one
+    assert filters.characters == 1500
+    del other
+    assert filters.characters == 0
+    assert filters.get(text) is None
+
+
+def test_short_ones_find_room_beside_long_ones() -> None:
+    filters: HeldFilters[object] = HeldFilters()  # type: ignore[type-var]
+    filters.take("x" * 2000)
+    with pytest.raises(RequestRefused):
+        filters.take("y" * (SHORT + 1))
+    for _ in range(2000 // SHORT):
+        filters.take("y" * SHORT)
+    with pytest.raises(RequestRefused):
+        filters.take("y" * SHORT)
+    filters.give_back("x" * 2000)
+    filters.take("y" * SHORT)
+
+
+def test_expressions_that_are_being_compiled_count() -> None:
+    compile_sql("a = 1")
+    texts = [" OR ".join(["a = 1"] * 150) + f" OR b = {n}" for n in range(1, 10)]
+    steps = [compile_in_steps(text) for text in texts]
+    next(steps[0])
+    with pytest.raises(RequestRefused):
+        next(steps[1])
+    for one in steps:
+        one.close()
+    assert compile_sql(texts[5]) is compile_sql(texts[5])
