@@ -245,6 +245,28 @@ def test_it_is_on_the_disk_as_before(tmp_path: Path) -> None:
     closed_without_fault(master, slave)
 
 
+def test_the_index_is_cut_and_not_built_anew(tmp_path: Path) -> None:
+    """What was there before is found, in slots that had newer entries, too."""
+    options = {"max_hash_slot_num": 7, "max_index_num": 1000}
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave", **options)
+    write_without_deleting(master, random.Random(4), 80)
+    follow(master, slave, lambda: BEHIND)
+    for place in (places(master)[70], places(master)[30], places(master)[31]):
+        while not slave.keys.build_index(1):
+            pass
+        slave.replica.truncate(place)
+        assert slave.keys.index_behind_bytes < 1000
+        follow(master, slave, lambda: BEHIND)
+        assert_equal(master, slave)
+    slave.replica.truncate(places(master)[1])
+    closed_without_fault(slave)
+    slave = open_slave(tmp_path / "slave", **options)
+    assert slave.keys.index_behind_bytes == 0
+    follow(master, slave, lambda: BEHIND)
+    assert_equal(master, slave)
+    closed_without_fault(master, slave)
+
+
 def test_an_index_file_was_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have gone on where one ended that isn't there any more."""
     options = {"max_index_num": 8}

@@ -171,6 +171,33 @@ class IndexFile:
             # The store has let it go meanwhile, and may have deleted it.
             files.unlink(file.path, missing_ok=True)
 
+    def number_at(self, physical_offset: int) -> int:
+        """The number of the first entry of a record from there on; `index_count` when there is none."""
+        low, high = 1, self.index_count
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).physical_offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def drop_from(self, number: int, timestamp: int) -> None:
+        """Drops the entries from that number on, which isn't the first; the last that stays was stored at `timestamp`.
+
+        Raises StoreError.
+        """
+        mapping = self._file.map()
+        for dropped in range(self.index_count - 1, number - 1, -1):
+            key_hash, _, _, previous = ENTRY.unpack_from(mapping, self._entries_at + dropped * ENTRY_SIZE)
+            _pack_slot(mapping, HEADER_SIZE + key_hash % self.hash_slots * 4, previous)
+            if not previous:
+                self.hash_slot_count -= 1
+        self.index_count = number
+        self.end_phy_offset = self.entry(number - 1).physical_offset
+        self.end_timestamp = timestamp
+        self.write_header()
+
     def write_header(self) -> None:
         """Raises StoreFull, StoreError."""
         if self._file.mapping is None:
