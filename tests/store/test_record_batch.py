@@ -14,6 +14,8 @@ from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.record_batch import RecordBatch
 from gantrymq.store.record_crc import has_right_crc
+from gantrymq.store.verify import verify
+from gantrymq.system import files
 
 HOSTS = {"IPv4": encode_host("127.0.0.1", 10911), "IPv6": encode_host("::1", 10911)}
 #: More than a file of the queue has units for.
@@ -175,3 +177,32 @@ def test_a_batch_that_no_file_holds(tmp_path: Path) -> None:
         store.append_batch(batch_of(store, 600))
     assert store.max_physical_offset == 0
     store.close()
+
+
+def test_a_file_of_the_queue_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No unit is left in the file before it: it would point to whatever comes there in the log."""
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    put(store, queue, b"first")
+    batch = batch_of(store, 2 * UNITS_PER_FILE)
+    store.append_batch(batch)
+    store.close()
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    before = queue.max_offset
+    batch = batch_of(store, UNITS_PER_FILE)
+    map_it = MappedFile.map
+
+    def no_descriptor(self: MappedFile) -> files.Mapping:
+        if "consumequeue" in str(self.path) and self.base == max(queue._files):
+            raise StoreError("too many open files")
+        return map_it(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "map", no_descriptor)
+        with pytest.raises(StoreError, match="too many"):
+            store.append_batch(batch)
+    assert queue.max_offset == before
+    put(store, queue, b"other")
+    store.close()
+    assert verify(small_config(tmp_path)).problems == []

@@ -270,8 +270,12 @@ class ConsumeQueue:
         """
         count = len(units) // UNIT_SIZE
         self._need_room(count)
+        pieces = self._pieces(self.max_offset + count)
+        for base, _, _ in pieces:
+            # Before anything is written: a file that can't be mapped would leave units in the one before it.
+            self._map(self._files[base])
         begin = 0
-        for base, at, size in self._pieces(self.max_offset + count):
+        for base, at, size in pieces:
             self._map(self._files[base])[at : at + size] = units[begin : begin + size]
             begin += size
 
