@@ -7,7 +7,7 @@ import gc
 import logging
 from dataclasses import dataclass
 
-from gantrymq.remoting import loop_watch
+from gantrymq.remoting import loop_watch, server
 from sim import audit, checkers
 from sim.clients import Clients
 from sim.cluster import Servers
@@ -54,8 +54,10 @@ class Run:
         self.history = History()
         self.world: World = begin(plan.seed)
         self.world.loop.network.tiny_reads = plan.tiny_reads
-        # A loop on virtual time is never late, and looking for that was a fifth of all that an idle server did.
-        loop_watch.BEAT_S = 1.0
+        # A loop on virtual time is never late, and looking for that was a fifth of all that an idle server did; so was
+        # the look for idle connections.
+        loop_watch.BEAT_S = 30.0
+        server.LOOK_S = 5.0
         self.servers = Servers(self.world, plan)
         self.clients = Clients(self.world, plan, self.history, self.servers)
         self._site = Site(self.world, self.servers, self.clients, self.history)

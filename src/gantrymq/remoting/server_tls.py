@@ -56,8 +56,9 @@ class ServerTls:
         return self._config.tls_server_mode is TlsMode.ENFORCING
 
     def start(self) -> None:
-        """Looks at the files now and then."""
-        self._job.start()
+        """Looks at the files now and then, if there are any."""
+        if self._versions and self._config.tls_server_mode is not TlsMode.DISABLED:
+            self._job.start()
 
     def stop(self) -> None:
         self._job.cancel()
@@ -87,7 +88,7 @@ class ServerTls:
 
     def _watch(self) -> None:
         versions = self._file_versions()
-        if versions == self._versions or self._config.tls_server_mode is TlsMode.DISABLED:
+        if versions == self._versions:
             return
         self._versions = versions
         try:

@@ -81,7 +81,8 @@ class PopWaiting(Part):
         self._expired: deque[tuple[_Line, Waiter]] = deque()
         self._empty: deque[LineKey] = deque()
         self._answering = jobs.repeating(f"answer waiting {name}", self._answer)
-        self._looking = jobs.repeating(f"look after waiting {name}", self._look, _LOOK_S)
+        #: Not while nobody waits.
+        self._looking = jobs.repeating(f"look after waiting {name}", self._look, after_error_s=_LOOK_S)
         self._next_look = 0.0
         self._stopped = False
 
@@ -102,6 +103,9 @@ class PopWaiting(Part):
         if self._watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
             return False
         if line is None:
+            if not self._lines:
+                self._next_look = self._loop.time() + _LOOK_S
+                self._looking.wake(_LOOK_S)
             line = self._lines[key] = _Line()
         if line.queues != queues:
             self._watch(key, line, queues)
@@ -176,7 +180,10 @@ class PopWaiting(Part):
                 self._expired.extend((line, waiter) for waiter in line.waiters if waiter.deadline <= now)
                 if not line.waiters:
                     self._empty.append(key)
-            self._answering.wake()
+            if self._expired or self._empty:
+                self._answering.wake()
+        if not self._lines:
+            return inf
         return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
 
     def _answer(self) -> float | None:
