@@ -32,6 +32,38 @@ def gantry_controller(directory: Path) -> Server:
     return _leading(start(gantry_command("controller", "-c", str(config)), "gantry controller", port, directory))
 
 
+def gantry_controllers(directory: Path, etcd_endpoints: str) -> list[Server]:
+    """Three of this project's controllers, their state in etcd."""
+    ports = [free_port() for _ in range(3)]
+    peers = ";".join(f"n{i}-127.0.0.1:{port}" for i, port in enumerate(ports))
+    made: list[Server] = []
+    try:
+        for i, port in enumerate(ports):
+            home = directory / f"n{i}"
+            home.mkdir(parents=True)
+            settings = {
+                "controllerDLegerGroup": GROUP,
+                "controllerDLegerPeers": peers,
+                "controllerDLegerSelfId": f"n{i}",
+                "etcdEndpoints": etcd_endpoints,
+                "bindAddress": "127.0.0.1",
+            }
+            file = home / "controller.conf"
+            file.write_text(format_properties(settings))
+            made.append(start(gantry_command("controller", "-c", str(file)), f"gantry controller n{i}", port, home))
+    except BaseException:
+        for controller in made:
+            controller.kill()
+        raise
+    return made
+
+
+def is_leader(controller: Server) -> bool:
+    if controller.process.poll() is not None:
+        return False
+    return call(controller.address, RequestCode.CONTROLLER_GET_METADATA_INFO).ext_fields.get("isLeader") == "true"
+
+
 def gantry_controller_again(controller: Server) -> Server:
     """The same once more, after its end."""
     config = controller.directory / "controller.conf"

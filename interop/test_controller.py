@@ -10,13 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from controllers import CONTROLLERS, GROUP, NAME, gantry_controller_again, in_sync, replicated_broker, sync_state
+from controllers import (
+    CONTROLLERS,
+    GROUP,
+    NAME,
+    gantry_controller_again,
+    gantry_controllers,
+    in_sync,
+    is_leader,
+    replicated_broker,
+    sync_state,
+)
 from programs import Sent, consume, mqadmin, produce, sample
 from servers import HERE, Server, call, gantry_namesrv
 
 from gantrymq.protocol.codes import RequestCode
 
 sys.path.append(str(HERE.parent / "tests"))
+sys.path.append(str(HERE.parent / "tests" / "controller"))
+from etcd_support import etcd, needs_etcd
 from waiting import wait_until
 
 #: Java's own times: heartbeats are missed for 10 s, looked at each 5 s; brokers ask each 5 s.
@@ -32,10 +44,13 @@ class Cluster:
     controller: Server
     brokers: dict[str, Server]
     stack: ExitStack
+    #: The addresses of all controllers, where there are several.
+    controllers: str = ""
 
     def start_broker(self, name: str) -> Server:
         """One in the directory `name`, which may have been there before."""
-        broker = replicated_broker(self.directory / name, self.namesrv.address, self.controller.address)
+        controllers = self.controllers or self.controller.address
+        broker = replicated_broker(self.directory / name, self.namesrv.address, controllers)
         self.stack.callback(broker.kill)
         self.brokers[broker.address] = broker
         return broker
@@ -187,3 +202,35 @@ def test_a_controller_that_was_killed_goes_on(tmp_path: Path, topic: str) -> Non
         assert cluster.master.process.poll() is None
         produce(namesrv.address, topic, [message.line() for message in sent])
         consume(namesrv.address, topic, 10)
+
+
+@needs_etcd
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_controller_that_leads_dies_and_then_the_master(tmp_path: Path, topic: str) -> None:
+    """Of three of this project's, with their state in etcd."""
+    with ExitStack() as stack:
+        members = stack.enter_context(etcd(tmp_path / "etcd", members=3))
+        namesrv = gantry_namesrv(tmp_path / "namesrv")
+        stack.callback(namesrv.kill)
+        controllers = gantry_controllers(tmp_path, ";".join(member.url for member in members))
+        for controller in controllers:
+            stack.callback(controller.kill)
+
+        def leader() -> Server | None:
+            return next((controller for controller in controllers if is_leader(controller)), None)
+
+        first_leader = wait_until(leader)
+        addresses = ";".join(controller.address for controller in controllers)
+        cluster = Cluster(tmp_path, namesrv, first_leader, {}, stack, addresses)
+        cluster.wait_in_sync(cluster.start_broker("a"), cluster.start_broker("b"))
+        sent = sample(20)
+        produce(namesrv.address, topic, [message.line() for message in sent[:10]])
+        first = cluster.master
+        first_leader.kill()
+        cluster.controller = wait_until(leader)
+        assert cluster.master is first
+        first.kill()
+        assert cluster.master is not first
+        produce(namesrv.address, topic, [message.line() for message in sent[10:]])
+        assert sorted(map(Sent.of, consume(namesrv.address, topic, 20))) == sorted(sent)

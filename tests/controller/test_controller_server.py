@@ -279,6 +279,10 @@ class FailingStore:
         self.interval_s = 0.01
         self.fails: str | None = None
         self.other: Leader | None = None
+        #: The store is asked for changes when this is set.
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.asked = 0
 
     async def open(self) -> None:
         await self._store.open()
@@ -302,6 +306,8 @@ class FailingStore:
         return await self._store.load()
 
     async def commit(self, term: Term, name: str, value: bytes) -> bool:
+        self.asked += 1
+        await self.goes_on.wait()
         if self.fails == "before":
             raise GantryError("no store")
         if self.other is not None:
@@ -351,4 +357,21 @@ async def test_a_deposed_leader_says_so(tmp_path: Path) -> None:
         await second.heartbeat()
         store.other = None
         await until(lambda: controller.leadership.is_leader)
+        assert await master(second) == (1, 1)
+
+
+async def test_what_was_not_kept_is_not_answered_in_the_next_term(tmp_path: Path) -> None:
+    """Found by the simulation."""
+    async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (_, second):
+        store.goes_on.clear()
+        asked = store.asked
+        elect = second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2, designate=True))
+        answer = asyncio.ensure_future(elect)
+        await until(lambda: store.asked > asked)
+        store.other = Leader("n1", "10.0.0.1:9878")
+        await until(lambda: not controller.leadership.is_leader)
+        store.other = None
+        await until(lambda: controller.leadership.is_leader)
+        store.goes_on.set()
+        assert (await answer).code == ResponseCode.CONTROLLER_NOT_LEADER
         assert await master(second) == (1, 1)

@@ -180,7 +180,8 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> History:
     return history
 
 
-@pytest.mark.parametrize("seed", range(12))
+#: The last two found a change that wasn't kept and was answered as if it were: its controller led again by then.
+@pytest.mark.parametrize("seed", [*range(10), 71, 142])
 def test_one_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     history = simulate(seed, monkeypatch)
     assert history.problems == []

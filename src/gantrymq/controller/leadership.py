@@ -68,7 +68,7 @@ class Leadership:
     def check(self) -> None:
         """Raises RequestRefused when this controller doesn't lead."""
         if not self.is_leader:
-            raise RequestRefused(ResponseCode.CONTROLLER_NOT_LEADER, "The controller is not in leader state")
+            raise _not_leader()
 
     async def commit(self, changed: BrokerSet) -> bool:
         """Keeps a broker set; False when this term was over before that was known, and it doesn't hold here.
@@ -85,7 +85,8 @@ class Leadership:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the controller's state can't be written: {e}") from e
         if not is_kept:
             self._end(term, "another controller leads")
-            self.check()
+            # Also when this one leads again, in another term.
+            raise _not_leader()
         return self._term is not None and self._term.number == term.number
 
     def _end(self, term: Term, why: str) -> None:
@@ -112,3 +113,7 @@ class Leadership:
         self._elected(await self._store.load())
         self._term, self._other = new, None
         log.info("controller %s leads, term %d", self.me.controller_id, new.number)
+
+
+def _not_leader() -> RequestRefused:
+    return RequestRefused(ResponseCode.CONTROLLER_NOT_LEADER, "The controller is not in leader state")
