@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from replica_support import append, assert_equal, follow, open_slave, write
-from store_support import open_store, put, read_all
+from replica_support import append, assert_equal, follow, log_bytes, open_slave, write
+from store_support import LOG_FILE, open_store, put, read_all
 
 from gantrymq.errors import StoreError
 from gantrymq.store.message_store import MessageStore
@@ -109,6 +109,19 @@ def test_a_slave_that_becomes_master_goes_on(master: MessageStore, slave: Messag
     slave.set_slave(True)
     with pytest.raises(StoreError, match="is a slave"):
         put(slave, slave.queue("T", 0), b"6")
+
+
+@pytest.mark.parametrize("with_blank", [False, True])
+def test_a_new_master_at_the_end_of_a_file(master: MessageStore, slave: MessageStore, with_blank: bool) -> None:
+    for n in range(3):
+        put(master, master.queue("T", 0), b"%d" % n + bytes(LOG_FILE // 3))
+    append(slave, log_bytes(master, 0)[: LOG_FILE if with_blank else 2 * len(master.record_bytes(0))])
+    assert (slave.max_physical_offset == LOG_FILE) == with_blank
+    slave.set_slave(False)
+    for n in range(2, 6):
+        put(slave, slave.queue("T", 0), b"%d" % n + bytes(LOG_FILE // 3))
+    assert read_all(slave, slave.queue("T", 0))[2].physical_offset == LOG_FILE
+    assert [record.body[:1] for record in read_all(slave, slave.queue("T", 0))] == [b"%d" % n for n in range(6)]
 
 
 def test_a_slice_of_the_log(master: MessageStore) -> None:
