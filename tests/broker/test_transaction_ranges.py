@@ -18,6 +18,7 @@ from waiting import until
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.half_ranges import HalfRange
+from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
@@ -97,6 +98,28 @@ async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -
     await until(lambda: not broker._transactions._ops)
     assert sorted(await ended_halves(producer)) == list(range(1201))
     assert broker._transactions.commits["orders"] == 1201
+
+
+async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, but for places and times."""
+    broker, producer = pair
+    own = {"UNIQ_KEY": "7F01", "TAGS": "red"}
+    bodies = [b"", b"x", b"y" * 5000]
+    for topic, copies in (("t" * 127, True), ("u" * 127, False)):
+        if not copies:
+            monkeypatch.setattr("gantrymq.broker.transaction.endings.Endings._copies", lambda *_: [])
+        ranges = [await prepare_many(producer, topic, bodies, own, born_timestamp=10**13)]
+        await end_all(producer, ranges, topics=topic)
+    records = []
+    for topic in ("t" * 127, "u" * 127):
+        queue = broker.store.queue(topic, 0)
+        units = [queue.unit(n) for n in range(len(bodies))]
+        assert all(unit is not None and unit[2] == tags_code(b"red") for unit in units)
+        records.append([broker.store.read_record(unit[0]) for unit in units if unit is not None])
+    for copied, single in zip(*records, strict=True):
+        same = {"topic": b"", "physical_offset": 0, "store_timestamp": 0, "prepared_transaction_offset": 0}
+        assert copied._replace(**same) == single._replace(**same)  # type: ignore[arg-type]
+        assert copied.prepared_transaction_offset < copied.physical_offset
 
 
 async def test_a_waiting_pull_is_woken(pair: Pair) -> None:

@@ -478,6 +478,14 @@ class MessageStore:
         """
         return self._log.slice(physical_offset, max_bytes)
 
+    def bytes_at(self, physical_offset: int, size: int) -> bytes:
+        """So many bytes of the log, where a queue says that a record is; fewer at its end, none outside of it."""
+        found = self._log.view_at(physical_offset)
+        if found is None:
+            return b""
+        view, base = found
+        return bytes(view[physical_offset - base : physical_offset - base + size])
+
     def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
         """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
         return records_with(self._log, mark, start)

@@ -86,6 +86,10 @@ class RecordBatch:
             )
         except StructError as e:
             raise RecordError(f"a message for {self.queue.topic} can't be stored: {e}") from e
+        self.add_encoded(record, tags_code)
+
+    def add_encoded(self, record: bytes, tags_code: int) -> None:
+        """Adds a record with this batch's kind of hosts; its places and its store time may be any."""
         self.records.append(record)
         self.sizes.append(len(record))
         self.tags_codes.append(tags_code)

@@ -22,13 +22,12 @@ from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.committed_copy import CommittedCopies
 from gantrymq.protocol.properties import decode_properties, find_property
-from gantrymq.protocol.record import Record
-from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from gantrymq.protocol.record import HOST_SIZE_V4, Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import UNIT
-from gantrymq.store.record_batch import RecordBatch
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
@@ -36,7 +35,7 @@ log = peer_log(__name__)
 #: So long a turn of the loop is kept busy, s.
 TURN_S = 0.005
 #: Half messages that are ended in one step, some 0.8 ms, and their bytes.
-_STEP = 64
+_STEP = 128
 _STEP_BYTES = 512 * 1024
 #: Records of the log that are looked at in one step, after a start.
 _SCAN_STEP = 100
@@ -45,12 +44,19 @@ _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
 
 
 class _Tail(NamedTuple):
-    """How the properties of a batch's half messages end, where they go, and how many bytes don't go along."""
+    """Where the half messages of a batch go, as the ends of their properties say; makes the messages of them."""
 
-    properties: bytes
     topic: str
     queue_id: int
-    waiting: int
+    copies: CommittedCopies
+
+
+class _Copy(NamedTuple):
+    """What becomes of a half message."""
+
+    physical_offset: int
+    record: bytes
+    tags_code: int
 
 
 class Ending:
@@ -155,54 +161,59 @@ class Endings:
     def _end_some(self, ending: Ending, offset: int, units: bytes) -> None:
         """Ends the first of these half messages, and those behind it that are like it."""
         decision = ending.decision
-        run, tail = self._run(ending, offset, units)
-        if not run:
-            self._pass(decision, 1)
-            return
+        copies = self._copies(ending.tail, offset, units)
+        if not copies:
+            # It isn't like those before it.
+            record = self._read(offset, UNIT.unpack_from(units)[0])
+            if record is None or not self._is_allowed(ending, record):
+                self._pass(decision, 1)
+                return
+            ending.tail = self._tail(record)
+            copies = self._copies(ending.tail, offset, units)
+            if not copies:
+                self._end_alone(ending, record)
+                return
+        tail = ending.tail
+        assert tail is not None
         if decision.verdict == TRANSACTION_COMMIT:
-            new = [record for record in run if record.physical_offset > ending.committed_up_to]
-            if tail is None:
-                for record in new:
-                    self._commit_one(record)
-            elif new:
-                self._appender.append_batch(self._batch(new, tail))
-        topic = tail.topic if tail is not None else _topic_of(run[0])
-        self._counters[decision.verdict][topic] += len(run)
-        is_enough = False
-        for record in run:
-            if ending.committed_up_to < 0 or not self._check.is_ended(record.queue_offset):
-                is_enough = self._ops.add(record.queue_offset)
-        self._ops_added(is_enough)
-        self._pass(decision, len(run))
+            batch = self._store.begin_batch(self._store.queue(tail.topic, tail.queue_id), 0, 0, bytes(HOST_SIZE_V4), 0)
+            for physical_offset, copy, tags_code in copies:
+                if physical_offset > ending.committed_up_to:
+                    batch.add_encoded(copy, tags_code)
+            if batch:
+                self._appender.append_batch(batch)
+        self._ended(ending, offset, len(copies), tail.topic)
 
-    def _run(self, ending: Ending, offset: int, units: bytes) -> tuple[list[Record], _Tail | None]:
-        """(half messages that are ended in one go, how their properties end); one alone if that isn't known."""
-        tail, run, size = ending.tail, list[Record](), 0
-        for physical_offset, _, _ in UNIT.iter_unpack(units):
-            record = self._read(offset + len(run), physical_offset)
+    def _end_alone(self, ending: Ending, record: Record) -> None:
+        """One that came by itself, or that can't be copied."""
+        if ending.decision.verdict == TRANSACTION_COMMIT and record.physical_offset > ending.committed_up_to:
+            self._commit_one(record)
+        self._ended(ending, record.queue_offset, 1, _topic_of(record))
+
+    def _ended(self, ending: Ending, offset: int, count: int, topic: str) -> None:
+        self._counters[ending.decision.verdict][topic] += count
+        is_enough = False
+        for half_offset in range(offset, offset + count):
+            if ending.committed_up_to < 0 or not self._check.is_ended(half_offset):
+                is_enough = self._ops.add(half_offset)
+        self._ops_added(is_enough)
+        self._pass(ending.decision, count)
+
+    def _copies(self, tail: _Tail | None, offset: int, units: bytes) -> list[_Copy]:
+        """The messages of half messages from the first one on, as far as they are of one kind."""
+        if tail is None:
+            return []
+        copies, size, make = list[_Copy](), 0, tail.copies.make
+        for physical_offset, length, tags_code in UNIT.iter_unpack(units):
+            half = self._store.bytes_at(physical_offset, length)
+            record = make(half, offset + len(copies), physical_offset)
             if record is None:
                 break
-            if tail is None or not record.properties.endswith(tail.properties):
-                if run:
-                    break
-                if not self._is_allowed(ending, record):
-                    return [], None
-                tail = ending.tail = self._tail(record)
-                if tail is None:
-                    return [record], None
-            # What the records of a batch have in common (`RecordBatch`).
-            if run and (record.sys_flag, record.born_timestamp, record.born_host, record.reconsume_times) != (
-                run[0].sys_flag,
-                run[0].born_timestamp,
-                run[0].born_host,
-                run[0].reconsume_times,
-            ):
-                break
-            run.append(record)
-            size += record.size
+            copies.append(_Copy(physical_offset, record, tags_code))
+            size += length
             if size > _STEP_BYTES:
                 break
-        return run, tail
+        return copies
 
     def _read(self, half_offset: int, physical_offset: int) -> Record | None:
         try:
@@ -226,32 +237,16 @@ class Endings:
         return False
 
     def _tail(self, record: Record) -> _Tail | None:
-        """How the properties of a batch's half messages end; None for a half message that came by itself."""
+        """What the half messages of a batch have in common; None for a half message that came by itself."""
         fields = decode_properties(record.properties)
         target = destination(fields)
-        if GANTRY_HALF not in fields or target is None:
+        if GANTRY_HALF not in fields or target is None or self._store.config.enabled_append_prop_crc:
             return None
         immunity_s = fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
         staying, waiting = batch_properties(fields.get(names.PRODUCER_GROUP, ""), immunity_s, *target)
-        if not record.properties.endswith(staying + waiting):
-            return None
-        return _Tail(staying + waiting, *target, len(waiting))
-
-    def _batch(self, records: list[Record], tail: _Tail) -> RecordBatch:
-        """The messages, as `Transactions` commits them one by one (`EndTransactionProcessor.endMessageTransaction`)."""
-        first = records[0]
-        batch = self._store.begin_batch(
-            self._store.queue(tail.topic, tail.queue_id),
-            first.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
-            first.born_timestamp,
-            first.born_host,
-            first.reconsume_times,
-        )
-        for record in records:
-            properties = record.properties[: -tail.waiting]
-            code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
-            batch.add(record.flag, record.body, properties, code, record.physical_offset)
-        return batch
+        topic, queue_id = target
+        copies = CommittedCopies(_HALF_TOPIC, topic.encode(), queue_id, staying + waiting, len(waiting))
+        return _Tail(topic, queue_id, copies)
 
     @staticmethod
     def _pass(decision: Decision, count: int) -> None:
