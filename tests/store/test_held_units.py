@@ -182,3 +182,18 @@ def test_readers_see_no_queue_go_back(tmp_path: Path) -> None:
     assert [record.queue_offset for record in read_all(slave, queue)] == list(range(seen[-1]))
     for store in (master, slave):
         store.close()
+
+
+def test_a_topic_that_is_deleted_meanwhile(tmp_path: Path) -> None:
+    """What is held back of it goes, too; the others go on."""
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
+    for n in range(4):
+        put(master, master.queue("Gone" if n % 2 else "T", 0), b"%d" % n)
+        follow(master, slave, lambda: BEHIND)
+        slave.replica.confirm(master.max_physical_offset if n < 2 else 0)
+    slave.delete_topic("Gone")
+    assert slave.replica.confirm(BEHIND) == [slave.queue("T", 0)]
+    assert slave.topics() == {"T": [0]}
+    assert slave.queue("T", 0).max_offset == 2
+    for store in (master, slave):
+        store.close()

@@ -86,6 +86,8 @@ class HeldUnits:
         try:
             while self._steps:
                 _, end, all_units = self._steps[0]
+                # A topic may have been deleted meanwhile.
+                all_units = [units for units in all_units if self._is_there(units.queue)]
                 if end <= until:
                     make_room(all_units)
                 for units in all_units:
@@ -97,6 +99,9 @@ class HeldUnits:
             self._log.units_until = self._steps[0][0] if self._steps else None
             if not self._steps:
                 self._next_offsets.clear()
+
+    def _is_there(self, queue: ConsumeQueue) -> bool:
+        return self._queues.find(queue.topic, queue.queue_id) is queue
 
     def _show(self, units: Units, count: int, told: dict[ConsumeQueue, None]) -> None:
         queue, size = units.queue, count * UNIT_SIZE
