@@ -13,7 +13,9 @@ from replica_support import BEHIND, append, assert_equal, follow, log_bytes, ope
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, flushed, log_files, open_store, put, read_all
 
 from gantrymq.errors import StoreBusy, StoreError, StoreFull, SyncFailed
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.verify import verify
 from gantrymq.system import files
 
 
@@ -207,5 +209,31 @@ def test_a_long_record_in_many_pieces(tmp_path: Path) -> None:
     assert time.process_time() - began < 2
     assert [record.body for record in read_all(slave, slave.queue("T", 0))] == [body, body]
     assert [path.name for path in log_files(tmp_path / "slave")] == [f"{0:020d}"]
+    for store in (master, slave):
+        store.close()
+
+
+def test_a_queue_that_cant_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for its mapping: the others' units don't stay behind their ends."""
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
+    for n in range(9):
+        put(master, master.queue("T", n % 3), b"%d" % n)
+    append(slave, master.record_bytes(0))
+    write_next = ConsumeQueue.write_next
+
+    def fails(self: ConsumeQueue, units: bytes) -> None:
+        if self.queue_id == 2:
+            raise StoreError("no descriptor")
+        write_next(self, units)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "write_next", fails)
+        with pytest.raises(StoreError, match="no descriptor"):
+            slave.replica.append(log_bytes(master, slave.max_physical_offset))
+    slave.close()
+    assert verify(slave.config).problems == []
+    slave = open_slave(tmp_path / "slave")
+    follow(master, slave, lambda: BEHIND)
+    assert_equal(master, slave)
     for store in (master, slave):
         store.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from struct import Struct
 from zlib import crc32
 
@@ -311,8 +311,7 @@ class Replica:
             raise
         if held.until is None:
             make_room(all_units)
-            for units in all_units:
-                units.queue.write_next(units.data)
+            _write(all_units)
         commit_log.write(data)
         if held.until is None:
             for units in all_units:
@@ -411,3 +410,15 @@ class Replica:
             with self._alone(self._log.position):
                 queue.cut(queue_offset)
         return queue
+
+
+def _write(all_units: Sequence[Units]) -> None:
+    """Writes units behind the ends of their queues. Raises StoreError; then there are none."""
+    for number, units in enumerate(all_units):
+        try:
+            units.queue.write_next(units.data)
+        except BaseException:
+            for written in all_units[:number]:
+                with suppress(StoreError):
+                    written.queue.write_next(bytes(len(written.data)))
+            raise
