@@ -122,6 +122,26 @@ async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pyt
         assert copied.prepared_transaction_offset < copied.physical_offset
 
 
+async def test_with_sync_flush_answers_come_when_all_is_on_the_disk(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings.store.flush_disk_type = "SYNC_FLUSH"
+    # By itself it is far behind.
+    settings.store.flush_interval_commit_log_ms = 60_000
+    broker, producer = Broker(settings), Producer()
+    await broker.start()
+    try:
+        await producer.connect(broker.port)
+        ranges = [await prepare_many(producer, "orders", numbers(0, 10))]
+        assert broker.store.flushed_offset > broker.store.read_record(ranges[0].physical_offset).physical_offset
+        await end_all(producer, ranges)
+        last = broker.store.queue("orders", 0).unit(9)
+        assert last is not None
+        assert broker.store.flushed_offset >= last[0] + last[1]
+    finally:
+        await producer.client.close()
+        await broker.stop()
+
+
 async def test_a_waiting_pull_is_woken(pair: Pair) -> None:
     _, producer = pair
     ranges = [await prepare_many(producer, "orders", [b"a", b"b"])]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from gantrymq.broker.appender import Appender
-from gantrymq.broker.log_flushed import log_flushed
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, check_fits, written_decisions
@@ -60,6 +60,7 @@ class RangeEnds:
         endings: Endings,
         long_requests: LongRequests,
         room_waits: RoomWaits,
+        flush_waits: FlushWaits,
     ) -> None:
         self._appender = appender
         self._store = appender.store
@@ -67,7 +68,7 @@ class RangeEnds:
         self._endings = endings
         self._long_requests = long_requests
         self._room_waits = room_waits
-        self._sync_flush = appender.store.config.flush_disk_type == "SYNC_FLUSH"
+        self._flush_waits = flush_waits
         #: By id: (offset in the op queue, verdict).
         self._remembered: dict[str, tuple[int, int]] = {}
         self._is_ready = False
@@ -183,8 +184,8 @@ class RangeEnds:
                 async with asyncio.timeout(WAIT_S):
                     await ending.done.wait()
             left = ending.decision.left if not ending.done.is_set() else 0
-        if not left and self._sync_flush:
-            await log_flushed(self._store)
+        if not left and self._flush_waits.is_used:
+            await self._flush_waits.until_safe(self._store.max_physical_offset)
         return RemotingCommand.response(header=EndHalfMessagesResponseHeader(left=left))
 
     def _remember(self, decision: Decision) -> None:

@@ -99,7 +99,7 @@ class Transactions(Part):
         self.rollbacks: Counter[str] = Counter()
         counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
         self._endings = Endings(appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs)
-        self._range_ends = RangeEnds(appender, self._check, self._endings, long_requests, room_waits)
+        self._range_ends = RangeEnds(appender, self._check, self._endings, long_requests, room_waits, flush_waits)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
