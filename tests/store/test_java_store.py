@@ -18,6 +18,7 @@ from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import find_property
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore
 
 ARCHIVE = Path(__file__).parent / "java_store" / "store.tar.xz"
@@ -120,3 +121,35 @@ def test_writing_goes_on(root):
     assert counts(store) == COUNTS | {("Fruit", 0): 149}
     assert read_all(store, store.queue("Fruit", 0))[-1].body == b"ours"
     store.close()
+
+
+@pytest.mark.parametrize("begin", [0, 2 << 20], ids=["from the beginning", "from a later file"])
+@pytest.mark.parametrize("size", [777, 32 * 1024])
+def test_a_slave_of_ours_has_what_java_has(root, size, begin):
+    """Its log, and queues from it, byte for byte; one that begins later has fillers where Java's begin."""
+    data = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))[:END]
+    config = StoreConfig(root / "slave", mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2000)
+    slave = MessageStore(config, STORE_HOST)
+    slave.open()
+    slave.set_slave(True)
+    slave.replica.begin_at(begin)
+    for at in range(begin, END, size):
+        slave.replica.append(data[at : at + size])
+    assert slave.max_physical_offset == END
+    slave.close()
+    assert b"".join(path.read_bytes() for path in sorted((root / "slave/commitlog").iterdir())) == data[begin:].ljust(
+        (4 << 20) - begin, b"\0"
+    )
+    java = {path.relative_to(root): path.read_bytes() for path in root.glob("consumequeue/*/*/*")}
+    ours = {path.relative_to(root / "slave"): path.read_bytes() for path in root.glob("slave/consumequeue/*/*/*")}
+    if begin:
+        java = {path: with_fillers(data, begin) for path, data in java.items()}
+        java = {path: data for path, data in java.items() if any(at >= begin for at, size, _ in UNIT.iter_unpack(data))}
+    assert ours == java
+
+
+def with_fillers(units: bytes, begin: int) -> bytes:
+    return b"".join(
+        UNIT.pack(0, 2**31 - 1, 0) if size and at < begin else UNIT.pack(at, size, code)
+        for at, size, code in UNIT.iter_unpack(units)
+    )
