@@ -82,6 +82,7 @@ def test_a_slave_follows_and_serves(pair: Pair, topic: str) -> None:
     namesrv, master, slave = pair.namesrv, pair.master, pair.slave
     mqadmin(namesrv.address, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "3", "-w", "3")
     singles, batch = sample(50), sample(20, first=100)
+    count = len(singles) + len(batch)
     results = produce(namesrv.address, topic, [message.line() for message in singles])
     results += produce(namesrv.address, topic, [message.line() for message in batch], mode="batch")
     assert {result["status"] for result in results} == {"SEND_OK"}
@@ -89,7 +90,7 @@ def test_a_slave_follows_and_serves(pair: Pair, topic: str) -> None:
     end = status(master).connections[0].slave_ack_offset
     assert log_hash(slave, end) == log_hash(master, end)
     assert "InSyncSlaveNum" in mqadmin(namesrv.address, "haStatus", "-b", master.address)
-    consumed = consume(namesrv.address, topic, len(results), group="replication_before")
+    consumed = consume(namesrv.address, topic, count, group="replication_before")
     assert sorted(map(Sent.of, consumed)) == sorted(singles + batch)
     wait_for(lambda: topic in topics_of(slave), TABLES_S)
     assert topics_of(slave)[topic] == topics_of(master)[topic]
@@ -101,7 +102,7 @@ def test_a_slave_follows_and_serves(pair: Pair, topic: str) -> None:
     wait_for(lambda: offset_of(slave) == offset_of(master), TABLES_S)
     master.kill()
     wait_for(lambda: master.address.encode() not in route(namesrv, topic))
-    received = consume(namesrv.address, topic, len(results), group="replication_after")
+    received = consume(namesrv.address, topic, count, group="replication_after")
     assert sorted(map(Sent.of, received)) == sorted(singles + batch)
 
 

@@ -24,6 +24,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader, ResetMasterFlushOffsetHeader
 from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.system import clock
 
 CODE = RequestCode
 
@@ -223,6 +224,33 @@ async def test_a_slave_delivers_nothing(tmp_path: Path) -> None:
         slave = replicas.slave
         jobs = [slave._schedule._deliveries[1], slave._timer._delivering, slave._transactions._checking]
         assert not any(job._started for job in jobs)
+
+
+async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Path) -> None:
+    """Each message once: neither what the old master has delivered comes again, nor is anything forgotten."""
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        now_ms = clock.now_ms()
+        for body, after_ms in ((b"early", 1_000), (b"late", 8_000)):
+            due = {"TIMER_DELIVER_MS": str(now_ms + after_ms)}
+            assert (await peer.send("orders", body, properties=due)).code == ResponseCode.SUCCESS
+        orders = replicas.master.store.queue("orders", 0)
+        await until(lambda: orders.max_offset == 1)
+        await until(lambda: replicas.master._timer.waiting() == {"orders": 1})
+        await replicas.caught_up()
+        await copy_now(replicas)
+        await replicas.stop(0)
+        await replicas.stop(1)
+        promoted = Broker(config(tmp_path / "1"))
+        await promoted.start()
+        try:
+            queue = promoted.store.queue("orders", 0)
+            await until(lambda: queue.max_offset == 2)
+            await until(lambda: promoted._timer.behind().not_taken_in == 0)
+            pulled = await Peer(await replicas.remoting.connection(f"127.0.0.1:{promoted.port}")).pull("orders")
+            assert [message.body for message in decode_messages(pulled.body)] == [b"early", b"late"]
+        finally:
+            await promoted.stop()
 
 
 async def test_what_both_say_of_replication(replicas: Replicas) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+from gantrymq.errors import RecordError
 from gantrymq.store.mapped_file import put_aside, store_error
 from gantrymq.system import files
 
@@ -31,6 +32,8 @@ class TimerCheckpoint(NamedTuple):
     #: What the data version had; a master's own changes add to the counter.
     timestamp: int = 0
     counter: int = 0
+    #: At a slave: what was due before `read_time_ms` of the messages before this queue offset its master has delivered.
+    masters_queue_offset: int = 0
 
     def encode(self) -> bytes:
         """The file's bytes. A master's queue offset is that of its slaves, too."""
@@ -38,7 +41,7 @@ class TimerCheckpoint(NamedTuple):
             self.read_time_ms,
             self.log_flush_position,
             self.queue_offset,
-            self.queue_offset,
+            max(self.queue_offset, self.masters_queue_offset),
             0,
             self.timestamp,
             self.counter,
@@ -62,9 +65,21 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
     if len(data) >= _FIELDS.size:
         read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
         if 0 <= read_time_ms <= latest_ms and min(log_flush_position, queue_offset, master) >= 0:
-            return TimerCheckpoint(read_time_ms, log_flush_position, min(queue_offset, master), timestamp, counter)
+            masters = master if master > queue_offset else 0
+            queue_offset = min(queue_offset, master)
+            return TimerCheckpoint(read_time_ms, log_flush_position, queue_offset, timestamp, counter, masters)
     log.error("%s is damaged: timer messages that were delivered in the past week come again", path)
     return TimerCheckpoint()
+
+
+def of_slave(masters: bytes) -> TimerCheckpoint:
+    """What a slave keeps of its master's: its own files have nothing yet. Raises RecordError when it can't be one."""
+    if len(masters) < _FIELDS.size:
+        raise RecordError(f"a timer checkpoint of {len(masters)} bytes: it has {_FIELDS.size}")
+    read_time_ms, _, queue_offset, _, _, timestamp, counter = _FIELDS.unpack_from(masters)
+    if min(read_time_ms, queue_offset) < 0:
+        raise RecordError(f"a timer checkpoint of {read_time_ms} ms, queue offset {queue_offset}")
+    return TimerCheckpoint(read_time_ms, 0, 0, timestamp, counter, queue_offset)
 
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:

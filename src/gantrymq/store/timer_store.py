@@ -33,6 +33,9 @@ class TimerStore:
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the log yet.
         self.queue_offset = 0
+        #: Of what is before this queue offset a former master has delivered all that was due before this time, ms.
+        self.masters_queue_offset = 0
+        self.masters_read_time_ms = 0
         #: Messages in slots that aren't delivered yet.
         self.waiting = 0
         self._precision_ms = precision_ms
@@ -61,6 +64,8 @@ class TimerStore:
             checkpoint = load_timer_checkpoint(self._checkpoint_path, now_ms + window_ms)
             self._checkpoint = checkpoint
             self.queue_offset = checkpoint.queue_offset
+            self.masters_queue_offset = checkpoint.masters_queue_offset
+            self.masters_read_time_ms = checkpoint.read_time_ms
             # Without a checkpoint the slots of the past week count as not delivered.
             self.read_time_ms = checkpoint.read_time_ms or now_ms - window_ms
             self._recover(checkpoint.log_flush_position, log_end)
@@ -231,6 +236,10 @@ class TimerStore:
         except OSError as e:
             raise store_error(e, "can't bring the timer to the disk") from e
         self._checkpoint = checkpoint
+
+    def keep(self, masters: TimerCheckpoint) -> None:
+        """Keeps how far its master is, for a slave that takes its place one day. For any thread. Raises OSError."""
+        save_timer_checkpoint(self._checkpoint_path, masters)
 
     def delete_before(self, min_physical_offset: int) -> None:
         """Deletes the log's files of which the commit log has no record any more. Raises OSError."""

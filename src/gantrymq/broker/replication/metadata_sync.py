@@ -152,7 +152,7 @@ class MetadataSync(Part):
     async def _copy_timer(self) -> None:
         master = self._following.address
         if master is not None:
-            self._timer.copy_checkpoint(await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT))
+            await self._timer.copy_checkpoint(await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT))
 
     async def _copy_users(self, master: str) -> None:
         """Only where the master shows passwords: without them nobody could sign here."""

@@ -171,7 +171,11 @@ class TimerDelivery:
             self._skip(record.physical_offset, f"REAL_TOPIC is {topic[:300]!r}, TIMER_OUT_MS {out_ms[:30]!r}")
             return True
         takes_back = names.TIMER_DEL_UNIQKEY in fields
-        if int(out_ms) < self._files.read_time_ms:
+        files = self._files
+        if int(out_ms) < files.masters_read_time_ms and record.queue_offset < files.masters_queue_offset:
+            # The master that this broker was a slave of has delivered it.
+            return True
+        if int(out_ms) < files.read_time_ms:
             if takes_back:
                 log.info("%s comes too late to take it back", fields[names.TIMER_DEL_UNIQKEY])
                 return True

@@ -27,7 +27,7 @@ from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.timer_checkpoint import TimerCheckpoint
+from gantrymq.store.timer_checkpoint import TimerCheckpoint, of_slave
 from gantrymq.store.timer_store import TimerStore
 from gantrymq.system import randomness
 from gantrymq.system.clock import now_ms
@@ -103,6 +103,8 @@ class Timer(Part):
         """Takes up where it stopped."""
         self._is_master = True
         if self._is_enabled:
+            # Not what comes: the queue may lack its end, whose offsets come again.
+            self._files.masters_queue_offset = min(self._files.masters_queue_offset, self._delivery.queue().max_offset)
             self._delivering.start(0.0)
             self._flushing.start()
 
@@ -240,9 +242,12 @@ class Timer(Part):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
         return RemotingCommand.response(body=self._metrics.encode())
 
-    def copy_checkpoint(self, content: bytes) -> None:
-        """Takes how far the master's timer has got."""
+    async def copy_checkpoint(self, content: bytes) -> None:
+        """Takes how far the master's timer has got. Raises RecordError, or OSError when it can't be kept."""
+        checkpoint = of_slave(content)
         self._masters_checkpoint = content
+        if self._is_enabled:
+            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
 
     def copy_metrics(self, content: bytes) -> None:
         """Takes how many messages wait at the master. Raises BodyError."""
