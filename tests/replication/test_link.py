@@ -163,3 +163,41 @@ async def test_damaged_body_is_not_taken(tmp_path: Path) -> None:
         again = max(second.max_physical_offset - OVERLAP, 1)
         give(Link(second, 1), again, log_of(first)[again:])
         assert log_hash(first) == log_hash(second)
+
+
+async def test_java_master_that_has_deleted_its_first_files(tmp_path: Path) -> None:
+    begin = 3 * LOG_FILE
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "b", is_slave=True) as second:
+        first.set_slave(True)
+        first.replica.begin_at(begin)
+        first.set_slave(False)
+        put_many(first, 20, Random(1))
+        data = log_of(first, begin)
+        link = Link(second, 1, first_offset=begin)
+        assert asked(link) == begin
+        give(link, begin, data)
+        assert second.min_physical_offset == begin
+        assert log_hash(first, begin) == log_hash(second, begin)
+        # The last file alone is wanted.
+    async with opened(tmp_path / "c", is_slave=True) as third:
+        assert asked(Link(third, 1, whole_log=False, first_offset=begin)) == 0
+
+
+async def test_slave_that_ends_before_a_java_masters_log_begins(tmp_path: Path) -> None:
+    """It gives up its messages when there are others."""
+    begin = 3 * LOG_FILE
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
+        put_many(second, 20, Random(2))
+        before = second.max_physical_offset
+        second.set_slave(True)
+        first.set_slave(True)
+        first.replica.begin_at(begin)
+        first.set_slave(False)
+        put_many(first, 20, Random(1))
+        link = Link(second, 1, first_offset=begin)
+        assert asked(link) == begin
+        give(link, begin, b"")
+        assert second.max_physical_offset == before
+        give(link, begin, log_of(first, begin))
+        assert log_hash(first, begin) == log_hash(second, begin)
+        assert second.min_physical_offset == begin

@@ -112,11 +112,12 @@ class HaSlave:
     def set_master(self, address: str | None, first_offset: int | None = None) -> None:
         """Whom to follow: host:port for slaves; None: nobody. The same once more does no harm.
 
-        `first_offset` is where a Java master's log begins, if that is known.
+        `first_offset` is where a Java master's log begins, once that is known: an empty slave takes the log from there.
         """
-        self._first_offset = first_offset
         if address == self._address:
+            self._first_offset = self._first_offset if first_offset is None else first_offset
             return
+        self._first_offset = first_offset
         log.info("the master for slaves is %s", address)
         self._address = address
         self._wants_last_file = self._config.sync_from_last_file
@@ -280,8 +281,9 @@ class HaSlave:
         if link.state is LinkState.FOLLOWING:
             self.refusal, self._is_doubted = None, False
         elif link.asked_in_vain:
-            self._wants_last_file = True
-            self._again("its log doesn't begin at 0, or is empty: the next link asks for its last file")
+            # Nobody has said where it begins.
+            self._wants_last_file = self._first_offset is None
+            self._again("its log doesn't begin at 0, or is empty: asking otherwise")
         return inf
 
     def _differed(self, error: ReplicationError) -> None:
