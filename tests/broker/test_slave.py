@@ -13,11 +13,14 @@ from replica_support import Replicas
 from request_of_each_code import Places, every_request
 from waiting import until
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.replication.metadata_sync import MetadataSync
-from gantrymq.errors import BodyError, ConfigError
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.errors import BodyError, BrokerError, ConfigError
+from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -292,3 +295,34 @@ async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
             await until(lambda: slave.topics.get("orders") is not None)
         finally:
             await slave.stop()
+
+
+async def test_users_are_copied_where_both_check_signatures(tmp_path: Path) -> None:
+    auth = AuthConfig(
+        authentication_enabled=True,
+        authorization_enabled=True,
+        inner_client_authentication_credentials='{"accessKey":"broker","secretKey":"secret12"}',
+    )
+    replicas = Replicas(tmp_path, 1)
+    replicas.options["auth"] = auth
+    async with replicas:
+        users = replicas.master.access.users
+        users.create_user(UserInfo("alice12", "secret34"))
+        users.put_acl(None, acl_of("User:alice12", ["Topic:orders"], ["Pub"], [], "Allow"))
+        await copy_now(replicas)
+        copied = replicas.slave.access.users
+        assert copied.users["alice12"].password == "secret34"
+        assert copied.acls == users.acls
+        users.delete_user("alice12")
+        await copy_now(replicas)
+        assert "alice12" not in copied.users
+
+
+async def test_without_credentials_nothing_is_copied_from_a_guarded_master(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 1)
+    replicas.options["auth"] = AuthConfig(authentication_enabled=True, authorization_enabled=True)
+    async with replicas:
+        replicas.master.offsets.commit("readers", "orders", 1, 7)
+        with pytest.raises(BrokerError):
+            await copy_now(replicas)
+        assert replicas.slave.offsets.query("readers", "orders", 1) is None

@@ -61,3 +61,17 @@ def test_doctor_warns_of_a_sync_master_that_waits_for_nobody(capsys: pytest.Capt
         text = " ".join(doctor(capsys, cluster).split())
     assert "is a SYNC_MASTER that waits for no slave" in text
     assert "inSyncReplicas=2" in text
+
+
+def test_topology_shows_roles_and_how_far_a_slave_is_behind(
+    replicas: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows() -> list[dict[str, object]]:
+        brokers: list[dict[str, object]] = json.loads(output(capsys, replicas, "topology", "--once", "--json"))
+        return brokers
+
+    wait_until(lambda: [row["lagBytes"] for row in rows()] == [None, 0])
+    text = output(capsys, replicas, "topology", "--once")
+    assert "Behind" in text
+    assert re.search(r"\bmaster\b", text)
+    assert "slave 1" in text

@@ -97,7 +97,8 @@ def test_json(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> N
     brokers = json.loads(capsys.readouterr().out)
     assert [broker["brokerName"] for broker in brokers] == ["broker-a", "broker-b"]
     assert brokers[0].keys() == {
-        "cluster", "brokerName", "brokerId", "address", "version", "topics", "queues", "inTps", "outTps", "error"
+        "cluster", "brokerName", "brokerId", "address", "version", "topics", "queues", "inTps", "outTps",
+            "logEnd", "lagBytes", "error"
     }  # fmt: skip
 
 

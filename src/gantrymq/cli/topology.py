@@ -75,7 +75,8 @@ def _table(brokers: Sequence[BrokerState], error: str | None = None) -> Table:
     table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("Cluster", "Broker", "Role", "Address", "Version"):
         table.add_column(heading, overflow="fold")
-    for heading in ("Topics", "Queues", "In/s", "Out/s"):
+    has_slaves = masters < len(brokers)
+    for heading in ("Topics", "Queues", "In/s", "Out/s", *(["Behind, bytes"] if has_slaves else [])):
         table.add_column(heading, justify="right")
     for broker in brokers:
         last = Text(broker.error, "bold red") if broker.error else Text(broker.version or "?")
@@ -83,6 +84,7 @@ def _table(brokers: Sequence[BrokerState], error: str | None = None) -> Table:
             *(Text(text) for text in (broker.cluster, broker.broker_name, broker.role, broker.address)),
             last,
             *(_number(number) for number in (broker.topics, broker.queues, broker.in_tps, broker.out_tps)),
+            *([_number(broker.lag_bytes)] if has_slaves else []),
         )
     return table
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import GantryError
+from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import is_system_topic
@@ -34,6 +34,9 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
     #: Messages a second in the last ten seconds.
     in_tps: float | None = None
     out_tps: float | None = None
+    #: Where its log ends, and how many bytes of its master's a slave lacks.
+    log_end: int | None = None
+    lag_bytes: int | None = None
     error: str | None = None
 
     @property
@@ -64,13 +67,17 @@ class Topology:
             for broker_id, address in broker.broker_addrs.items()
         ]
         brokers.sort(key=lambda broker: (broker.cluster, broker.broker_name, broker.broker_id))
-        return await asyncio.gather(*(self._ask(broker) for broker in brokers))
+        replicated = {broker.broker_name for broker in brokers if broker.broker_id != MASTER_ID}
+        states = await asyncio.gather(*(self._ask(broker, broker.broker_name in replicated) for broker in brokers))
+        ends = {state.broker_name: state.log_end for state in states if state.broker_id == MASTER_ID}
+        return [_with_lag(state, ends.get(state.broker_name)) for state in states]
 
-    async def _ask(self, broker: BrokerState) -> BrokerState:
+    async def _ask(self, broker: BrokerState, is_replicated: bool) -> BrokerState:
         async with self._limit:
             try:
                 figures = await self._admin.runtime_info(broker.address)
                 counted = await self._count(broker)
+                log_end = await self._log_end(broker) if is_replicated else None
             except GantryError as e:
                 return msgspec.structs.replace(broker, error=str(e))
         return msgspec.structs.replace(
@@ -80,7 +87,16 @@ class Topology:
             queues=counted.queues,
             in_tps=_latest(figures.get("putTps")),
             out_tps=_latest(figures.get("getTransferredTps")),
+            log_end=log_end,
         )
+
+    async def _log_end(self, broker: BrokerState) -> int | None:
+        try:
+            status = await self._admin.ha_status(broker.address)
+        except BrokerError:
+            # It doesn't tell, or not this user.
+            return None
+        return status.master_commit_log_max_offset if status.master else status.client.max_offset
 
     async def _count(self, broker: BrokerState) -> _Counted:
         now_s = asyncio.get_running_loop().time()
@@ -91,6 +107,13 @@ class Topology:
             queues = sum(max(topic.read_queue_nums, topic.write_queue_nums) for topic in users)
             counted = self._counted[broker.address] = _Counted(len(users), queues, now_s)
         return counted
+
+
+def _with_lag(state: BrokerState, masters_end: int | None) -> BrokerState:
+    if state.broker_id == MASTER_ID or state.log_end is None or masters_end is None:
+        return state
+    # They were asked one after the other.
+    return msgspec.structs.replace(state, lag_bytes=max(masters_end - state.log_end, 0))
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:

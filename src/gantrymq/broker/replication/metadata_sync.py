@@ -157,11 +157,12 @@ class MetadataSync(Part):
     async def _copy_users(self, master: str) -> None:
         """Only where the master shows passwords: without them nobody could sign here."""
         request = RemotingCommand.request(RequestCode.AUTH_LIST_USER, ListUsersRequestHeader())
-        users = decode_json((await self._call(master, request)).body, list[UserInfo])
+        # Where there are none the answer has no body.
+        users = decode_json((await self._call(master, request)).body or b"[]", list[UserInfo])
         if not users or not all(user.password for user in users):
             return
         request = RemotingCommand.request(RequestCode.AUTH_LIST_ACL, ListAclsRequestHeader())
-        acls = decode_json((await self._call(master, request)).body, list[AclInfo])
+        acls = decode_json((await self._call(master, request)).body or b"[]", list[AclInfo])
         try:
             self._access.users.copy(UsersFile(users, acls))
         except ValueError as e:
