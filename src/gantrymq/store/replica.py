@@ -396,7 +396,9 @@ class Replica:
 
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
         """The queue, when the next unit gets that queue offset. Raises RecordError when that is hardly right."""
-        self._held.show(self._told)
+        if self._held.next_offset(queue) != queue.max_offset:
+            # It is going to be another queue than the one of which units are held back.
+            self._held.show(self._told)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
             self._queues.delete([queue])
@@ -407,7 +409,7 @@ class Replica:
         if queue_offset > queue.max_offset:
             queue.skip_to(queue_offset)
         else:
-            with self._alone(self._log.position):
+            with self._changed(self._log.position):
                 queue.cut(queue_offset)
         return queue
 
