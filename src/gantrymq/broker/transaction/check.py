@@ -14,7 +14,7 @@ A round is an iterator that gives control back after each few messages, so that 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum, auto
 from struct import error as StructError
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
+from gantrymq.broker.transaction.ended import LEAST_OF_RUN, EndedHalves
 from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS, GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
@@ -111,7 +112,7 @@ class TransactionCheck:
         #: All op messages before this one are known.
         self._op_read = 0
         #: Half offset -> the op message that names it: of those still ahead, and of those that were passed before.
-        self._ended: dict[int, int] = {}
+        self._ended = EndedHalves()
         self._ended_late: dict[int, int] = {}
         #: Op message -> how many of its half offsets are in one of the two, the oldest first.
         self._waiting_for: dict[int, int] = {}
@@ -224,36 +225,40 @@ class TransactionCheck:
         self._waiting_for[decision.op_offset] = 1
 
     def _note(self, op_offset: int, offsets: list[int]) -> None:
+        ahead = [offset for offset in offsets if offset >= self._half_offset]
         count = 0
-        for offset in offsets:
-            ended = self._ended if offset >= self._half_offset else self._ended_late
-            if offset not in ended:
-                ended[offset] = op_offset
-                count += 1
+        if len(ahead) < len(offsets):
+            late = {offset for offset in offsets if offset < self._half_offset and offset not in self._ended_late}
+            self._ended_late.update(dict.fromkeys(late, op_offset))
+            count = len(late)
+        is_run = len(ahead) >= LEAST_OF_RUN and ahead == list(range(ahead[0], ahead[0] + len(ahead)))
+        if is_run and self._ended.add_run(ahead[0], ahead[-1] + 1, op_offset):
+            count += len(ahead)
+        else:
+            count += sum(self._ended.add(offset, op_offset) for offset in ahead)
         if count:
             self._waiting_for[op_offset] = count
 
     def _take(self, half_offset: int) -> bool:
         """Whether a half message is done with; if so, nothing more needs to be known of it."""
-        ended = self._ended if half_offset >= self._half_offset else self._ended_late
-        op_offset = ended.pop(half_offset, None)
+        is_ahead = half_offset >= self._half_offset
+        op_offset = self._ended.pop(half_offset) if is_ahead else self._ended_late.pop(half_offset, None)
         if op_offset is None:
             return half_offset in self._ops
-        self._waiting_for[op_offset] -= 1
+        self._release(op_offset, 1)
+        return True
+
+    def _release(self, op_offset: int, count: int) -> None:
+        """So many that an op message names needn't be known any more."""
+        self._waiting_for[op_offset] -= count
         if not self._waiting_for[op_offset]:
             del self._waiting_for[op_offset]
-        return True
 
     def _pass_to(self, half_offset: int) -> None:
         """Goes on at a half message; those before it are dealt with, deleted, or can't be read."""
         start = self._half_offset
         self._half_offset = half_offset
-        passed: Iterable[int] = range(start, half_offset)
-        if len(self._ended) < half_offset - start:
-            passed = [offset for offset in self._ended if offset < half_offset]
-        for offset in passed:
-            if offset in self._ended:
-                self._ended_late[offset] = self._ended.pop(offset)
+        self._ended_late.update(self._ended.pop_between(start, half_offset))
 
     def _forget_passed(self) -> None:
         """Drops the ends of half messages that were passed before they ended, but for those of copies still ahead."""
@@ -271,8 +276,16 @@ class TransactionCheck:
 
     def _step_over_ended(self) -> bool:
         start = self._half_offset
-        while self._half_offset < start + _STEPS and self._take(self._half_offset):
-            self._half_offset += 1
+        while self._half_offset < start + _STEPS:
+            run = self._ended.pop_run(self._half_offset)
+            if run is not None:
+                end, op_offset = run
+                self._release(op_offset, end - self._half_offset)
+                self._half_offset = end
+            elif self._take(self._half_offset):
+                self._half_offset += 1
+            else:
+                break
         return self._half_offset > start
 
     def _has_work(self, now_ms: int, end: int, can_ask: CanAsk) -> Generator[list[Question], None, bool]:
