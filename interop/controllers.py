@@ -124,8 +124,10 @@ def _leading(controller: Server) -> Server:
     deadline = time.monotonic() + START_TIMEOUT_S
     try:
         while time.monotonic() < deadline and controller.process.poll() is None:
-            fields = call(controller.address, RequestCode.CONTROLLER_GET_METADATA_INFO).ext_fields
-            if fields.get("isLeader") == "true":
+            # Apache's says that it leads some time before it serves.
+            names = {"clusterName": "c", "brokerName": "b"}
+            answer = call(controller.address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, names)
+            if answer.code == ResponseCode.SUCCESS:
                 return controller
             time.sleep(0.05)
     except BaseException:

@@ -304,7 +304,19 @@ def test_a_set_with_a_master_is_not_cleaned() -> None:
     refused = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     assert refusal(brokers.clean()) == (refused, "Broker broker-a is still alive, clean up failure")
     assert refusal(brokers.clean("2;1")) == (refused, "Broker [broker-a,  1] is still alive, clean up failure")
-    assert brokers.clean("x;1").code == refused
+    for wrong, named in (
+        ("x;1", "x"),
+        ("1;;2", ""),
+        (";", ""),
+        ("1_0", "1_0"),
+        ("\u0661", "\u0661"),
+        ("9" * 5000, "9" * 100),
+    ):
+        assert refusal(brokers.clean(wrong)) == (
+            refused,
+            "Please set the option <brokerControllerIdsToClean> according to the format, exception: "
+            f'java.lang.NumberFormatException: For input string: "{named}"',
+        )
     assert refusal(Brokers().clean()) == (refused, "Broker broker-a is not existed,clean broker data failure.")
     assert brokers.clean("2").code == ResponseCode.SUCCESS
     assert brokers.now.replicas.keys() == {1}

@@ -9,6 +9,7 @@ Codes and remarks are Java's. What is otherwise than there: docs/controller.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ MAX_BROKER_SETS = 20_000
 MAX_BROKERS = 20_000
 MAX_REPLICAS = 64
 MAX_TEXT = 512
+#: A number as Java reads it, in a list of ids.
+_ID = re.compile(r"[+-]?[0-9]{1,19}")
 #: The broker id in a request that no broker makes.
 NO_BROKER = -1
 
@@ -305,12 +308,13 @@ class Replicas:
             return _not_cleaned(f"Broker {name} is still alive, clean up failure")
         ids: frozenset[int] | None = None
         if text:
-            try:
-                ids = frozenset(int(part) for part in text.split(";"))
-            except ValueError as e:
+            parts = text.rstrip(";").split(";")
+            if wrong := [part for part in parts if not _ID.fullmatch(part)]:
                 return _not_cleaned(
-                    f"Please set the option <brokerControllerIdsToClean> according to the format, exception: {e}"[:500]
+                    "Please set the option <brokerControllerIdsToClean> according to the format, exception: "
+                    f'java.lang.NumberFormatException: For input string: "{wrong[0][:100]}"'
                 )
+            ids = frozenset(map(int, parts))
         if known is None:
             return _not_cleaned(f"Broker {name} is not existed,clean broker data failure.")
         if ids is None:

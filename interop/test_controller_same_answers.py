@@ -1,0 +1,211 @@
+"""The same requests to Apache's controller and to this project's: codes, remarks, fields and bodies are the same."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controllers import CONTROLLERS
+from servers import HERE
+
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import quote_bare_keys
+from gantrymq.protocol.frame_reader import FrameReader
+
+sys.path.append(str(HERE.parent / "tests"))
+from waiting import wait_until
+
+CLUSTER, NAME = "c1", "broker-x"
+#: Long enough for all of a run.
+LIVES_MS = "600000"
+
+
+class Asker:
+    """A connection; what came of each request, without what a controller says of itself."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._frames = FrameReader()
+        self._opaque = 0
+
+    def ask(self, code: int, body: bytes = b"", **fields: str) -> tuple[int, str | None, dict[str, str], Any]:
+        self._opaque += 1
+        request = RemotingCommand.request(code, fields=fields, body=body)
+        request.opaque = self._opaque
+        self._socket.sendall(request.encode())
+        while True:
+            for answer in self._frames.feed(self._socket.recv(1 << 16)):
+                parsed = _sorted(json.loads(quote_bare_keys(answer.body))) if answer.body else None
+                return answer.code, answer.remark, answer.ext_fields, parsed
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _sorted(value: Any) -> Any:
+    """Sets come in any order."""
+    if isinstance(value, dict):
+        return {key: _sorted(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return sorted((_sorted(each) for each in value), key=str)
+    return value
+
+
+@contextmanager
+def asker(address: str) -> Iterator[Asker]:
+    one = Asker(address)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def conversation(address: str) -> list[tuple[str, Any]]:
+    """What is asked, and what was answered."""
+    said: list[tuple[str, Any]] = []
+    with asker(address) as one, asker(address) as brokers:
+        this = {"clusterName": CLUSTER, "brokerName": NAME}
+
+        def ask(what: str, code: int, body: bytes = b"", **fields: str) -> None:
+            said.append((what, one.ask(code, body, **fields)))
+
+        def next_id() -> None:
+            ask("next id", RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, **this)
+
+        def apply(broker_id: int, code: str | None = None) -> None:
+            check = code or f"h{broker_id}:1;{broker_id}"
+            fields = {"appliedBrokerId": str(broker_id), "registerCheckCode": check}
+            ask(f"apply for {broker_id} {check}", RequestCode.CONTROLLER_APPLY_BROKER_ID, **this, **fields)
+
+        def register(broker_id: int, at: str) -> None:
+            fields = {"brokerId": str(broker_id), "brokerAddress": at}
+            ask(f"register {broker_id} {at}", RequestCode.CONTROLLER_REGISTER_BROKER, **this, **fields)
+
+        def heartbeat(broker_id: int | None, **more: str) -> None:
+            fields = {"brokerAddr": f"h{broker_id}:1", "heartbeatTimeoutMills": LIVES_MS, **more}
+            if broker_id is not None:
+                fields["brokerId"] = str(broker_id)
+            said.append((f"heartbeat of {broker_id}", brokers.ask(RequestCode.BROKER_HEARTBEAT, **this, **fields)))
+
+        def elect(broker_id: int, *, designate: bool = False, name: str = NAME) -> None:
+            fields = {"brokerId": str(broker_id), "designateElect": str(designate).lower()}
+            fields |= {"clusterName": CLUSTER, "brokerName": name}
+            ask(f"elect {broker_id} {designate} {name}", RequestCode.CONTROLLER_ELECT_MASTER, **fields)
+
+        def info(name: str = NAME) -> None:
+            ask(f"info of {name}", RequestCode.CONTROLLER_GET_REPLICA_INFO, brokerName=name)
+
+        def alter(members: list[int], master: int, epoch: int, of: int, name: str = NAME) -> None:
+            body = json.dumps({"syncStateSet": members, "syncStateSetEpoch": of}).encode()
+            fields = {"brokerName": name, "masterBrokerId": str(master), "masterEpoch": str(epoch)}
+            what = f"alter to {members} by {master} of {epoch}, {of}"
+            ask(what, RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, body, **fields)
+
+        def data(*names: str) -> None:
+            body = json.dumps(names).encode() if names else b""
+            ask(f"data of {names}", RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body)
+
+        def clean(ids: str | None = None, *, living: bool = False, name: str = NAME) -> None:
+            fields = {"clusterName": CLUSTER, "brokerName": name, "isCleanLivingBroker": str(living).lower()}
+            if ids is not None:
+                fields["brokerControllerIdsToClean"] = ids
+            ask(f"clean {ids} {living} {name}", RequestCode.CLEAN_BROKER_DATA, **fields)
+
+        # Nobody is known.
+        next_id()
+        info()
+        elect(1)
+        register(1, "h1:1")
+        alter([1], 1, 1, 1)
+        clean()
+        data()
+        data(NAME)
+        apply(2)
+        # Three get their ids.
+        for broker_id in (1, 2, 3):
+            apply(broker_id)
+            next_id()
+        apply(2)
+        apply(2, "other:1;9")
+        info()
+        register(1, "h1:1")
+        register(4, "h4:1")
+        data(NAME)
+        heartbeat(None)
+        for broker_id in (1, 2):
+            heartbeat(broker_id, epoch="1", maxOffset="100", confirmOffset="100")
+        # The first master, and who is in sync with it.
+        elect(1)
+        elect(2)
+        info()
+        register(2, "h2:1")
+        register(2, "moved:1")
+        alter([1], 1, 1, 1)
+        alter([1, 2], 2, 1, 1)
+        alter([1, 2], 1, 0, 1)
+        alter([1, 2], 1, 1, 0)
+        alter([1, 9], 1, 1, 1)
+        alter([1, 3], 1, 1, 1)
+        alter([2], 1, 1, 1)
+        alter([1, 2], 1, 1, 1)
+        alter([1, 2], 1, 1, 2)
+        info()
+        data(NAME, "unknown")
+        # Another master.
+        elect(3, designate=True)
+        elect(2, designate=True)
+        elect(2, designate=True)
+        elect(1)
+        info()
+        alter([1, 2], 1, 1, 3)
+        alter([1, 2], 2, 2, 3)
+        # Brokers are removed.
+        clean()
+        clean("1;2")
+        clean("x")
+        clean("3")
+        clean("3", name="unknown")
+        data(NAME)
+        next_id()
+        # An unclean election.
+        ask("configure", RequestCode.UPDATE_CONTROLLER_CONFIG, b"enableElectUncleanMaster=true\n")
+        apply(4)
+        heartbeat(4, epoch="0", maxOffset="0")
+        elect(4, designate=True)
+        data(NAME)
+        ask("configure", RequestCode.UPDATE_CONTROLLER_CONFIG, b"enableElectUncleanMaster=false\n")
+        brokers.close()
+    # Nobody lives any more: nobody is elected.
+    with asker(address) as one:
+        asked = RequestCode.CONTROLLER_GET_REPLICA_INFO
+        wait_until(lambda: "masterBrokerId" not in one.ask(asked, brokerName=NAME)[2])
+        # Java makes another epoch with each of its up to three tries; here there is one without a master.
+        code, remark, fields, body = one.ask(asked, brokerName=NAME)
+        fields.pop("masterEpoch")
+        said.append(("info without a master", (code, remark, fields, body)))
+        elect(1)
+        clean(living=True)
+        info()
+    return said
+
+
+@pytest.mark.timeout(200)
+def test_both_say_the_same(tmp_path: Path) -> None:
+    said = {}
+    for kind, start in CONTROLLERS.items():
+        controller = start(tmp_path / kind)
+        try:
+            said[kind] = conversation(controller.address)
+        finally:
+            controller.kill()
+    assert len(said["java"]) > 60
+    for java, ours in zip(said["java"], said["gantry"], strict=True):
+        assert ours == java, java[0]
