@@ -16,6 +16,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.system import files
 
@@ -107,3 +108,19 @@ async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Pee
     disk.works.set()
     assert (await peer.send("orders", b"last")).code == ResponseCode.SUCCESS
     assert [message.body for message in decode_messages((await peer.pull("orders")).body)][-1] == b"last"
+
+
+async def test_a_message_that_is_given_back_waits_too(peer: Peer, disk: SlowDisk) -> None:
+    """Its consumer forgets it when it is told so."""
+    sent = await peer.send("orders", b"hard")
+    (message,) = decode_messages((await peer.pull("orders")).body)
+    header = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=-1)
+    given_back = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    assert (sent.code, given_back.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+    disk.works.clear()
+    again = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
+    # What comes later and doesn't wait is answered first.
+    await peer.send("orders", b"careless", properties={"WAIT": "false"})
+    assert not again.done()
+    disk.works.set()
+    assert (await again).code == ResponseCode.SUCCESS

@@ -175,6 +175,8 @@ class World:
             self.topics,
             self.groups,
             schedule,
+            # Nobody gives a message back here.
+            None,  # type: ignore[arg-type]
             NewTopics(self.topics, Jobs()),
             RoomWaits(self.store, Jobs()),
         )

@@ -169,8 +169,8 @@ class Broker:
         self._timer = Timer(config.store, appender, jobs)
         new_topics = NewTopics(topics, jobs)
         room_waits = RoomWaits(store, jobs)
-        retry = RetryTopics(appender, topics, groups, self._schedule, new_topics, room_waits)
         flush_waits = FlushWaits(config, store, jobs, replicating.replicated, replicating.log_grew)
+        retry = RetryTopics(appender, topics, groups, self._schedule, flush_waits, new_topics, room_waits)
         replicating.acknowledged = flush_waits.acknowledged
         self.writers = Writers(config, directory / FILE_NAME, appender, jobs, saving=saving)
         self._sending = Sending(
@@ -237,7 +237,7 @@ class Broker:
         modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups, saving=saving)
         tables = MetadataSync(
             config,
-            replicating.following,
+            replicating,
             topics,
             groups,
             offsets,

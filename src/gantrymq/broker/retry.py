@@ -7,6 +7,7 @@ CONSUMER_SEND_MSG_BACK (`AbstractSendMessageProcessor.consumerSendMsgBack`) and 
 from __future__ import annotations
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import RoomWaits
@@ -42,6 +43,7 @@ class RetryTopics(Part):
         topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         schedule: Schedule,
+        flush_waits: FlushWaits,
         new_topics: NewTopics,
         room_waits: RoomWaits,
     ) -> None:
@@ -49,6 +51,7 @@ class RetryTopics(Part):
         self._topics = topics
         self._groups = groups
         self._schedule = schedule
+        self._flush_waits = flush_waits
         self._new_topics = new_topics
         self._send_back = room_waits.holding(self.send_back)
 
@@ -96,7 +99,12 @@ class RetryTopics(Part):
             if len(delayed[1]) <= most:
                 queue, properties, code = delayed
             # Else there is no room to say where it belongs: it comes again at once.
-        self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
+        put = self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
+        if self._flush_waits.is_used:
+            # Who is told so forgets the message. Java answers at once, and a power failure takes it.
+            end = put.physical_offset + put.size
+            self._flush_waits.reply(connection, request, end, RemotingCommand.response(), tells=False)
+            return None
         return RemotingCommand.response()
 
     def dead_letter_queue_for(
