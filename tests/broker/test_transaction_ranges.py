@@ -310,7 +310,7 @@ async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:
 
 async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.broker.transaction.range_ends.GRACE_MS", 0)
-    monkeypatch.setattr("gantrymq.broker.transaction.check.DROPPED_AFTER_MS", 0)
+    monkeypatch.setattr("gantrymq.broker.transaction.next_step.DROPPED_AFTER_MS", 0)
     async with started(tmp_path, transaction_check_interval=10) as (broker, producer):
         short = GROUP | {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}
         ranges = [await prepare_many(producer, "orders", numbers(0, 1000), of_batch=short)]
@@ -329,7 +329,7 @@ async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: p
 async def test_those_that_wait_long_are_stored_again_and_committed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantrymq.broker.transaction.check._PATIENCE_MS", 0)
+    monkeypatch.setattr("gantrymq.broker.transaction.next_step.PATIENCE_MS", 0)
     async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
         ranges = [await prepare_many(producer, "orders", numbers(0, 50))]
         await producer.prepare("orders", b"behind")

@@ -14,8 +14,7 @@ A round is an iterator that gives control back after each few messages, so that 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
-from enum import Enum, auto
+from collections.abc import Generator, Iterator
 from struct import error as StructError
 from typing import NamedTuple
 
@@ -26,8 +25,16 @@ from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
 from gantrymq.broker.transaction.ended import LEAST_OF_RUN, EndedHalves
-from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS, GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.transaction.next_step import (
+    CanAsk,
+    NextStep,
+    born_ms,
+    first_half_offset,
+    is_given_up,
+    next_step,
+    number_of,
+)
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
@@ -54,12 +61,6 @@ _BATCH_BYTES = 1024 * 1024
 _STEPS = 4096
 #: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
 _MOST_WAITING = 10_000
-_HOUR_MS = 3_600_000
-#: Half messages of batches keep those behind them waiting for so long, where others that wait are stored again.
-_PATIENCE_MS = 60_000
-
-#: Whether somebody can be asked: (producer group, topic).
-CanAsk = Callable[[str, str], bool]
 
 
 class Question(NamedTuple):
@@ -68,22 +69,6 @@ class Question(NamedTuple):
     group: str
     topic: str
     request: RemotingCommand
-
-
-class _Next(Enum):
-    """What is to be done about a half message that hasn't ended, as far as its own place in the queue says."""
-
-    #: Nothing, nor about those behind it.
-    YOUNG = auto()
-    #: Nothing now; it must not keep those behind it waiting.
-    WAITS = auto()
-    ASK = auto()
-    #: It has waited too long, or its producers were asked too often.
-    GIVE_UP = auto()
-    #: The message that it is a copy of has ended.
-    ENDED = auto()
-    #: It came in a batch, and wasn't ended in time: it is rolled back.
-    DROP = auto()
 
 
 class _NotYet(Exception):
@@ -307,9 +292,9 @@ class TransactionCheck:
                         what = self._next(record, decode_properties(record.properties), now_ms, can_ask)
                     except (GantryError, ValueError):
                         return True
-                    if what is _Next.YOUNG:
+                    if what is NextStep.YOUNG:
                         return False
-                    if what is not _Next.WAITS:
+                    if what is not NextStep.WAITS:
                         return True
                 offset += 1
                 size += length
@@ -352,19 +337,19 @@ class TransactionCheck:
         """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
         fields = decode_properties(record.properties)
         what = self._next(record, fields, now_ms, can_ask)
-        if what is _Next.YOUNG:
+        if what is NextStep.YOUNG:
             return False
-        if what is _Next.GIVE_UP:
+        if what is NextStep.GIVE_UP:
             self._discard(record)
-        elif what is _Next.ENDED:
-            self._take(_first_offset(fields))
-        elif what is _Next.DROP:
+        elif what is NextStep.ENDED:
+            self._take(first_half_offset(fields))
+        elif what is NextStep.DROP:
             self.dropped += 1
-        elif what is _Next.WAITS:
+        elif what is NextStep.WAITS:
             fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
             self._put_back(record, fields)
         else:
-            times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
+            times = number_of(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
             fields[names.TRANSACTION_CHECK_TIMES] = str(times + 1)
             copy = self._put_back(record, fields)
             question = self._question(record, fields, copy) if copy else None
@@ -372,40 +357,16 @@ class TransactionCheck:
                 questions.append(question)
         return True
 
-    def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> _Next:
+    def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> NextStep:
         """Changes nothing."""
-        config = self._config
-        first_offset = _first_offset(fields)
+        first_offset = first_half_offset(fields)
         if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
-            return _Next.YOUNG
-        age_ms = now_ms - _born(record)
-        longest_ms = min(config.transaction_timeout_max, config.store.file_reserved_time * _HOUR_MS)
-        times = _number(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
-        if times >= config.transaction_check_max or age_ms > longest_ms:
-            return _Next.GIVE_UP
+            return NextStep.YOUNG
+        if is_given_up(record, fields, now_ms, self._config):
+            return NextStep.GIVE_UP
         if self._is_ended(first_offset):
-            return _Next.ENDED
-        if GANTRY_HALF in fields:
-            return self._next_of_batch(record, fields, age_ms, now_ms)
-        if names.CHECK_IMMUNITY_TIME_IN_SECONDS in fields:
-            timeout_s = _number(fields[names.CHECK_IMMUNITY_TIME_IN_SECONDS], -1)
-            if age_ms <= (timeout_s * 1000 if timeout_s >= 0 else config.transaction_time_out):
-                return _Next.WAITS
-        elif age_ms <= config.transaction_time_out:
-            return _Next.YOUNG
-        target = destination(fields)
-        # Of one that goes nowhere nobody is asked; that counts, so that it is given up some day.
-        is_asked = target is None or can_ask(fields.get(names.PRODUCER_GROUP, ""), target[0])
-        return _Next.ASK if is_asked else _Next.WAITS
-
-    def _next_of_batch(self, record: Record, fields: dict[str, str], age_ms: int, now_ms: int) -> _Next:
-        """There may be millions of them: they are stored again now and then only, each time after twice as long."""
-        immunity_s = _number(fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
-        time_ms = immunity_s * 1000 if immunity_s >= 0 else self._config.transaction_time_out
-        if age_ms > time_ms + DROPPED_AFTER_MS:
-            return _Next.DROP
-        is_young = now_ms - record.store_timestamp <= max(_PATIENCE_MS, record.store_timestamp - _born(record))
-        return _Next.YOUNG if is_young else _Next.WAITS
+            return NextStep.ENDED
+        return next_step(record, fields, now_ms, can_ask, self._config)
 
     def _is_ended(self, half_offset: int) -> bool:
         """As `_take`, but it stays known."""
@@ -418,7 +379,7 @@ class TransactionCheck:
         if result is None:
             self._discard(record)
         elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
-            first = _first_offset(fields)
+            first = first_half_offset(fields)
             self._renewed.append((result.queue_offset, first))
             self._renewed_from[first] += 1
         return result
@@ -441,7 +402,7 @@ class TransactionCheck:
         code = tags_code(names.find_property(properties, b"TAGS") or b"")
         try:
             # The copy is as old as the first one, whatever its producer's clock says.
-            again = record._replace(born_timestamp=_born(record))
+            again = record._replace(born_timestamp=born_ms(record))
             return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
@@ -481,17 +442,3 @@ class TransactionCheck:
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
         return Question(fields.get(names.PRODUCER_GROUP, ""), topic, request)
-
-
-def _born(record: Record) -> int:
-    """When a half message was made, ms: by its producer's clock, if that isn't ahead of ours."""
-    return min(record.born_timestamp, record.store_timestamp)
-
-
-def _first_offset(fields: dict[str, str]) -> int:
-    """Where a half message was first, which its producer may name; -1: where it is now."""
-    return _number(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
-
-
-def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 20 else default
