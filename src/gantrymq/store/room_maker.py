@@ -1,9 +1,9 @@
 """The thread that makes files and reserves their blocks before they are written to (`AllocateMappedFileService`).
 
 To make a file, or to give it blocks, can take as long as the file system's journal waits for somebody's fsync: tens of
-milliseconds, for which an event loop would stand still. So log and queues ask for room when they have used half of what
-they have (`ask`), and go on meanwhile. Who has none left (`need`) waits for it where that is allowed; else he gets
-StoreBusy at once, and is told when to try again (`when_made`).
+milliseconds, for which an event loop would stand still. So log, queues and index ask for room when they have used half
+of what they have (`ask`), and go on meanwhile. Who has none left (`need`) waits for it where that is allowed; else he
+gets StoreBusy at once, and is told when to try again (`when_made`).
 """
 
 from __future__ import annotations
