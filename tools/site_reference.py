@@ -12,7 +12,7 @@ import re
 import socket
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache
@@ -40,7 +40,12 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.admin.broker_config import READ_AT_START
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import property_key
-from gantrymq.metrics import render
+from gantrymq.controller.config import FIXED_KEYS as CONTROLLER_FIXED_KEYS
+from gantrymq.controller.config import ControllerConfig
+from gantrymq.controller.live_brokers import LiveBrokers
+from gantrymq.controller.metrics import collect as collect_controller
+from gantrymq.controller.replicas import Replicas
+from gantrymq.metrics import Metric, render
 from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
 from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.route_table import RouteTable
@@ -55,6 +60,11 @@ ROOT = Path(__file__).parent.parent
 _BROKER_CLASSES: tuple[Any, ...] = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
 #: A NameServer takes a change of these, as Java's does, and goes on with the old value until its next start.
 _NAMESRV_READ_AT_START = {"listenPort", "bindAddress", "metricsPort", "serverChannelMaxIdleTimeSeconds"}
+#: So does a controller.
+_CONTROLLER_READ_AT_START = _NAMESRV_READ_AT_START | {
+    *("controllerDLegerGroup", "controllerDLegerSelfId", "controllerDLegerPeers", "controllerStorePath"),
+    "etcdEndpoints",
+}
 #: What a code that users meet comes from, and what they do; the others are said by their names.
 CODES = {
     ResponseCode.SYSTEM_ERROR: "the remark says what failed; the server's log has more",
@@ -152,13 +162,9 @@ def broker_rows(language: str) -> dict[str, Row]:
 
 def _configuration(language: str) -> str:
     said = broker_rows(language)
-    own = comments(NamesrvConfig)
     broker = [_key_row(each, said.get(property_key(each), Row("", "")), READ_AT_START) for each in broker_keys()]
-    name_server = []
-    for each in fields(NamesrvConfig):
-        row = said.get(property_key(each), Row("", ""))
-        row = row._replace(meaning=own.get(each.name, row.meaning))
-        name_server.append(_key_row(each, row, FIXED_KEYS | _NAMESRV_READ_AT_START))
+    name_server = _server_rows(NamesrvConfig, said, FIXED_KEYS | _NAMESRV_READ_AT_START)
+    controller = _server_rows(ControllerConfig, said, CONTROLLER_FIXED_KEYS | _CONTROLLER_READ_AT_START)
     if language == "zh":
         head = ["键", "类型", "默认值", "取值范围", "运行中可改", "含义"]
         texts = (
@@ -173,7 +179,18 @@ def _configuration(language: str) -> str:
             "## NameServer",
             "Files are Java's `.properties`. Sizes are in bytes, times in ms unless a name or text has another unit.",
         )
-    return f"{texts[2]}\n\n{texts[0]}\n\n{_table(head, broker)}\n{texts[1]}\n\n{_table(head, name_server)}"
+    tables = f"{texts[0]}\n\n{_table(head, broker)}\n{texts[1]}\n\n{_table(head, name_server)}"
+    return f"{texts[2]}\n\n{tables}\n## Controller\n\n{_table(head, controller)}"
+
+
+def _server_rows(cls: type, said: Mapping[str, Row], fixed: Collection[str]) -> list[list[str]]:
+    """A key's meaning is the comment over it, or what a broker's of that name means."""
+    own = comments(cls)
+    found = []
+    for each in fields(cls):
+        row = said.get(property_key(each), Row("", ""))
+        found.append(_key_row(each, row._replace(meaning=own.get(each.name, row.meaning)), fixed))
+    return found
 
 
 def _key_row(each: Field[Any], row: Row, fixed: Collection[str]) -> list[str]:
@@ -184,7 +201,9 @@ def _key_row(each: Field[Any], row: Row, fixed: Collection[str]) -> list[str]:
 
 
 def _type(each: Field[Any]) -> str:
-    owner = next(cls for cls in (*_BROKER_CLASSES, NamesrvConfig) if each.name in cls.__dataclass_fields__)
+    owner = next(
+        cls for cls in (*_BROKER_CLASSES, NamesrvConfig, ControllerConfig) if each.name in cls.__dataclass_fields__
+    )
     hint = typing.get_type_hints(owner)[each.name]
     if isinstance(hint, types.UnionType):
         (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
@@ -220,7 +239,26 @@ def _metrics(language: str) -> str:
         [f"`{name}`", kind, _NAMESRV_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
     ]
     broker = [[f"`{name}`", kind, _labels(samples), text] for name, text, kind, samples in _METRIC.findall(_told())]
-    return f"## Broker\n\n{_table(head, sorted(broker))}\n## NameServer\n\n{_table(head, sorted(name_server))}"
+    told = render(_controller_metrics()).decode()
+    controller = [
+        [f"`{name}`", kind, _CONTROLLER_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
+    ]
+    tables = f"## Broker\n\n{_table(head, sorted(broker))}\n## NameServer\n\n{_table(head, sorted(name_server))}"
+    return f"{tables}\n## Controller\n\n{_table(head, sorted(controller))}"
+
+
+def _controller_metrics() -> Iterable[Metric]:
+    return collect_controller(
+        Replicas(),
+        LiveBrokers(),
+        {},
+        AnsweredRequests(),
+        Jobs(),
+        is_leader=True,
+        now_ms=0,
+        connections=0,
+        uptime_s=0.0,
+    )
 
 
 _NAMESRV_LABELS = {
@@ -233,6 +271,18 @@ _NAMESRV_LABELS = {
         ),
         "`job`",
     ),
+}
+_CONTROLLER_LABELS = {
+    **dict.fromkeys(
+        (
+            f"rocketmq_controller_{name}"
+            for name in ("active_broker_num", "master_broker_id", "master_epoch", "sync_state_set_size")
+        ),
+        "`cluster` `broker_set`",
+    ),
+    "rocketmq_controller_election_total": "`election_result`",
+    "rocketmq_controller_requests_total": "`request_code` `response_code`",
+    **{name: labels for name, labels in _NAMESRV_LABELS.items() if name.startswith("gantry_job_")},
 }
 
 

@@ -13,6 +13,7 @@ from gantrymq import errors
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.config import property_key
+from gantrymq.controller.config import ControllerConfig
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.config import ReplicationConfig
@@ -43,12 +44,15 @@ def rows(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_configuration_has_all_keys(pages: dict[str, dict[str, str]], language: str) -> None:
-    broker, name_server = pages[language]["reference/configuration.md"].split("## NameServer")
+    broker, name_server, controller = re.split(
+        "## NameServer|## Controller", pages[language]["reference/configuration.md"]
+    )
     classes = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
     ours = [property_key(each) for cls in classes for each in fields(cls)]
     assert list(rows(broker)) == [key for key in ours if key not in ("replication", "store", "auth")]
     assert list(rows(name_server)) == [property_key(each) for each in fields(NamesrvConfig)]
-    for key, cells in (rows(broker) | rows(name_server)).items():
+    assert list(rows(controller)) == [property_key(each) for each in fields(ControllerConfig)]
+    for key, cells in (rows(broker) | rows(name_server) | rows(controller)).items():
         assert cells[-1], f"{key} has no meaning"
     assert rows(broker)["listenPort"][1:4] == ["int", "`10911`", "0 … 65535"]
     assert rows(broker)["fileReservedTime"][4] == "✓"
@@ -57,12 +61,13 @@ def test_configuration_has_all_keys(pages: dict[str, dict[str, str]], language: 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_metrics_have_their_words(pages: dict[str, dict[str, str]], language: str) -> None:
-    broker, name_server = pages[language]["reference/metrics.md"].split("## NameServer")
+    broker, name_server, controller = re.split("## NameServer|## Controller", pages[language]["reference/metrics.md"])
     metrics = re.compile(r"`((?:rocketmq|gantry)_\w+)`")
     documented = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8").partition("## Metrics")[2]
     assert set(rows(broker)) == set(metrics.findall(documented.partition("\n## ")[0]))
     assert "rocketmq_namesrv_requests_total" in rows(name_server)
-    for name, (_, kind, _, what) in (rows(broker) | rows(name_server)).items():
+    assert "rocketmq_controller_master_epoch" in rows(controller)
+    for name, (_, kind, _, what) in (rows(broker) | rows(name_server) | rows(controller)).items():
         assert kind in ("gauge", "counter", "histogram")
         assert what, name
     for name, (_, _, labels, _) in rows(broker).items():
