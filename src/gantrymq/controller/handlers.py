@@ -14,7 +14,13 @@ from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.elections import Elections
 from gantrymq.controller.leadership import Leadership
-from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, LAST_PRIORITY, BrokerIdentity, LiveBrokers
+from gantrymq.controller.live_brokers import (
+    DEFAULT_TIMEOUT_MS,
+    LAST_PRIORITY,
+    SOONEST_MS,
+    BrokerIdentity,
+    LiveBrokers,
+)
 from gantrymq.controller.replicas import MAX_TEXT, Decision, Replicas
 from gantrymq.errors import BodyError, RequestRefused
 from gantrymq.logs import peer_log
@@ -137,7 +143,7 @@ class RequestHandlers:
         if not is_known:
             log.warning("no room for the heartbeat of %s at %s", identity, header.broker_addr)
             return _response(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{len(self._live_brokers)} brokers live already")
-        self._expect(timeout_ms / 1000)
+        self._expect(max(timeout_ms, SOONEST_MS) / 1000)
         return _response(ResponseCode.SUCCESS, "Heart beat success")
 
     def _get_next_broker_id(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 #: DEFAULT_BROKER_CHANNEL_EXPIRED_TIME: how long a broker lives that doesn't say so itself, ms.
 DEFAULT_TIMEOUT_MS = 10_000
+#: Silent brokers are looked for no more often than each so many ms: with 20,000 of them a look takes 3 ms.
+SOONEST_MS = 100
 #: A broker that says nothing of it is elected last.
 LAST_PRIORITY = (1 << 31) - 1
 #: More brokers don't live for one controller; made up, they would fill its memory.

@@ -14,7 +14,7 @@ from gantrymq.controller.elections import Elections
 from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.handlers import RequestHandlers
 from gantrymq.controller.leadership import Leadership
-from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, LiveBrokers
+from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, SOONEST_MS, LiveBrokers
 from gantrymq.controller.metrics import collect
 from gantrymq.controller.replicas import Replicas
 from gantrymq.controller.role_changes import RoleChanges
@@ -166,7 +166,7 @@ class Controller:
         next_ms = self.live_brokers.next_expiry_ms()
         # The interval may be changed over the network.
         interval_s = self._expire_interval_s
-        return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, 1) / 1000)
+        return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, SOONEST_MS) / 1000)
 
     @property
     def _look_interval_s(self) -> float:
