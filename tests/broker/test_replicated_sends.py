@@ -230,7 +230,8 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
         assert (await ending).code == ResponseCode.SUCCESS
 
 
-async def test_a_message_that_is_given_back_waits_for_nobody(tmp_path: Path) -> None:
+async def test_a_message_that_is_given_back_waits_too(tmp_path: Path) -> None:
+    """Its consumer forgets it when it is told so; Java's broker waits for nobody."""
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         sent = await peer.send("orders", b"x")
@@ -239,5 +240,7 @@ async def test_a_message_that_is_given_back_waits_for_nobody(tmp_path: Path) -> 
         header = ConsumerSendMsgBackRequestHeader(
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
         )
-        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        giving_back = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
+        await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
+        resume(replicas)
+        assert (await giving_back).code == ResponseCode.SUCCESS

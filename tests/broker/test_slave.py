@@ -297,6 +297,14 @@ async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
             await slave.stop()
 
 
+async def test_a_slave_learns_where_its_master_s_log_begins(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        part = next(part for part in replicas.slave._parts if isinstance(part, MetadataSync))
+        replicas.slave.replicating._slave._first_offset = None  # type: ignore[union-attr]
+        await part._learn_log_begin(replicas.master.address)
+        assert replicas.slave.replicating._slave._first_offset == 0  # type: ignore[union-attr]
+
+
 async def test_users_are_copied_where_both_check_signatures(tmp_path: Path) -> None:
     auth = AuthConfig(
         authentication_enabled=True,

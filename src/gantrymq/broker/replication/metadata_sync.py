@@ -17,7 +17,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.replication.credentials import inner_client_hooks
-from gantrymq.broker.replication.following import Following
+from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
@@ -26,6 +26,7 @@ from gantrymq.errors import BodyError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.pop import RequestModeTable
+from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import TopicConfigTable
 from gantrymq.protocol.codes import RequestCode
@@ -47,15 +48,17 @@ _NO_MASTER_S = 1.0
 _LEAST_PAUSE_S = 0.5
 #: `BrokerOuterAPI`: large tables take their time.
 _TIMEOUT_MS = 30_000
+#: A long has fewer in Java.
+_MOST_DIGITS = 20
 
 
 class MetadataSync(Part):
-    """Copies the tables of the master that `following` knows, while the broker is a slave."""
+    """Copies the tables of the master that `replicating` follows, while the broker is a slave."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        following: Following,
+        replicating: Replicating,
         topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
@@ -66,7 +69,8 @@ class MetadataSync(Part):
         jobs: Jobs,
     ) -> None:
         self._config = config
-        self._following = following
+        self._replicating = replicating
+        self._following = replicating.following
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -116,6 +120,8 @@ class MetadataSync(Part):
             steps.append(self._copy_timer_metrics)
         if self._config.auth.authentication_enabled:
             steps.append(self._copy_users)
+        if not self._replicating.is_following:
+            steps.insert(0, self._learn_log_begin)
         problem: GantryError | None = None
         for step in steps:
             try:
@@ -128,6 +134,13 @@ class MetadataSync(Part):
             log.info("the tables of the master %s are copied", master)
             self.copied_from = master
         return _PERIOD_S
+
+    async def _learn_log_begin(self, master: str) -> None:
+        """A Java master doesn't say where its log begins when it is asked for it."""
+        table = decode_json(await self._ask(master, RequestCode.GET_BROKER_RUNTIME_INFO), KVTable).table
+        begin = table.get("commitLogMinOffset", "")
+        if begin.isdecimal() and len(begin) < _MOST_DIGITS:
+            self._replicating.log_begins(int(begin))
 
     async def _copy_topics(self, master: str) -> None:
         self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))

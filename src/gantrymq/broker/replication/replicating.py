@@ -29,6 +29,7 @@ from gantrymq.protocol.headers.ha import (
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
+from gantrymq.replication.link import LinkState
 from gantrymq.replication.master import HaMaster
 from gantrymq.replication.slave import HaSlave
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -177,6 +178,16 @@ class Replicating(Part):
     def has_master(self) -> bool:
         """Whether there is another broker that is this one's master, as far as is known."""
         return self.following.address is not None
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the master's log comes, or what it has has come."""
+        return self._slave is not None and self._slave.state is LinkState.FOLLOWING
+
+    def log_begins(self, physical_offset: int) -> None:
+        """The master's log begins there: what an empty slave of a Java master asks for."""
+        if self._slave is not None and self.following.ha_address is not None:
+            self._slave.set_master(self.following.ha_address, physical_offset)
 
     def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """What a NameServer says of this broker's master; None when it knows none."""
