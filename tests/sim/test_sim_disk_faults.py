@@ -1,0 +1,70 @@
+"""Disks that lie and rot, in whole runs: what goes is what may go, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PLAN: dict[str, Any] = {
+    "seed": "1",
+    "name_servers": 1,
+    "brokers": 1,
+    "producers": 1,
+    "consumers": {"push": 1, "orderly": 1, "pop": 0, "lite": 1},
+    "is_synced": True,
+    "messages": 50,
+    "pause_s": 0.2,
+    "ordered": 0.3,
+    "delayed": 0.0,
+    "batches": 0.0,
+    "transactions": 0.0,
+    "failures": 0.0,
+    "tiny_reads": 0.0,
+    "extras": [],
+}
+
+
+def trace_of(directory: Path, **fault: Any) -> str:
+    """Of a run with that fault, which must not fail."""
+    plan = PLAN | {"faults": [{"whom": "broker-0"} | fault]}
+    path = directory / "trace"
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "--seed", json.dumps(plan), "--trace", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path.read_text()
+
+
+def test_a_message_that_rots_before_it_is_read_is_not_served(tmp_path: Path) -> None:
+    # Of each strength another byte flips: in the size, in the checksum, in the body.
+    groups: set[str] = set()
+    for strength in (0.1, 0.42, 0.8):
+        trace = trace_of(tmp_path, kind="rot-unread", at=8.0, lasts=2.0, strength=strength)
+        match = re.search(r"^ *([\d.]+) (\S+) rots at", trace, re.MULTILINE)
+        assert match is not None
+        readers = re.findall(rf"^ *[\d.]+ (\w+) has {re.escape(match[2])} by", trace, re.MULTILINE)
+        # One group's members rested, the others had it before.
+        assert len(set(readers)) == 2, strength
+        groups |= {"push", "orderly", "lite"} - set(readers)
+    assert groups == {"push", "orderly", "lite"}
+
+
+def test_syncs_that_lie_lose_what_came_since(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, kind="lies", at=3.0, lasts=4.0, strength=1.0)
+    begin, end = (float(at) for at in re.findall(r"^ *([\d.]+) (?:fault|over) .*lies of broker-0", trace, re.MULTILINE))
+    stored = {name: float(at) for at, name in re.findall(r"^ *([\d.]+) stored (\S+)", trace, re.MULTILINE)}
+    for group in ("push", "orderly", "lite"):
+        lost = stored.keys() - set(re.findall(rf"{group} has (\S+) by", trace))
+        # Mostly the last one: groups have had the others by then.
+        assert all(begin <= stored[name] <= end for name in lost)
+    assert "broker-0#2 WARNING: the last user of the store didn't close it" in trace
