@@ -261,7 +261,7 @@ class WriteOptions:
                             another write; numbers only go up. As for Delta Lake
     expectedBrokers         with exactlyOnce: as for a read; the write waits for those that are away
     transactional           true: the messages of a batch, or of a micro-batch, are visible only when all are stored;
-                            default false. They are sent one by one
+                            default false. Java's brokers take and commit them one by one
     transactionTimeoutMs    so long the tasks of a transaction may take, in whole seconds; default 900000. A commit that
                             has begun by then is finished
     bodyFormat, bodySchema, bodySchemaFile, bodyMessage, schema.registry.*, auto.register.schemas     as
