@@ -101,8 +101,11 @@ def test_epochs_grow_only() -> None:
     epochs = Epochs()
     assert epochs.append(Epoch(2, 0))
     assert not epochs.append(Epoch(2, 100))
-    assert not epochs.append(Epoch(3, 0))
     assert epochs.append(Epoch(3, 100))
+    assert not epochs.append(Epoch(1, 200))
+    # Nothing was written in it.
+    assert epochs.append(Epoch(5, 100))
+    assert epochs.all() == (Epoch(2, 0), Epoch(5, 100))
     epochs.truncate_from(100)
     assert epochs.all() == (Epoch(2, 0),)
 

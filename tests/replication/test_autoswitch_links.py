@@ -210,3 +210,19 @@ async def test_rubbish_ends_its_connection(tmp_path: Path, data: bytes) -> None:
             await asyncio.wait_for(reader.read(), 10)
             assert not master.slaves
             writer.close()
+
+
+async def test_master_that_wrote_nothing_goes_on_as_a_slave(tmp_path: Path) -> None:
+    """Its epoch begins where its log ends; the other's epoch before goes on there."""
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 100, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+        put_many(first.store, 100, Random(2))
+        second.begins(2)
+        first.begins(3)
+        put_many(first.store, 100, Random(3))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+            assert_equal(first, second)

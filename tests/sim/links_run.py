@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -76,6 +77,10 @@ class Links:
                 break
         else:
             self.problems.append(f"the logs differ {self.refusals or ''}")
+        self._check()
+
+    def _check(self) -> None:
+        """What else must be so in the end."""
 
     @property
     def _all(self) -> list[Program]:
@@ -176,16 +181,20 @@ def digest(store: MessageStore) -> str:
     return found.hexdigest()
 
 
-def main() -> None:
+def plant() -> None:
+    """The slave tells its master what isn't on the disk yet."""
+    HaSlave._flushed = lambda slave: None  # type: ignore[method-assign]
+
+
+def main(kind: type[Links], plant: Callable[[], None]) -> None:
     logging.disable(logging.CRITICAL)
     failed = False
     seeds = sys.argv[1:]
     if "--planted" in seeds:
         seeds.remove("--planted")
-        # It tells its master what isn't on the disk yet.
-        HaSlave._flushed = lambda slave: None  # type: ignore[method-assign]
+        plant()
     for seed in seeds:
-        run = Links(seed)
+        run = kind(seed)
         print(f"{seed}: {run.execute()}", flush=True)
         failed |= bool(run.problems)
         for program in (run.master, run.slave):
@@ -197,4 +206,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Links, plant)

@@ -122,7 +122,8 @@ class AutoSwitchLink:
         if point < end:
             log.warning("%d bytes behind %d are cut off: the master hasn't got them", end - point, point)
             self._replica.truncate(point)
-            self._epochs.truncate_from(point)
+        # Its own last one, too, in which nothing was written.
+        if self._epochs.truncate_from(point, master.all()):
             self._save()
         return point
 

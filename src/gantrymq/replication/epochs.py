@@ -7,7 +7,7 @@ Source of the file: utils/CheckpointFile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 from zlib import crc32
 
@@ -35,10 +35,15 @@ class Epochs:
         return self._epochs[-1] if self._epochs else None
 
     def append(self, epoch: Epoch) -> bool:
-        """Begins an epoch; False where it is no later one."""
+        """Begins an epoch; False where it is no later one.
+
+        Those before it in which nothing was written are dropped. Java keeps them, and not the new one: what its master
+        writes then has the number of an epoch in which another has written.
+        """
         last = self.last
-        if last is not None and (epoch.number <= last.number or epoch.start_offset <= last.start_offset):
+        if last is not None and epoch.number <= last.number:
             return False
+        self.truncate_from(epoch.start_offset)
         self._epochs.append(epoch)
         return True
 
@@ -60,9 +65,14 @@ class Epochs:
                 return min(own_end, known[epoch])
         return None
 
-    def truncate_from(self, offset: int) -> None:
-        """The log ends there: epochs that begin there or behind it never were."""
-        self._epochs = [epoch for epoch in self._epochs if epoch.start_offset < offset]
+    def truncate_from(self, offset: int, known: Collection[Epoch] = ()) -> bool:
+        """The log ends there: epochs that begin there or behind it never were, but for those known to others.
+
+        Whether there were any.
+        """
+        before = self._epochs
+        self._epochs = [epoch for epoch in before if epoch.start_offset < offset or epoch in known]
+        return len(self._epochs) < len(before)
 
     def forget_before(self, offset: int) -> None:
         """The log begins there: epochs that ended before are of no use."""
