@@ -24,8 +24,9 @@ class Jobs:
         return job
 
     def forget(self, job: Repeating) -> None:
-        """What it was for is no more; it is stopped."""
-        self._reports.remove(job.report)
+        """What it was for is no more; it is stopped. Once more does no harm."""
+        if job.report in self._reports:
+            self._reports.remove(job.report)
 
     def report(self, name: str) -> JobReport:
         """A report that a thread's rounds are counted in."""

@@ -43,6 +43,8 @@ class Appender:
         self.store = store
         self.store_host = store_host
         self._polling = polling
+        #: Why nothing is taken at the moment (`RunningFlags.makeFenced`); None while it is.
+        self.refusal: str | None = None
         self.max_message_size = 0
         self.config_changed()
         self.max_properties_length = MAX_PROPERTIES_LENGTH
@@ -76,6 +78,8 @@ class Appender:
         Raises StoreBusy while a file is made for it (requests then wait in `RoomWaits`, others for ROOM_S), StoreError
         while the store can't be written; see `is_passing`.
         """
+        if self.refusal is not None:
+            raise self._refused()
         if (len(body) > self.max_message_size and not is_again) or len(properties) > self.max_properties_length:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -105,6 +109,8 @@ class Appender:
 
         Raises RequestRefused: too large, or no room; StoreBusy and StoreError as `append` does.
         """
+        if self.refusal is not None:
+            raise self._refused()
         size, file_size = sum(batch.sizes), self.store.config.mapped_file_size_commit_log
         if size + BLANK_SIZE > file_size:
             raise RequestRefused(
@@ -117,6 +123,9 @@ class Appender:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
         self._polling.message_arrived(batch.queue)
         return offsets
+
+    def _refused(self) -> RequestRefused:
+        return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {self.refusal}")
 
     def append_again(
         self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int

@@ -28,6 +28,7 @@ from gantrymq.broker.consumer_filter import ConsumerFilters
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.controlled.controlled import Controlled
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
@@ -117,6 +118,9 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
+        if config.enable_controller_mode:
+            # Until the controller has said something else.
+            config.broker_role, config.broker_id = BrokerRole.SLAVE, -1
         self.jobs = Jobs()
         self._handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
@@ -163,7 +167,7 @@ class Broker:
         self.polling = self._pulling.polling
         self.replicating = replicating = Replicating(config, self.address, self.port, store, topics, self.polling, jobs)
         self._pulling.has_master = lambda: replicating.has_master
-        appender = Appender(store, store_host, self.polling)
+        self.appender = appender = Appender(store, store_host, self.polling)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
         self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
         self._timer = Timer(config.store, appender, jobs)
@@ -232,6 +236,10 @@ class Broker:
         )
         self._registration = Registration(config, self.address, topics, replicating, jobs)
         replicating.look_again = self._registration.again
+        self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
+        self.controlled.make_master = self._become_master
+        self.controlled.make_slave = self._become_slave
+        self.controlled.register = self._registration.role_changed
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
         modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups, saving=saving)
@@ -282,6 +290,7 @@ class Broker:
             self._schedule,
             self.writers,
             QueueLocking(topics, jobs),
+            self.controlled,
             replicating,
             tables,
             # From here on there are requests; what stops before it may still answer.
@@ -327,7 +336,9 @@ class Broker:
             self._parts.append(metrics)
         # Nobody is to find a broker that can't start.
         self._parts += [Draining(self._server), self._registration]
-        self._handlers.update(handler_table(self._parts))
+        self._as_master = handler_table(self._parts)
+        self._as_slave = as_slave(self._as_master, config)
+        self._handlers.update(self._as_master)
         #: What `stop` has to undo.
         self._running = AsyncExitStack()
 
@@ -351,14 +362,16 @@ class Broker:
             stack.callback(self.store.close)
             for part in self._parts:
                 part.load()
-            if self._is_slave:
-                self._handlers.update(as_slave(self._handlers, self.config))
-            self.access.guard(self._handlers)
+            for handlers in (self._as_master, self._as_slave):
+                self.access.guard(handlers)
+            self._handlers.update(self._as_slave if self._is_slave else self._as_master)
             stack.callback(self._save_at_last)
             for part in self._parts:
                 stack.push_async_callback(part.stop)
                 await part.start()
                 await (part.become_slave() if self._is_slave else part.become_master())
+            stack.push_async_callback(self.controlled.end)
+            self.controlled.begin()
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 
@@ -369,12 +382,32 @@ class Broker:
         """
         await self._running.aclose()
 
+    async def _become_master(self) -> None:
+        """The controller has made a slave master. Raises GantryError; it may be tried again."""
+        # Before those that write into the log.
+        await self.replicating.become_master()
+        for part in self._parts:
+            if part is not self.replicating:
+                await part.become_master()
+        self._config_changed()
+        self._handlers.update(self._as_master)
+
+    async def _become_slave(self) -> None:
+        """Another is master now. Raises GantryError; it may be tried again."""
+        self._handlers.update(self._as_slave)
+        for part in reversed(self._parts):
+            if part is not self.replicating:
+                await part.become_slave()
+        await self.replicating.become_slave()
+        self._config_changed()
+
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed(names)
         self._registration.topics_changed(names)
 
     def _config_changed(self) -> None:
         self.groups.auto_create = self.config.auto_create_subscription_group
+        self.controlled.config_changed()
         self.store.config_changed()
         for part in self._parts:
             part.config_changed()

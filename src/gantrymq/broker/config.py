@@ -51,8 +51,8 @@ class BrokerConfig(TlsConfig):
 
     broker_name: str = field(default_factory=network.host_name)
     broker_cluster_name: str = "DefaultCluster"
-    #: 0 is the master, others are slaves.
-    broker_id: int = bounded(0, 0, MAX_INT)
+    #: 0 is the master, others are slaves; in controller mode the controller gives it.
+    broker_id: int = bounded(0, -1, MAX_INT)
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
     bind_address: str = "0.0.0.0"
@@ -118,6 +118,19 @@ class BrokerConfig(TlsConfig):
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
     #: Delayed messages may be taken back (RECALL_MESSAGE).
     recall_message_enable: bool = False
+    #: A controller says who is master; brokerRole and brokerId are what it says.
+    enable_controller_mode: bool = False
+    controller_addr: list[str] = field(default_factory=list)
+    #: ms between two questions who is master, which controller leads, and whether all in sync still are.
+    sync_broker_metadata_period: int = bounded(5_000, 10, DAY_MS)
+    sync_controller_metadata_period: int = bounded(10_000, 10, DAY_MS)
+    check_sync_state_set_period: int = bounded(5_000, 10, DAY_MS)
+    #: ms between two signs of life to controllers, for an answer, and after which without one the broker is dead.
+    broker_heartbeat_interval: int = bounded(1_000, 10, DAY_MS)
+    send_heartbeat_timeout_millis: int = bounded(1_000, 10, DAY_MS)
+    controller_heart_beat_timeout_mills: int = bounded(10_000, 50, DAY_MS)
+    #: Of brokers whose logs are equally long the one with the lowest is elected.
+    broker_election_priority: int = bounded(MAX_INT, 0, MAX_INT)
     broker_config_path: Path | None = None
     #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
     metrics_port: int = bounded(0, 0, 65535)
@@ -141,7 +154,10 @@ class BrokerConfig(TlsConfig):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):
+        if self.enable_controller_mode:
+            if not self.controller_addr:
+                raise ConfigError("enableControllerMode=true: controllerAddr must name the controllers")
+        elif self.broker_id < 0 or (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):
             # Java's BrokerStartup gives a master the id 0, whatever the file says: two masters of one name.
             raise ConfigError(
                 f"brokerId={self.broker_id}, brokerRole={self.broker_role.value}: a master has brokerId=0, "

@@ -1,8 +1,9 @@
 """Answers to sends that wait until the message is as safe as is promised: on the disk, at other replicas, or both.
 
-With SYNC_FLUSH they wait for the disk, at most syncFlushTimeout, on a SYNC_MASTER for inSyncReplicas - 1 slaves, at
-most slaveTimeout. FLUSH_DISK_TIMEOUT and FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a
-power failure, or this machine (`CommitLog.GroupCommitService`, `GroupTransferService`).
+With SYNC_FLUSH they wait for the disk, at most syncFlushTimeout; on a SYNC_MASTER for inSyncReplicas - 1 slaves, or in
+controller mode with allAckInSyncStateSet for all that are in sync, at most slaveTimeout. FLUSH_DISK_TIMEOUT and
+FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a power failure, or this machine
+(`CommitLog.GroupCommitService`, `GroupTransferService`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.promises import Mode, replicas_needed
 from gantrymq.broker.replication.slave_waits import SlaveWaits
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
@@ -27,6 +29,7 @@ from gantrymq.store.message_store import MessageStore
 
 #: What is waited for.
 _DISK, _SLAVES = 1, 2
+_DEPOSED = "service not available now: another broker has become master before the slaves had the message"
 
 
 class _Waiting:
@@ -110,6 +113,9 @@ class FlushWaits(Part):
         self._log_grew = log_grew
         self._for_disk = config.store.flush_disk_type == SYNC_FLUSH
         self._replicas = 1
+        #: How many are in sync, in controller mode; too few for minInSyncReplicas.
+        self._in_sync = 1
+        self.lacks_replicas = False
         self.config_changed()
         self._expiring = jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
         #: How many wait, and done when nobody does any more.
@@ -119,16 +125,31 @@ class FlushWaits(Part):
 
     def config_changed(self) -> None:
         config = self._config
-        is_sync = config.broker_role is BrokerRole.SYNC_MASTER
-        self._replicas = replicas_needed(config.replication, Mode.PLAIN, 1, 1) if is_sync else 1
+        mode = Mode.CONTROLLER if config.enable_controller_mode else Mode.PLAIN
+        self._replicas, self.lacks_replicas = 1, False
+        if config.broker_role is BrokerRole.SYNC_MASTER:
+            try:
+                self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._in_sync)
+            except RequestRefused:
+                self.lacks_replicas = True
+
+    def in_sync_changed(self, count: int) -> None:
+        """In controller mode, how many brokers are in sync: who waits may have waited for one that isn't any more."""
+        self._in_sync = count
+        self.config_changed()
+        self.acknowledged()
 
     async def become_master(self) -> None:
         self.config_changed()
         self._expiring.start()
 
     async def become_slave(self) -> None:
-        """What waits is answered when its time is up; a slave has no message of its own."""
-        self._replicas = 1
+        """A slave has no message of its own: what still waits for slaves may be cut off, and is to be sent again."""
+        self._replicas, self.lacks_replicas = 1, False
+        for waiting in self._slaves.all():
+            if waiting.missing & _SLAVES:
+                waiting.missing = 0
+                self._give(waiting, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, _DEPOSED))
         self._expiring.start()
 
     async def stop(self) -> None:
@@ -139,7 +160,7 @@ class FlushWaits(Part):
     @property
     def is_used(self) -> bool:
         """Whether messages are waited for that don't say they needn't be."""
-        return self._for_disk or self._replicas > 1
+        return self._for_disk or self._replicas != 1 or self._config.enable_controller_mode
 
     @property
     def is_full(self) -> bool:
@@ -179,7 +200,7 @@ class FlushWaits(Part):
             if not self._waiting:
                 self._expiring.wake(timeout_s)
             self._waiting.append(waiting)
-        if self._replicas > 1:
+        if self._replicas != 1:
             timeout_s = self._config.replication.slave_timeout / 1000
             if self._slaves.add(waiting, end, self._replicas, now + timeout_s):
                 waiting.missing |= _SLAVES

@@ -83,6 +83,9 @@ class Registration(Part):
         """
         for job in self._jobs.values():
             job.start(0.0)
+        if self._config.broker_id < 0:
+            # Its controller hasn't said yet who it is.
+            return
         tried = [asyncio.ensure_future(server.tried.wait()) for server in self._servers.values()]
         if tried:
             _, late = await asyncio.wait(tried, timeout=_START_WAIT_S)
@@ -99,6 +102,13 @@ class Registration(Part):
     def again(self) -> None:
         """Registers everything: a NameServer's answer says who the master is."""
         self.topics_changed(())
+
+    def role_changed(self, epoch: int) -> None:
+        """A controller has made this broker master or slave; a NameServer believes the later epoch."""
+        version = self._topics.table.data_version
+        version.state_version = epoch
+        version.advance()
+        self.again()
 
     def config_changed(self) -> None:
         """Registers with NameServers that are new in namesrvAddr, and leaves those that aren't there any more."""
@@ -140,7 +150,9 @@ class Registration(Part):
 
     async def _register_again(self, address: str) -> float:
         server = self._servers.get(address)
-        return inf if server is None else await self._register(server)
+        if server is None or self._config.broker_id < 0:
+            return inf
+        return await self._register(server)
 
     @property
     def _period_s(self) -> float:
@@ -209,7 +221,7 @@ class Registration(Part):
         )
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         response = await self._remoting.call(server, request, config.register_broker_timeout_mills)
-        if config.broker_id != MASTER_ID:
+        if config.broker_id != MASTER_ID and not config.enable_controller_mode:
             answer = response.read_header(RegisterBrokerResponseHeader)
             self._replicating.told(server, answer.master_addr, answer.ha_server_addr)
         if response.body:

@@ -14,6 +14,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
+from gantrymq.broker.replication.promises import not_enough
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.schedule import Schedule
@@ -132,6 +133,8 @@ class Sending(Part):
         if queue is None:
             self._new_topics.hold(connection, request, self.send)
             return None
+        if self._is_safe and self._flush_waits.lacks_replicas and is_waited_for(properties):
+            raise not_enough()
         queue_id = queue.queue_id
         properties = self._complete(properties)
         code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0

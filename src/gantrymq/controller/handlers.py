@@ -49,6 +49,8 @@ log = peer_log(__name__)
 
 #: A sync-state set has no more bytes.
 MAX_SYNC_STATE_BYTES = 16 * 1024
+#: A master of ours takes no messages when so many ms have passed since it sent a heartbeat that was answered.
+LEASE_FIELD = "leaseMillis"
 #: Broker sets are told in steps of so many, and in one answer not more bytes than so many: a frame has its bound.
 _SETS_PER_STEP = 50
 _MAX_ANSWER_BYTES = 12 * 1024 * 1024
@@ -144,7 +146,9 @@ class RequestHandlers:
             log.warning("no room for the heartbeat of %s at %s", identity, header.broker_addr)
             return _response(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{len(self._live_brokers)} brokers live already")
         self._expect(max(timeout_ms, SOONEST_MS) / 1000)
-        return _response(ResponseCode.SUCCESS, "Heart beat success")
+        # Only who leads elects another master, and not before this time is over.
+        lease_ms = timeout_ms if self._leadership.is_leader else 0
+        return _response(ResponseCode.SUCCESS, "Heart beat success", fields={LEASE_FIELD: str(lease_ms)})
 
     def _get_next_broker_id(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(BrokerSetRequestHeader)

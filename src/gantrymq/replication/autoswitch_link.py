@@ -37,7 +37,7 @@ class AutoSwitchLink:
     def __init__(self, store: MessageStore, hello: Hello, file: EpochFile) -> None:
         self.state = LinkState.ASKING
         #: All before it is in the logs of all whom the master waits for.
-        self.confirm_offset = 0
+        self._confirmed = 0
         self._store = store
         self._replica = store.replica
         self._hello = hello
@@ -53,6 +53,11 @@ class AutoSwitchLink:
         #: Where the master's log ended then.
         self._master_end = 0
         self._reported = -1
+
+    @property
+    def confirm_offset(self) -> int:
+        """Up to where what this log has is in the logs of all whom the master waits for."""
+        return min(self._confirmed, self._store.max_physical_offset)
 
     def opening(self) -> bytes:
         """What the slave says first."""
@@ -143,7 +148,7 @@ class AutoSwitchLink:
         known = same_log(self._store, self._own_end, offset, frame.body)
         self.state = LinkState.FOLLOWING if self._next >= self._own_end else LinkState.COMPARING
         self._in_epoch(Epoch(frame.epoch, frame.epoch_start))
-        self.confirm_offset = min(frame.confirm_offset, self._store.max_physical_offset)
+        self._confirmed = frame.confirm_offset
         return frame.body[known:]
 
     def _heard(self, frame: Transfer) -> None:
@@ -155,7 +160,7 @@ class AutoSwitchLink:
             raise ReplicationError(f"the master has nothing at {self._next}: its log begins behind it")
         if not self._begins and self._next >= self._own_end:
             self.state = LinkState.FOLLOWING
-        self.confirm_offset = min(frame.confirm_offset, self._store.max_physical_offset)
+        self._confirmed = frame.confirm_offset
 
     def _begin(self, offset: int) -> None:
         """The first bytes of an empty log."""

@@ -118,6 +118,9 @@ class HaConnection(asyncio.Protocol):
             self._write(self._sending.header(begin if offset < begin else end, b""))
             raise FrameError(f"it wants what is at {offset}, the log has {begin} to {end}")
         self.slave = Slave(self.address, report.broker_id, report.offset, offset, self._sending.is_learner)
+        self.slave.mark, self.slave.mark_at = end, self.last_read
+        if report.offset >= end:
+            self.slave.caught_up_at = self.last_read
         log.info("the slave %s follows from %d on", self.address, offset)
         self._master.joined(self)
         self.send()

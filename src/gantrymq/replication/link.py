@@ -48,6 +48,9 @@ class Link:
     master's log begins, if that is known; ours says it itself.
     """
 
+    #: Without a controller nothing is held back.
+    confirm_offset: int | None = None
+
     def __init__(
         self, store: MessageStore, broker_id: int, *, whole_log: bool = True, first_offset: int | None = None
     ) -> None:

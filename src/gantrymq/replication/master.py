@@ -34,8 +34,8 @@ class HaMaster:
     """Of one store. The port is taken here and now; connections are taken from `start` on.
 
     `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
-    `on_acknowledged` is called when a slave has more than before. `sending` makes what speaks to a slave, in controller
-    mode an `AutoSwitchSending`. Raises GantryError when the port is taken.
+    `on_acknowledged` is called when a slave has more than before, came, or has gone. `sending` makes what speaks to a
+    slave, in controller mode an `AutoSwitchSending`. Raises GantryError when the port is taken.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class HaMaster:
         on_acknowledged: Callable[[], None] = lambda: None,
         sending: Callable[[], Sending] | None = None,
     ) -> None:
-        jobs = jobs if jobs is not None else Jobs()
+        self._jobs = jobs = jobs if jobs is not None else Jobs()
         self.store = store
         self.config = config
         self.slaves = Slaves(config)
@@ -87,8 +87,9 @@ class HaMaster:
 
     async def stop(self) -> None:
         """Takes no more connections and closes those that there are."""
-        self._looking.cancel()
-        self._sending.cancel()
+        for job in (self._looking, self._sending):
+            job.cancel()
+            self._jobs.forget(job)
         if self._tls is not None:
             self._tls.stop()
         self._listener.stop()
@@ -144,6 +145,7 @@ class HaMaster:
         if connection.slave is not None:
             log.info("the slave %s is gone", connection.address)
             self.slaves.gone(connection.slave)
+            self.acknowledged()
             if not self.slaves:
                 self._sending.cancel()
 

@@ -60,7 +60,7 @@ class HaSlave:
         ssl_context: tls.SSLContext | None = None,
         new_link: Callable[[], AnyLink] | None = None,
     ) -> None:
-        jobs = jobs if jobs is not None else Jobs()
+        self._jobs = jobs = jobs if jobs is not None else Jobs()
         self._store = store
         self._config = config
         self._broker_id = broker_id
@@ -107,6 +107,8 @@ class HaSlave:
         self._putting.cancel()
         self._looking.cancel()
         await self._connecting.stop()
+        for job in (self._connecting, self._putting, self._looking):
+            self._jobs.forget(job)
         self._drop()
 
     def set_master(self, address: str | None, first_offset: int | None = None) -> None:
@@ -133,6 +135,11 @@ class HaSlave:
     def state(self) -> LinkState | None:
         """None without a connection."""
         return None if self._connection is None else self._connection.link.state
+
+    @property
+    def confirm_offset(self) -> int | None:
+        """Up to where all in sync have the log, as the master said last."""
+        return None if self._connection is None else self._connection.link.confirm_offset
 
     def status(self) -> HaStatus:
         """What GET_BROKER_HA_STATUS says of a slave."""
@@ -251,6 +258,8 @@ class HaSlave:
         link, until = connection.link, monotonic() + _TURN_S
         try:
             while (queues := link.step()) is not None:
+                if link.confirm_offset is not None:
+                    queues = [*queues, *self._store.replica.confirm(link.confirm_offset)]
                 if queues:
                     self._on_messages(queues)
                 self._report(link)

@@ -23,8 +23,12 @@ class Slave:
     next_offset: int
     #: It is never waited for.
     is_learner: bool = False
-    #: What it acknowledged was the log's end at that time, s.
+    #: At that time, s, the log ended before what it has by now.
     caught_up_at: float = -inf
+    #: Where the log ended at that time: when the slave has it, it had caught up then. A log that grows all the time has
+    #: another end whenever an acknowledgement comes.
+    mark: int = 0
+    mark_at: float = -inf
 
 
 class Slaves:
@@ -53,8 +57,9 @@ class Slaves:
 
     def acknowledged(self, slave: Slave, offset: int, end: int, now: float) -> bool:
         """What a slave has now, while the log's end is `end`; whether that is more than before."""
-        if offset >= end:
-            slave.caught_up_at = now
+        if offset >= slave.mark:
+            slave.caught_up_at = now if offset >= end else slave.mark_at
+            slave.mark, slave.mark_at = end, now
         grew = offset > slave.acknowledged
         slave.acknowledged = offset
         return grew and slave in self._slaves

@@ -32,7 +32,7 @@ def replicas_needed(config: ReplicationConfig, mode: Mode, in_sync: int, alive: 
     """
     if mode is Mode.CONTROLLER:
         if in_sync < config.min_in_sync_replicas:
-            raise _not_enough()
+            raise not_enough()
         return ALL_IN_SYNC_STATE_SET if config.all_ack_in_sync_state_set else config.in_sync_replicas
     needed = config.in_sync_replicas
     if mode is Mode.ACTING_MASTER:
@@ -40,9 +40,10 @@ def replicas_needed(config: ReplicationConfig, mode: Mode, in_sync: int, alive: 
         if config.enable_auto_in_sync_replicas:
             needed = max(min(needed, there), config.min_in_sync_replicas)
         if needed > there:
-            raise _not_enough()
+            raise not_enough()
     return needed
 
 
-def _not_enough() -> RequestRefused:
+def not_enough() -> RequestRefused:
+    """What a send is refused with (`PutMessageStatus.IN_SYNC_REPLICAS_NOT_ENOUGH`)."""
     return RequestRefused(ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from math import inf
 
 from gantrymq.background.jobs import Jobs
@@ -15,6 +16,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.following import Following
+from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
@@ -29,9 +31,14 @@ from gantrymq.protocol.headers.ha import (
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
+from gantrymq.replication.autoswitch_frames import Hello
+from gantrymq.replication.autoswitch_link import AutoSwitchLink
+from gantrymq.replication.epoch_file import EpochFile
 from gantrymq.replication.link import LinkState
 from gantrymq.replication.master import HaMaster
+from gantrymq.replication.sending import AutoSwitchSending
 from gantrymq.replication.slave import HaSlave
+from gantrymq.replication.slaves import Slave
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
@@ -42,6 +49,8 @@ _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 30.0
 #: What EXCHANGE_BROKER_HA_INFO says of a master comes from no NameServer.
 _FROM_MASTER = "EXCHANGE_BROKER_HA_INFO"
+#: In controller mode all comes from there.
+_FROM_CONTROLLER = "controller"
 
 
 class Replicating(Part):
@@ -72,6 +81,11 @@ class Replicating(Part):
         self.acknowledged: Callable[[], None] = lambda: None
         self.copy_tables: Callable[[], None] = lambda: None
         self.look_again: Callable[[], None] = lambda: None
+        #: In controller mode: the log's epochs, what is to be done before this broker's log is a master's, and up to
+        #: where all in sync have it.
+        self.epoch_file: EpochFile | None = None
+        self.begins: Callable[[], None] = lambda: None
+        self.confirm_offset: Callable[[], int] = lambda: 0
         self._master: HaMaster | None = None
         self._slave: HaSlave | None = None
         self._looking = jobs.repeating("look for the master", self._look)
@@ -100,12 +114,14 @@ class Replicating(Part):
         await self._end_slave()
         self._store.set_slave(False)
         self._flush_offset = self._store.max_physical_offset
+        self.begins()
         self._master = self._listen()
         await self._master.start()
 
     async def become_slave(self) -> None:
-        """Follows whom the NameServers, or haMasterAddress, say."""
+        """Follows whom the NameServers, haMasterAddress, or in controller mode the controller say."""
         await self._end_master()
+        await self._end_slave()
         self._store.set_slave(True)
         config = self._config
         self._slave = HaSlave(
@@ -115,10 +131,12 @@ class Replicating(Part):
             jobs=self._jobs,
             on_messages=self._arrived,
             ssl_context=client_context(config) if config.replication.ha_tls_enable else None,
+            new_link=partial(self._autoswitch_link, self.epoch_file) if self.epoch_file is not None else None,
         )
         self._slave.set_master(self.following.ha_address)
         await self._slave.start()
-        self._looking.start(_FIRST_LOOK_S)
+        if not config.enable_controller_mode:
+            self._looking.start(_FIRST_LOOK_S)
 
     async def stop(self) -> None:
         await self._end_slave()
@@ -154,13 +172,27 @@ class Replicating(Part):
             tls=config if config.replication.ha_tls_enable else None,
             jobs=self._jobs,
             on_acknowledged=lambda: self.acknowledged(),
+            sending=partial(self._autoswitch_sending, self.epoch_file) if self.epoch_file is not None else None,
         )
+
+    def _autoswitch_link(self, epochs: EpochFile) -> AutoSwitchLink:
+        config = self._config
+        return AutoSwitchLink(self._store, Hello(config.broker_id, config.replication.sync_from_last_file), epochs)
+
+    def _autoswitch_sending(self, epochs: EpochFile) -> AutoSwitchSending:
+        return AutoSwitchSending(self._store, epochs.epochs, self.confirm_offset)
 
     # -- as a master --------------------------------------------------------------------------------------------
 
     def replicated(self, count: int) -> int:
         """The physical offset up to which `count` replicas have the log; 0 with fewer replicas."""
+        if count == ALL_IN_SYNC_STATE_SET:
+            return self.confirm_offset()
         return 0 if self._master is None else self._master.slaves.replicated(count)
+
+    def slaves(self) -> list[Slave]:
+        """Those who follow this broker."""
+        return [] if self._master is None else self._master.slaves.all()
 
     def log_grew(self) -> None:
         """Somebody waits for slaves to have what is new."""
@@ -189,8 +221,29 @@ class Replicating(Part):
         if self._slave is not None and self.following.ha_address is not None:
             self._slave.set_master(self.following.ha_address, physical_offset)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection with the master that is followed."""
+        return self._slave is not None and self._slave.state is not None
+
+    @property
+    def told_confirm_offset(self) -> int:
+        """At a slave: up to where all in sync have the log, as its master said."""
+        return (self._slave.confirm_offset if self._slave is not None else None) or 0
+
+    def follow(self, address: str | None, ha_address: str | None) -> None:
+        """What the controller says of this broker's master; None: there is none, or it isn't known where it listens."""
+        before = self.following.address
+        self.following.told(_FROM_CONTROLLER, address, ha_address)
+        if self._slave is not None:
+            self._slave.set_master(ha_address)
+        if address is not None and address != before:
+            self.copy_tables()
+
     def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """What a NameServer says of this broker's master; None when it knows none."""
+        if self._config.enable_controller_mode:
+            return
         before = self.following.address
         self.following.told(name_server, address, ha_address)
         if self._slave is None:

@@ -52,6 +52,11 @@ class SlaveWaits(Generic[T]):
         while self._waiting and self._waiting[0][3] <= now:
             yield self._waiting.popleft()[0]
 
+    def all(self) -> Iterator[T]:
+        """Takes out everybody."""
+        while self._waiting:
+            yield self._waiting.popleft()[0]
+
     @property
     def next_deadline(self) -> float | None:
         """When the time of the first is up; None when nobody waits."""

@@ -1,0 +1,456 @@
+"""Controlled: controller mode as one part of the broker (`ReplicasManager`).
+
+The controller is asked for an id, told where the broker is, sent signs of life, and asked each syncBrokerMetadataPeriod
+who is master; in between it tells of changes (NOTIFY_BROKER_ROLE_CHANGED). What it says goes to `Roles` at once; the
+broker is changed accordingly by one job, one step after the other. As soon as another is master, or the lease is
+over, nothing is taken any more, whatever that job is at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import inf
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.repeating import Repeating
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig, BrokerRole
+from gantrymq.broker.controlled.controllers import Controllers, Progress, told_by
+from gantrymq.broker.controlled.identity import Identity
+from gantrymq.broker.controlled.in_sync import InSync
+from gantrymq.broker.controlled.lease import Lease
+from gantrymq.broker.controlled.roles import Role, Roles, Told
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.part import Part
+from gantrymq.broker.replication.credentials import inner_client_hooks
+from gantrymq.broker.replication.replicating import Replicating
+from gantrymq.errors import BrokerError, GantryError, RequestRefused
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.controller import EpochEntry, EpochEntryCache
+from gantrymq.protocol.bodies.route import MASTER_ID
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader, ExchangeHaInfoResponseHeader
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.tls import client_context
+from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.replication.epochs import Epoch
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import monotonic, now_ms
+
+log = peer_log(__name__)
+
+#: What a controller couldn't be asked, or a master wasn't yet, is tried again after this time, s.
+_AGAIN_S = 0.5
+#: Slaves that aren't in sync are looked at no more often, s.
+_LEAST_PAUSE_S = 0.05
+#: After these answers it isn't known which set the controller has.
+_UNKNOWN = {
+    ResponseCode.SYSTEM_ERROR,
+    ResponseCode.CONTROLLER_NOT_LEADER,
+    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+    ResponseCode.CONTROLLER_JRAFT_INTERNAL_ERROR,
+}
+
+
+class Controlled(Part):
+    """Of one broker at `address`; without enableControllerMode it does nothing.
+
+    `make_master` and `make_slave` change all parts of the broker, `register` has the NameServers told of it.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        address: str,
+        store: MessageStore,
+        replicating: Replicating,
+        appender: Appender,
+        flush_waits: FlushWaits,
+        jobs: Jobs,
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._store = store
+        self._replicating = replicating
+        self._appender = appender
+        self._flush_waits = flush_waits
+        self.make_master: Callable[[], Awaitable[None]]
+        self.make_slave: Callable[[], Awaitable[None]]
+        self.register: Callable[[int], None]
+        self._is_on = config.enable_controller_mode
+        self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
+        self._controllers = Controllers(config, address, self._remoting)
+        root = config.store.store_path_root_dir
+        self._identity = Identity(root, config.broker_cluster_name, config.broker_name)
+        self._epochs = EpochFile(root)
+        #: Made when the broker has its id.
+        self._roles: Roles | None = None
+        #: What the parts of the broker are, and what the controller said of its set when it made it master.
+        self._applied = Role()
+        self._told_last = Told(0)
+        self._in_sync: InSync | None = None
+        self._lease = Lease()
+        #: Another is master: nothing is taken until the parts have changed.
+        self._is_deposed = False
+        self._is_registered = False
+        self._syncing = jobs.repeating(
+            "ask the controller who is master",
+            self._sync,
+            config.sync_broker_metadata_period / 1000,
+            after_error_s=_AGAIN_S,
+        )
+        self._leading = jobs.repeating(
+            "ask which controller leads", self._find_leader, config.sync_controller_metadata_period / 1000
+        )
+        self._changing = jobs.repeating("become master or slave", self._change, after_error_s=_AGAIN_S)
+        self._checking = jobs.repeating(
+            "look which slaves are in sync",
+            self._check_in_sync,
+            config.check_sync_state_set_period / 1000,
+            after_error_s=_AGAIN_S,
+        )
+        self._finding = jobs.repeating("ask the master where its log comes from", self._find_master)
+        self._leasing = jobs.repeating("look whether the lease is over", self._look_at_lease)
+        self._beating: dict[str, Repeating] = {
+            controller: jobs.repeating(
+                f"send signs of life to the controller {controller}",
+                partial(self._beat, controller),
+                config.broker_heartbeat_interval / 1000,
+            )
+            for controller in (config.controller_addr if self._is_on else ())
+        }
+        if self._is_on:
+            replicating.epoch_file = self._epochs
+            replicating.begins = self._begin_epoch
+            replicating.confirm_offset = self.confirm_offset
+            replicating.acknowledged = self.acknowledged
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.GET_BROKER_EPOCH_CACHE: self.get_epochs,
+            RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.role_changed,
+        }
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Reads the broker's id, if it has one, and its log's epochs. Raises StoreError and ConfigError."""
+        if self._is_on:
+            self._identity.load()
+            self._epochs.load(self._store.max_physical_offset)
+            self._identified()
+
+    def begin(self) -> None:
+        """All parts have started: begins with its work."""
+        if not self._is_on:
+            return
+        for job in (self._changing, self._checking, self._finding, self._leasing):
+            job.start()
+        self._syncing.start(0.0)
+        self._leading.start()
+        if self._roles is not None:
+            self._start_beating()
+
+    async def end(self) -> None:
+        """The broker ends: its role isn't changed any more. The controller still takes it for living."""
+        for job in (self._syncing, self._leading, self._checking, self._finding, self._changing):
+            await job.stop()
+
+    async def stop(self) -> None:
+        """Leaves the controllers, who elect another master if it was this one."""
+        await self.end()
+        self._leasing.cancel()
+        for job in self._beating.values():
+            await job.stop()
+        await self._remoting.close()
+
+    def config_changed(self) -> None:
+        """What was asked for while the role changed must not bring back another one."""
+        if self._is_on:
+            self._set_role(is_master=self._is_master)
+
+    def _set_role(self, *, is_master: bool) -> None:
+        config = self._config
+        config.broker_role = BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE
+        config.broker_id = MASTER_ID if is_master else self._identity.broker_id or -1
+
+    @property
+    def _is_master(self) -> bool:
+        """The parts are a master's."""
+        return self._roles is not None and self._applied.master_id == self._roles.own_id
+
+    # -- id and signs of life -----------------------------------------------------------------------------------
+
+    def _identified(self) -> None:
+        """The broker has its id, if it has one."""
+        broker_id = self._identity.broker_id
+        if broker_id is not None:
+            last = self._epochs.epochs.last
+            self._roles = Roles(broker_id, last.number if last is not None else 0)
+            self._set_role(is_master=False)
+
+    async def _get_id(self) -> None:
+        """Applies for an id, the same one until it is known whose that is. Raises GantryError."""
+        identity, controllers = self._identity, self._controllers
+        if identity.applied is None:
+            identity.apply_for(await controllers.next_id(), f"{self._address};{now_ms()}")
+        assert identity.applied is not None
+        try:
+            await controllers.apply(*identity.applied)
+        except BrokerError as e:
+            if e.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                identity.refused()
+            raise
+        identity.given()
+        log.info("the controller gave this broker of %s the id %s", self._config.broker_name, identity.broker_id)
+        self._identified()
+
+    def _start_beating(self) -> None:
+        for job in self._beating.values():
+            job.start(0.0)
+
+    async def _beat(self, controller: str) -> None:
+        try:
+            await self._send_heartbeat(controller)
+        except GantryError as e:
+            log.warning("the controller %s doesn't hear that this broker lives: %s", controller, e)
+
+    async def _send_heartbeat(self, controller: str) -> None:
+        """Raises GantryError."""
+        assert self._roles is not None
+        sent_at = monotonic()
+        lease_s = await self._controllers.heartbeat(controller, self._roles.own_id, self._progress())
+        self._lease.answered(sent_at, lease_s)
+        self._leasing.wake()
+
+    def _progress(self) -> Progress:
+        last = self._epochs.epochs.last
+        end = self._store.max_physical_offset
+        return Progress(last.number if last is not None else -1, end, min(self.confirm_offset(), end))
+
+    async def _find_leader(self) -> None:
+        await self._controllers.find_leader()
+
+    # -- what the controller says -------------------------------------------------------------------------------
+
+    async def _sync(self) -> float:
+        """Asks who is master; has one elected if there is none. Raises GantryError."""
+        controllers = self._controllers
+        if self._roles is None:
+            await self._get_id()
+            assert self._roles is not None
+        if not self._is_registered:
+            told = await controllers.register(self._roles.own_id)
+            # Who isn't known to live isn't elected.
+            await self._send_heartbeat(await controllers.find_leader())
+            self._start_beating()
+            self._is_registered = True
+            if told is not None:
+                self._told(told)
+        try:
+            told = await controllers.info()
+        except BrokerError as e:
+            self._is_registered &= e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
+            raise
+        self._told(told)
+        if told.master_id is None:
+            try:
+                self._told(await controllers.elect(self._roles.own_id))
+            except BrokerError as e:
+                log.warning("there is no master, and this broker can't be it: %s", e)
+                return _AGAIN_S
+        return self._config.sync_broker_metadata_period / 1000
+
+    def role_changed(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """NOTIFY_BROKER_ROLE_CHANGED; what is older than what is known changes nothing."""
+        if self._roles is not None:
+            self._told(told_by(request))
+        return RemotingCommand.response()
+
+    def _told(self, told: Told) -> None:
+        roles = self._roles
+        assert roles is not None
+        if roles.is_too_old(told):
+            log.error(
+                "the controller says epoch %d, and this broker's log has a later one: it is not the controller that it "
+                "had, or that has lost its state",
+                told.epoch,
+            )
+        elif roles.told(told):
+            self._told_last = told
+            role = roles.role
+            log.info("epoch %d: master is %s at %s", role.epoch, role.master_id, role.master_address)
+            if self._is_master and not roles.is_master:
+                self._is_deposed = True
+                self._look_at_lease()
+            self._changing.wake()
+        elif (
+            told.epoch == self._applied.epoch
+            and told.members is not None
+            and self._in_sync is not None
+            and self._in_sync.told(told.members, told.members_epoch)
+        ):
+            self._in_sync_changed()
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        """Makes the broker what it is to be. Raises GantryError; it is tried again."""
+        roles = self._roles
+        if roles is None or roles.role == self._applied:
+            return
+        role = roles.role
+        if not roles.is_master:
+            await self._become_slave(role)
+        elif self._is_master:
+            self._applied = role
+            self._begin_epoch()
+        else:
+            # From here on it counts as master: what fails is tried again, or undone when another is.
+            self._applied = role
+            self._set_role(is_master=True)
+            try:
+                await self.make_master()
+            except BaseException:
+                self._applied = Role()
+                self._set_role(is_master=False)
+                raise
+        self._is_deposed = False
+        self._look_at_lease()
+        self.register(role.epoch)
+        log.info("this broker is %s in epoch %d", "the master" if self._is_master else "a slave", role.epoch)
+
+    async def _become_slave(self, role: Role) -> None:
+        if self._is_master or not self._applied.epoch:
+            self._in_sync = None
+            self._applied = Role()
+            self._set_role(is_master=False)
+            await self.make_slave()
+            # A last epoch of which nothing was written is of no log.
+            self._epochs.epochs.truncate_from(self._store.max_physical_offset)
+            self._epochs.save()
+        self._applied = role
+        self._replicating.follow(role.master_address, None)
+        self._finding.wake()
+
+    def _begin_epoch(self) -> None:
+        """The broker's log is a master's from here on. Raises StoreError."""
+        roles = self._roles
+        assert roles is not None
+        number, end = self._applied.epoch, self._store.max_physical_offset
+        epochs = self._epochs.epochs
+        last = epochs.last
+        if last is None or last.number < number:
+            epochs.truncate_from(end)
+            epochs.append(Epoch(number, end))
+            self._epochs.save()
+        told = self._told_last
+        last = epochs.last
+        assert last is not None
+        self._in_sync = InSync(roles.own_id, told.members or (), told.members_epoch, last.start_offset)
+        self._in_sync_changed()
+
+    async def _find_master(self) -> float:
+        """Asks the master where its log comes from, until that comes."""
+        address = self._applied.master_address
+        if self._is_master or address is None:
+            return inf
+        if not self._replicating.is_connected:
+            try:
+                request = RemotingCommand.request(RequestCode.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfoRequestHeader())
+                answer = await self._remoting.call(address, request)
+                ha_address = answer.read_header(ExchangeHaInfoResponseHeader).master_ha_address
+            except GantryError as e:
+                log.warning("the master %s doesn't say where its log comes from: %s", address, e)
+            else:
+                if ha_address and not self._is_master and address == self._applied.master_address:
+                    self._replicating.follow(address, ha_address)
+        return _AGAIN_S
+
+    def _look_at_lease(self) -> float:
+        """Takes messages, or doesn't; when to look again."""
+        now = monotonic()
+        if self._is_deposed:
+            self._appender.refusal = "another broker is master"
+        elif self._is_master and self._lease.is_over(now):
+            if self._appender.refusal is None:
+                log.warning("no controller answers: nothing is taken until one does, another may be master")
+            self._appender.refusal = "no controller has said of late that this broker is still the master"
+        else:
+            self._appender.refusal = None
+            return max(self._lease.until - now, 0.0)
+        return inf
+
+    # -- who is in sync -----------------------------------------------------------------------------------------
+
+    def confirm_offset(self) -> int:
+        """Up to where all in sync have the log; at a slave what its master said."""
+        if self._in_sync is None:
+            return self._replicating.told_confirm_offset
+        return self._in_sync.confirmed(self._replicating.slaves(), self._store.max_physical_offset)
+
+    def acknowledged(self) -> None:
+        """A slave has more of the log, has come or has gone."""
+        self._flush_waits.acknowledged()
+        in_sync = self._in_sync
+        if in_sync is not None:
+            slaves = self._replicating.slaves()
+            if len(slaves) != len(in_sync.members) - 1:
+                self._checking.wake(_LEAST_PAUSE_S)
+
+    def _in_sync_changed(self) -> None:
+        in_sync = self._in_sync
+        if in_sync is not None:
+            log.info("in sync are %s", sorted(in_sync.members))
+            self._flush_waits.in_sync_changed(in_sync.count)
+
+    async def _check_in_sync(self) -> float | None:
+        """Has the controller's set changed when it isn't as it should be. Raises GantryError."""
+        in_sync, roles = self._in_sync, self._roles
+        if in_sync is None or roles is None or not roles.is_master:
+            return None
+        late_s = self._config.replication.ha_max_time_slave_not_catchup / 1000
+        self.confirm_offset()
+        wanted = in_sync.wanted(self._replicating.slaves(), monotonic(), late_s)
+        if wanted is None:
+            return None
+        in_sync.ask(wanted)
+        try:
+            members, epoch = await self._controllers.alter(
+                roles.own_id, self._applied.epoch, wanted, in_sync.members_epoch
+            )
+        except BrokerError as e:
+            if e.code not in _UNKNOWN:
+                in_sync.refused()
+            self._syncing.wake()
+            log.warning("the controller doesn't take %s as in sync: %s", sorted(wanted), e)
+            return _AGAIN_S
+        if in_sync.told(members, epoch) and in_sync is self._in_sync:
+            self._in_sync_changed()
+        return None
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def get_epochs(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """From where to where the masters of which epochs have written the log."""
+        if not self._is_on:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode ")
+        epochs = self._epochs.epochs.all()
+        ends = [epoch.start_offset for epoch in epochs[1:]]
+        entries = [
+            EpochEntry(epoch.number, epoch.start_offset, ends[n]) if n < len(ends) else EpochEntry(*epoch)
+            for n, epoch in enumerate(epochs)
+        ]
+        config = self._config
+        cache = EpochEntryCache(
+            config.broker_cluster_name,
+            config.broker_name,
+            config.broker_id,
+            entries,
+            self._store.max_physical_offset,
+        )
+        return RemotingCommand.response(body=encode_json(cache))

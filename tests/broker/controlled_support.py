@@ -1,0 +1,147 @@
+"""A NameServer, a controller with a SQLite file, and brokers of one name in controller mode, in this event loop."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker_support import Peer, config
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.controller.config import ControllerConfig
+from gantrymq.controller.server import Controller
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.replication.config import ReplicationConfig
+
+
+class Controlled:
+    """To be entered; `options` are fields of every broker's configuration."""
+
+    def __init__(self, directory: Path, count: int = 3, *, min_in_sync: int = 2, **options: Any) -> None:
+        self.directory = directory
+        self.count = count
+        self.replication: dict[str, Any] = {
+            "all_ack_in_sync_state_set": True,
+            "min_in_sync_replicas": min_in_sync,
+            "slave_timeout": 10_000,
+            "ha_send_heartbeat_interval": 100,
+        }
+        self.options: dict[str, Any] = {
+            "sync_broker_metadata_period": 500,
+            "check_sync_state_set_period": 200,
+            "broker_heartbeat_interval": 100,
+            "controller_heart_beat_timeout_mills": 5_000,
+        } | options
+        self.brokers: dict[int, Broker] = {}
+        self.remoting = RemotingClient()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        root = self.directory / "namesrv"
+        self.name_server = NameServer(
+            NamesrvConfig(
+                bind_address="127.0.0.1",
+                listen_port=0,
+                kv_config_path=root / "kvConfig.json",
+                config_store_path=root / "namesrv.properties",
+            )
+        )
+        await self.name_server.start()
+        self._stack.push_async_callback(self.name_server.stop)
+        self._stack.push_async_callback(self.remoting.close)
+        self._port = 0
+        await self.start_controller()
+        self._stack.push_async_callback(self._stop_controller)
+        self._stack.push_async_callback(self._stop_all)
+        for number in range(1, self.count + 1):
+            await self.start(number)
+            # Ids are given in this order.
+            await until(lambda: self.in_sync() == set(self.brokers))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def start_controller(self) -> None:
+        self.controller = Controller(
+            ControllerConfig(
+                bind_address="127.0.0.1",
+                listen_port=self._port,
+                controller_store_path=self.directory / "controller",
+                config_store_path=self.directory / "controller.properties",
+            )
+        )
+        await self.controller.start()
+        self._port = int(self.controller.address.rpartition(":")[2])
+
+    async def _stop_controller(self) -> None:
+        await self.controller.stop()
+
+    async def _stop_all(self) -> None:
+        for number in list(self.brokers):
+            await self.stop(number)
+
+    async def start(self, number: int) -> Broker:
+        settings = config(
+            self.directory / str(number),
+            enable_controller_mode=True,
+            controller_addr=[self.controller.address],
+            namesrv_addr=[self.name_server.address],
+            replication=ReplicationConfig(**self.replication),
+            **self.options,
+        )
+        broker = self.brokers[number] = Broker(settings)
+        await broker.start()
+        return broker
+
+    async def stop(self, number: int) -> None:
+        await self.brokers.pop(number).stop()
+
+    def masters(self) -> list[int]:
+        return [
+            number
+            for number, broker in self.brokers.items()
+            if broker.config.broker_role is not BrokerRole.SLAVE and broker.appender.refusal is None
+        ]
+
+    async def master(self, *, other_than: int = 0) -> int:
+        """The one master that there is, once it is there."""
+
+        def one() -> int | None:
+            masters = [number for number in self.masters() if number != other_than]
+            return masters[0] if len(masters) == 1 else None
+
+        return await until(one)
+
+    def in_sync(self) -> set[int]:
+        """As the controller has it."""
+        known = self.controller.replicas.get("broker-a")
+        return set(known.sync_state_set) if known is not None else set()
+
+    async def all_in_sync(self) -> None:
+        """All that run, and the master knows it."""
+
+        def same() -> bool:
+            masters = self.masters()
+            if len(masters) != 1 or self.in_sync() != set(self.brokers):
+                return False
+            in_sync = self.brokers[masters[0]].controlled._in_sync
+            return in_sync is not None and in_sync.members == set(self.brokers)
+
+        await until(same)
+
+    async def caught_up(self) -> None:
+        """Every broker that runs has all that the master has."""
+        end = self.brokers[await self.master()].store.max_physical_offset
+        await until(lambda: {broker.store.max_physical_offset for broker in self.brokers.values()} == {end})
+
+    async def peer(self, number: int) -> Peer:
+        return Peer(await self.remoting.connection(f"127.0.0.1:{self.brokers[number].port}"))
