@@ -18,9 +18,11 @@ from gantrymq.store.refusal import Refusal
 from gantrymq.store.timer_checkpoint import TimerCheckpoint, load_timer_checkpoint, save_timer_checkpoint
 from gantrymq.store.timer_log import ENTRY_SIZE, MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TimerEntry, TimerLog
 from gantrymq.store.timer_wheel import WINDOW_SLOTS, Slot, TimerWheel
+from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
+_WHEEL = "timerwheel"
 #: `TimerMessageStore.TIMER_BLANK_SLOTS`
 _BLANK_SLOTS = 60
 
@@ -42,7 +44,9 @@ class TimerStore:
         if not 2 <= roll_window_slots <= WINDOW_SLOTS - _BLANK_SLOTS:
             roll_window_slots = WINDOW_SLOTS - _BLANK_SLOTS
         self._roll_window_slots = roll_window_slots
-        self._wheel = TimerWheel(root / "timerwheel", precision_ms)
+        self._root = root
+        self._log_file_size = log_file_size
+        self._wheel = TimerWheel(root / _WHEEL, precision_ms)
         self._log = TimerLog(root / "timerlog", log_file_size)
         self._checkpoint_path = root / "config" / "timercheck"
         self._checkpoint = TimerCheckpoint()
@@ -108,6 +112,31 @@ class TimerStore:
     def close(self) -> None:
         self._wheel.close()
         self._log.close()
+
+    def begin_anew(self, log_end: int, now_ms: int) -> None:
+        """Of a slave: all that waits is to be taken in again, from a log that is a copy of its master's.
+
+        What had been delivered by the last checkpoint still counts as delivered. Raises StoreError.
+        """
+        self.close()
+        try:
+            files.unlink(self._root / _WHEEL, missing_ok=True)
+            if files.exists(self._log.directory):
+                files.remove_tree(self._log.directory)
+            known = load_timer_checkpoint(self._checkpoint_path, now_ms)
+            done = max(known.queue_offset, known.masters_queue_offset)
+            self.keep(known._replace(log_flush_position=0, queue_offset=0, masters_queue_offset=done))
+        except OSError as e:
+            raise store_error(e, f"can't begin {self._log.directory} anew") from e
+        self.reopen(log_end, now_ms)
+
+    def reopen(self, log_end: int, now_ms: int) -> None:
+        """Closes and opens, as at a start. Raises StoreError."""
+        self.close()
+        self._due, self._already, self.waiting = [], set(), 0
+        self._wheel = TimerWheel(self._root / _WHEEL, self._precision_ms)
+        self._log = TimerLog(self._log.directory, self._log_file_size)
+        self.open(log_end, now_ms)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,11 @@ class TimerDelivery:
         """In the midst of a slot; a crash now would deliver it once more."""
         return self._slot is not None
 
+    def forget(self) -> None:
+        """The slot that it is in the midst of is another broker's."""
+        self._slot = None
+        self._is_blocked = False
+
     def queue(self) -> ConsumeQueue:
         """Where timer messages go first."""
         return self._store.queue(TIMER_TOPIC, 0)

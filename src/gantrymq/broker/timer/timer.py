@@ -81,6 +81,8 @@ class Timer(Part):
         #: Slot -> how many messages that take others back are due in it.
         self._recalls: dict[int, int] = {}
         self._is_master = False
+        #: Its log is a copy of another's.
+        self._follows = False
         #: What a slave was told last.
         self._masters_checkpoint: bytes | None = None
 
@@ -100,13 +102,28 @@ class Timer(Part):
                 self._delivery.count_waiting(now_ms())
 
     async def become_master(self) -> None:
-        """Takes up where it stopped."""
+        """Takes up where it stopped, or the master that it has followed did."""
         self._is_master = True
         if self._is_enabled:
+            if self._follows:
+                self._follows = False
+                self._files.reopen(self._store.max_physical_offset, now_ms())
+                self._recalls.clear()
             # Not what comes: the queue may lack its end, whose offsets come again.
             self._files.masters_queue_offset = min(self._files.masters_queue_offset, self._delivery.queue().max_offset)
             self._delivering.start(0.0)
             self._flushing.start()
+
+    async def become_slave(self) -> None:
+        """The master delivers; what this broker has taken in may be cut off its log."""
+        self._is_master, self._follows = False, True
+        self._delivering.cancel()
+        await self._flushing.stop()
+        if self._saved is not None:
+            await asyncio.wait([self._saved])
+        if self._is_enabled and self._files.is_used:
+            self._delivery.forget()
+            self._files.begin_anew(self._store.max_physical_offset, now_ms())
 
     async def stop(self) -> None:
         """Brings all to the disk. Nothing may be redirected any more."""

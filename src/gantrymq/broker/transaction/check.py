@@ -115,7 +115,10 @@ class TransactionCheck:
         self.dropped = 0
 
     def load(self) -> None:
-        """Goes on where it stopped; the store is open, and consumer offsets are loaded."""
+        """Goes on where it stopped, or where its master did; the store is open, and consumer offsets are loaded."""
+        self._ended, self.decisions = EndedHalves(), Decisions()
+        for known in (self._ended_late, self._waiting_for, self._renewed, self._renewed_from):
+            known.clear()
         self._half_offset = self._start_of(half_queue(self._store), self._offsets)
         self._op_read = self._start_of(op_queue(self._store), self._offsets)
         self._loaded_end = half_queue(self._store).max_offset

@@ -106,6 +106,10 @@ class Endings:
         """What is left goes on at the next start."""
         self._job.cancel()
 
+    def clear(self) -> None:
+        """Another broker goes on with it."""
+        self.open.clear()
+
     def begin(self, decision: Decision) -> Ending:
         ending = self.open[decision.op_offset] = Ending(decision)
         self._job.wake()

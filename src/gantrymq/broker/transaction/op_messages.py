@@ -39,6 +39,11 @@ class OpMessages:
         self._offsets: dict[int, None] = {}
         self._size = 0
 
+    def clear(self) -> None:
+        """Forgets what isn't written."""
+        self._offsets.clear()
+        self._size = 0
+
     def __contains__(self, half_offset: int) -> bool:
         return half_offset in self._offsets
 

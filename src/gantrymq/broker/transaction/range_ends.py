@@ -73,6 +73,11 @@ class RangeEnds:
         self._remembered: dict[str, tuple[int, int]] = {}
         self._is_ready = False
 
+    def clear(self) -> None:
+        """What was decided is to be read anew."""
+        self._is_ready = False
+        self._remembered.clear()
+
     def found(self) -> None:
         """All op messages are read: what was decided and not carried out before the start goes on."""
         self._is_ready = True

@@ -94,6 +94,8 @@ class Transactions(Part):
         self._turn = 0
         self._saved = (-1, -1)
         self._is_master = False
+        #: Its log is a copy of another's, which goes on with the transactions.
+        self._follows = False
         #: Since the start, by topic.
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
@@ -113,21 +115,35 @@ class Transactions(Part):
         self._check.load()
 
     async def become_master(self) -> None:
-        """Begins to look after half messages, where it stopped."""
+        """Begins to look after half messages, where it stopped, or the master that it has followed did."""
+        if self._follows:
+            self._follows = False
+            self._check.load()
         self._is_master = True
         self._op_reading.start(0.0)
         self._op_writing.start()
         self._endings.start()
         self._checking.start()
 
-    async def stop(self) -> None:
-        """Writes down what ended and how far the rounds have got."""
-        if not self._is_master:
-            return
+    async def become_slave(self) -> None:
+        """What isn't written down yet the next master asks producers about again."""
+        self._follows, self._is_master = True, False
+        await self._end_work()
+        self._ops.clear()
+        self._endings.clear()
+        self._range_ends.clear()
+
+    async def _end_work(self) -> None:
         self._op_reading.cancel()
         self._op_writing.cancel()
         self._endings.cancel()
         await self._checking.stop()
+
+    async def stop(self) -> None:
+        """Writes down what ended and how far the rounds have got."""
+        if not self._is_master:
+            return
+        await self._end_work()
         try:
             with self._store.waiting():
                 self._ops.write(self._check.op_written)
