@@ -2,36 +2,222 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 
+import pytest
+from broker_support import Peer
 from controlled_support import Controlled
+from waiting import until
 
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.broker.broker import Broker
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.controller import EpochEntryCache
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
+
+
+def bodies(broker: Broker) -> list[bytes]:
+    """Of all messages of the topic, in the order of the log."""
+    return [record.body for record in broker.store.records_with(b"", 0) if record.topic == b"orders"]
+
+
+async def send_some(peer: Peer, name: str, count: int = 20) -> list[bytes]:
+    sent = [f"{name} {number}".encode() for number in range(count)]
+    answers = await asyncio.gather(*(peer.send("orders", body) for body in sent))
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    return sent
+
+
+async def elect(replicas: Controlled, number: int) -> None:
+    """As an administrator does."""
+    header = ElectMasterRequestHeader(
+        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
+    )
+    request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
+    await replicas.remoting.call(replicas.controller.address, request)
+
+
+def hold_slaves(replicas: Controlled, master: int) -> None:
+    """No slave takes anything more from the master that there is."""
+    for number, broker in replicas.brokers.items():
+        if number != master:
+            slave = broker.replicating._slave
+            assert slave is not None
+            assert slave._connection is not None
+            slave._connection.pause()
 
 
 async def test_one_is_elected_and_the_others_follow(tmp_path: Path) -> None:
     async with Controlled(tmp_path) as replicas:
         await replicas.all_in_sync()
         assert await replicas.master() == 1
-        peer = await replicas.peer(1)
-        for number in range(20):
-            assert (await peer.send("orders", b"%d" % number)).code == ResponseCode.SUCCESS
-        ends = {broker.store.max_physical_offset for broker in replicas.brokers.values()}
-        assert len(ends) == 1
+        await send_some(await replicas.peer(1), "first")
+        assert len({broker.store.max_physical_offset for broker in replicas.brokers.values()}) == 1
+        assert {broker.config.broker_id for broker in replicas.brokers.values()} == {0, 2, 3}
+
+        async def are_known() -> bool:
+            request = RemotingCommand.request(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="orders")
+            )
+            answer = await replicas.remoting.invoke(replicas.name_server.address, request)
+            addresses = {broker.address for broker in replicas.brokers.values()}
+            return all(address in answer.body.decode() for address in addresses)
+
+        await until(are_known)
 
 
 async def test_another_is_elected_when_the_master_stops(tmp_path: Path) -> None:
     async with Controlled(tmp_path) as replicas:
         await replicas.all_in_sync()
-        peer = await replicas.peer(1)
-        for number in range(20):
-            assert (await peer.send("orders", b"%d" % number)).code == ResponseCode.SUCCESS
+        sent = await send_some(await replicas.peer(1), "before")
         await replicas.stop(1)
         master = await replicas.master()
         await replicas.all_in_sync()
-        peer = await replicas.peer(master)
-        assert (await peer.send("orders", b"after")).code == ResponseCode.SUCCESS
+        sent += await send_some(await replicas.peer(master), "after")
         await replicas.start(1)
         await replicas.all_in_sync()
         await replicas.caught_up()
         assert await replicas.master() == master
+        assert [Counter(bodies(broker)) for broker in replicas.brokers.values()] == [Counter(sent)] * 3
+
+
+async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        sent = await send_some(peer, "before")
+        hold_slaves(replicas, 1)
+        end = replicas.brokers[1].store.max_physical_offset
+        lost = [asyncio.ensure_future(peer.send("orders", b"lost %d" % number)) for number in range(20)]
+        await until(lambda: len(bodies(replicas.brokers[1])) == 40)
+        await elect(replicas, 2)
+        # They are told to send it again, before slaveTimeout.
+        answers = await asyncio.wait_for(asyncio.gather(*lost), 5)
+        assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+        await replicas.all_in_sync()
+        assert await replicas.master() == 2
+        sent += await send_some(await replicas.peer(2), "after")
+        await replicas.caught_up()
+        assert [bodies(broker) for broker in replicas.brokers.values()] == [sent] * 3
+        # Who was master says since when which master wrote.
+        answer = await (await replicas.peer(1)).ask(RequestCode.GET_BROKER_EPOCH_CACHE)
+        cache = decode_json(answer.body, EpochEntryCache)
+        assert cache.broker_id == 1
+        assert [(entry.epoch, entry.start_offset) for entry in cache.epoch_list] == [(1, 0), (2, end)]
+
+
+async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        sent = []
+        for number in (2, 1, 3, 1):
+            await elect(replicas, number)
+            await until(lambda number=number: replicas.masters() == [number])
+            await replicas.all_in_sync()
+            others = [other for other in replicas.brokers if other != number]
+            for other in others:
+                answer = await (await replicas.peer(other)).send("orders", b"not taken")
+                assert answer.code != ResponseCode.SUCCESS
+            sent += await send_some(await replicas.peer(number), f"by {number}", 5)
+        await replicas.caught_up()
+        assert [bodies(broker) for broker in replicas.brokers.values()] == [sent] * 3
+
+
+async def test_too_few_in_sync(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        await send_some(peer, "first")
+        await replicas.stop(2)
+        await replicas.stop(3)
+        await until(lambda: replicas.in_sync() == {1})
+        in_sync = replicas.brokers[1].controlled._in_sync
+        assert in_sync is not None
+        await until(lambda: in_sync.members == {1})
+        answer = await peer.send("orders", b"refused")
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+        careless = await peer.send("orders", b"careless", properties={"WAIT": "false"})
+        assert careless.code == ResponseCode.SUCCESS
+        await replicas.start(2)
+        await replicas.all_in_sync()
+        await send_some(peer, "second")
+
+
+async def test_a_master_without_a_controller_stops_and_goes_on(tmp_path: Path) -> None:
+    async with Controlled(tmp_path, 2, controller_heart_beat_timeout_mills=1_500) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        await send_some(peer, "first")
+        await replicas.controller.stop()
+        await until(lambda: replicas.brokers[1].appender.refusal is not None)
+        answer = await peer.send("orders", b"refused")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await replicas.start_controller()
+        await until(lambda: replicas.masters() == [1])
+        await replicas.all_in_sync()
+        await send_some(peer, "second")
+
+
+async def test_a_broker_that_is_alone_is_master_again(tmp_path: Path) -> None:
+    async with Controlled(tmp_path, 1, min_in_sync=1) as replicas:
+        for number in range(3):
+            assert await replicas.master() == 1
+            await replicas.all_in_sync()
+            await send_some(await replicas.peer(1), f"time {number}")
+            await replicas.stop(1)
+            await replicas.start(1)
+        assert await replicas.master() == 1
+        assert len(bodies(replicas.brokers[1])) == 60
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "handed_over"])
+async def test_nothing_acknowledged_is_lost_while_masters_change(tmp_path: Path, is_stopped: bool) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        acknowledged: list[bytes] = []
+        is_over = False
+
+        async def produce(name: int) -> None:
+            number = 0
+            while not is_over:
+                body = b"%d-%d" % (name, number)
+                for candidate in replicas.masters():
+                    try:
+                        answer = await (await replicas.peer(candidate)).send("orders", body, queue_id=name % 4)
+                    except (GantryError, KeyError):
+                        continue
+                    if answer.code == ResponseCode.SUCCESS:
+                        acknowledged.append(body)
+                        number += 1
+                        break
+                await asyncio.sleep(0.001)
+
+        producing = [asyncio.ensure_future(produce(name)) for name in range(8)]
+        for _ in range(3):
+            so_far = len(acknowledged)
+            await until(lambda so_far=so_far: len(acknowledged) > so_far + 50)
+            master = await replicas.master()
+            if is_stopped:
+                await replicas.stop(master)
+                await replicas.master(other_than=master)
+                await replicas.start(master)
+            else:
+                await elect(replicas, master % 3 + 1)
+                await replicas.master(other_than=master)
+            await replicas.all_in_sync()
+        is_over = True
+        await asyncio.gather(*producing)
+        await replicas.caught_up()
+        for broker in replicas.brokers.values():
+            stored = bodies(broker)
+            assert not set(acknowledged) - set(stored)
+            # In each queue in the order in which they were acknowledged.
+            for name in range(8):
+                prefix = b"%d-" % name
+                numbers = [int(body.partition(b"-")[2]) for body in stored if body.startswith(prefix)]
+                assert numbers == sorted(numbers)

@@ -1,0 +1,238 @@
+"""What a broker in controller mode makes of what it is told: roles, who is in sync, the lease, the files of its id."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from gantrymq.broker.controlled.identity import Applied, Identity
+from gantrymq.broker.controlled.in_sync import InSync
+from gantrymq.broker.controlled.lease import Lease
+from gantrymq.broker.controlled.roles import Role, Roles, Told
+from gantrymq.errors import ConfigError, StoreError
+from gantrymq.replication.slaves import Slave
+
+ME, OTHER, THIRD = 1, 2, 3
+HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
+LATE_S = 15.0
+
+
+def told(epoch: int, master: int | None = None, address: str | None = None) -> Told:
+    return Told(epoch, master, address or (f"127.0.0.1:{master}" if master is not None else None))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "role"),
+    [
+        # The first word.
+        ([], told(1, ME), Role(1, ME, HERE)),
+        ([], told(1, OTHER), Role(1, OTHER, THERE)),
+        ([], told(1), Role(1)),
+        # The same once more.
+        ([told(1, ME)], told(1, ME), None),
+        ([told(1, OTHER)], told(1, OTHER), None),
+        # A later epoch.
+        ([told(1, ME)], told(2, OTHER), Role(2, OTHER, THERE)),
+        ([told(1, OTHER)], told(2, ME), Role(2, ME, HERE)),
+        ([told(1, ME)], told(2, ME), Role(2, ME, HERE)),
+        ([told(1, ME)], told(2), Role(2)),
+        ([told(2)], told(3, ME), Role(3, ME, HERE)),
+        # Of an epoch without a master one is told later on.
+        ([told(2)], told(2, ME), Role(2, ME, HERE)),
+        # An earlier one: a deposed controller, or a message that was late.
+        ([told(2, OTHER)], told(1, ME), None),
+        ([told(2)], told(1, ME), None),
+        # A controller that just doesn't know whether the master lives.
+        ([told(2, ME)], told(2), None),
+        # It has moved.
+        ([told(2, OTHER)], told(2, OTHER, "127.0.0.1:9"), Role(2, OTHER, "127.0.0.1:9")),
+        # Two masters of one epoch.
+        ([told(2, ME)], told(2, OTHER), None),
+        ([told(2, OTHER)], told(2, ME), None),
+        # A master without an address is none.
+        ([], Told(1, OTHER, None), Role(1)),
+        ([], Told(1, OTHER, ""), Role(1)),
+    ],
+)
+def test_roles(before: list[Told], now: Told, role: Role | None) -> None:
+    roles = Roles(ME, 0)
+    for each in before:
+        roles.told(each)
+    was = roles.role
+    assert roles.told(now) == (role is not None)
+    assert roles.role == (role or was)
+    assert roles.is_master == (roles.role.master_id == ME)
+
+
+def test_a_controller_older_than_the_log_is_not_believed() -> None:
+    roles = Roles(ME, last_epoch=5)
+    for each in (told(4, ME), told(4, OTHER)):
+        assert roles.is_too_old(each)
+        assert not roles.told(each)
+    assert roles.told(told(5, ME))
+    assert roles.role == Role(5, ME, HERE)
+
+
+# -- who is in sync ---------------------------------------------------------------------------------------------
+
+
+def slave(broker_id: int, acknowledged: int, caught_up_at: float = 100.0, *, is_learner: bool = False) -> Slave:
+    return Slave(f"127.0.0.1:{broker_id}", broker_id, acknowledged, acknowledged, is_learner, caught_up_at)
+
+
+@pytest.mark.parametrize(
+    ("members", "slaves", "confirmed"),
+    [
+        ({ME}, [], 1000),
+        ({ME}, [slave(OTHER, 10)], 1000),
+        ({ME, OTHER}, [slave(OTHER, 700)], 700),
+        ({ME, OTHER, THIRD}, [slave(OTHER, 700), slave(THIRD, 600)], 600),
+        # One that isn't connected holds all up.
+        ({ME, OTHER, THIRD}, [slave(OTHER, 700)], 0),
+        ({ME, OTHER}, [], 0),
+        ({ME, OTHER}, [slave(THIRD, 700)], 0),
+        # A learner is nobody to wait for, whatever the set says.
+        ({ME, OTHER}, [slave(OTHER, 700, is_learner=True)], 0),
+    ],
+)
+def test_what_is_confirmed(members: set[int], slaves: list[Slave], confirmed: int) -> None:
+    in_sync = InSync(ME, members, 1, 0)
+    assert in_sync.confirmed(slaves, 1000) == confirmed
+
+
+def test_what_is_confirmed_never_goes_back() -> None:
+    in_sync = InSync(ME, {ME}, 1, 0)
+    assert in_sync.confirmed([], 1000) == 1000
+    in_sync.told({ME, OTHER}, 2)
+    assert in_sync.confirmed([slave(OTHER, 900)], 1200) == 1000
+    assert in_sync.confirmed([], 1300) == 1000
+    assert in_sync.confirmed([slave(OTHER, 1250)], 1300) == 1250
+
+
+@pytest.mark.parametrize(
+    ("members", "slaves", "wanted"),
+    [
+        ({ME}, [], None),
+        ({ME, OTHER}, [slave(OTHER, 500)], None),
+        # Who isn't connected, or has been behind for too long, is out.
+        ({ME, OTHER}, [], {ME}),
+        ({ME, OTHER}, [slave(OTHER, 500, 100.0 - LATE_S - 1)], {ME}),
+        ({ME, OTHER, THIRD}, [slave(OTHER, 500)], {ME, OTHER}),
+        # Who has all that is confirmed is in, if that is of this epoch.
+        ({ME}, [slave(OTHER, 1000)], {ME, OTHER}),
+        ({ME}, [slave(OTHER, 999)], None),
+        ({ME}, [slave(OTHER, 1000, -inf)], None),
+        ({ME}, [slave(OTHER, 1000, is_learner=True)], None),
+        ({ME}, [slave(OTHER, 1000), slave(THIRD, 1000)], {ME, OTHER, THIRD}),
+    ],
+)
+def test_who_is_to_be_in_sync(members: set[int], slaves: list[Slave], wanted: set[int] | None) -> None:
+    in_sync = InSync(ME, members, 1, 400)
+    in_sync.confirmed(slaves, 1000)
+    assert in_sync.wanted(slaves, 100.0, LATE_S) == wanted
+
+
+def test_nobody_is_in_sync_before_the_epoch_begins() -> None:
+    """What is confirmed of an earlier master isn't enough: the end of its log may be another one."""
+    in_sync = InSync(ME, {ME, THIRD}, 1, 400)
+    assert in_sync.confirmed([slave(OTHER, 300)], 400) == 0
+    assert in_sync.wanted([slave(OTHER, 399), slave(THIRD, 0)], 100.0, LATE_S) is None
+    assert in_sync.wanted([slave(OTHER, 400), slave(THIRD, 0)], 100.0, LATE_S) == {ME, OTHER, THIRD}
+
+
+def test_both_sets_count_while_the_answer_is_not_known() -> None:
+    in_sync = InSync(ME, {ME}, 1, 0)
+    slaves = [slave(OTHER, 700)]
+    in_sync.ask(frozenset({ME, OTHER}))
+    assert in_sync.count == 2
+    assert in_sync.confirmed(slaves, 1000) == 700
+    # No answer came: the same is asked for again, and what was asked for before still counts.
+    assert in_sync.wanted([], 100.0, LATE_S) == {ME}
+    in_sync.ask(frozenset({ME}))
+    assert in_sync.confirmed([], 1000) == 700
+    in_sync.refused()
+    assert in_sync.confirmed([], 1000) == 1000
+    assert in_sync.wanted([], 100.0, LATE_S) is None
+
+
+def test_who_is_taken_out_counts_until_the_controller_says_so() -> None:
+    in_sync = InSync(ME, {ME, OTHER}, 1, 0)
+    in_sync.ask(frozenset({ME}))
+    assert in_sync.confirmed([], 1000) == 0
+    assert in_sync.told({ME}, 2)
+    assert in_sync.confirmed([], 1000) == 1000
+
+
+def test_an_older_set_is_no_news() -> None:
+    in_sync = InSync(ME, {ME, OTHER}, 5, 0)
+    assert not in_sync.told({ME}, 5)
+    assert not in_sync.told({ME}, 4)
+    assert in_sync.members == {ME, OTHER}
+
+
+# -- the lease --------------------------------------------------------------------------------------------------
+
+
+def test_without_leases_none_is_over() -> None:
+    lease = Lease()
+    assert not lease.is_over(1e9)
+    lease.answered(10.0, None)
+    assert not lease.is_over(1e9)
+
+
+def test_a_lease_is_over_before_its_controller_thinks_so() -> None:
+    lease = Lease()
+    lease.answered(100.0, 10.0)
+    assert not lease.is_over(108.9)
+    assert lease.is_over(109.1)
+    # One that doesn't lead says nothing, an answer that was late takes nothing back.
+    lease.answered(105.0, 10.0)
+    lease.answered(106.0, 0.0)
+    lease.answered(101.0, 10.0)
+    assert lease.until == pytest.approx(114.0)
+
+
+# -- the files of the id ----------------------------------------------------------------------------------------
+
+
+def identity(directory: Path, cluster: str = "DefaultCluster", name: str = "broker-a") -> Identity:
+    found = Identity(directory, cluster, name)
+    found.load()
+    return found
+
+
+def test_an_id_is_applied_for_until_it_is_given(tmp_path: Path) -> None:
+    first = identity(tmp_path)
+    assert (first.broker_id, first.applied) == (None, None)
+    first.apply_for(7, "127.0.0.1:10911;1700000000000")
+    # As Java writes it.
+    assert (tmp_path / "brokerIdentity-temp").read_text() == "DefaultCluster#broker-a#7#127.0.0.1:10911;1700000000000"
+    again = identity(tmp_path)
+    assert again.applied == Applied(7, "127.0.0.1:10911;1700000000000")
+    again.given()
+    assert (tmp_path / "brokerIdentity").read_text() == "DefaultCluster#broker-a#7"
+    assert not (tmp_path / "brokerIdentity-temp").exists()
+    assert identity(tmp_path).broker_id == 7
+
+
+def test_an_id_that_another_has_is_forgotten(tmp_path: Path) -> None:
+    first = identity(tmp_path)
+    first.apply_for(7, "x")
+    first.refused()
+    assert identity(tmp_path).applied is None
+
+
+@pytest.mark.parametrize("text", ["", "DefaultCluster#broker-a", "DefaultCluster#broker-a#seven", "a#b#1#c"])
+def test_a_damaged_id_ends_the_start(tmp_path: Path, text: str) -> None:
+    (tmp_path / "brokerIdentity").write_text(text)
+    with pytest.raises(StoreError, match="damaged"):
+        identity(tmp_path)
+
+
+@pytest.mark.parametrize(("cluster", "name"), [("Other", "broker-a"), ("DefaultCluster", "broker-b")])
+def test_the_id_of_another_broker_ends_the_start(tmp_path: Path, cluster: str, name: str) -> None:
+    (tmp_path / "brokerIdentity").write_text("DefaultCluster#broker-a#7")
+    with pytest.raises(ConfigError, match="change one of them"):
+        identity(tmp_path, cluster, name)
