@@ -229,6 +229,8 @@ class Registration(Part):
 
     async def _unregister(self, server: str) -> None:
         config = self._config
+        if config.broker_id < 0:
+            return
         header = BrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,

@@ -1,9 +1,10 @@
 """Controlled: controller mode as one part of the broker (`ReplicasManager`).
 
-The controller is asked for an id, told where the broker is, sent signs of life, and asked each syncBrokerMetadataPeriod
-who is master; in between it tells of changes (NOTIFY_BROKER_ROLE_CHANGED). What it says goes to `Roles` at once; the
-broker is changed accordingly by one job, one step after the other. As soon as another is master, or the lease is
-over, nothing is taken any more, whatever that job is at.
+The controller is asked for an id, told where the broker is, sent signs of life, and asked who is master: each
+syncBrokerMetadataPeriod, when it says that there is news (NOTIFY_BROKER_ROLE_CHANGED, which anybody may send, so it is
+asked), and while a slave has no connection with its master. What it answers goes to `Roles` at once; the broker is
+changed accordingly by one job, one step after the other. As soon as another is master, or the lease is over, nothing is
+taken any more, whatever that job is at.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.background.repeating import Repeating
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig, BrokerRole
-from gantrymq.broker.controlled.controllers import Controllers, Progress, told_by
+from gantrymq.broker.controlled.controllers import Controllers, Progress
 from gantrymq.broker.controlled.identity import Identity
 from gantrymq.broker.controlled.in_sync import InSync
 from gantrymq.broker.controlled.lease import Lease
@@ -266,9 +267,8 @@ class Controlled(Part):
         return self._config.sync_broker_metadata_period / 1000
 
     def role_changed(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """NOTIFY_BROKER_ROLE_CHANGED; what is older than what is known changes nothing."""
-        if self._roles is not None:
-            self._told(told_by(request))
+        """NOTIFY_BROKER_ROLE_CHANGED: the controller has news."""
+        self._syncing.wake()
         return RemotingCommand.response()
 
     def _told(self, told: Told) -> None:
@@ -343,6 +343,7 @@ class Controlled(Part):
         assert roles is not None
         number, end = self._applied.epoch, self._store.max_physical_offset
         epochs = self._epochs.epochs
+        epochs.forget_before(self._store.min_physical_offset)
         last = epochs.last
         if last is None or last.number < number:
             epochs.truncate_from(end)
@@ -360,6 +361,8 @@ class Controlled(Part):
         if self._is_master or address is None:
             return inf
         if not self._replicating.is_connected:
+            # It may be gone, and another master.
+            self._syncing.wake()
             try:
                 request = RemotingCommand.request(RequestCode.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfoRequestHeader())
                 answer = await self._remoting.call(address, request)

@@ -24,7 +24,6 @@ from gantrymq.protocol.headers.controller import (
     GetNextBrokerIdResponseHeader,
     GetReplicaInfoRequestHeader,
     GetReplicaInfoResponseHeader,
-    NotifyBrokerRoleChangedRequestHeader,
     RegisterBrokerToControllerRequestHeader,
     RegisterBrokerToControllerResponseHeader,
 )
@@ -187,21 +186,8 @@ class Controllers:
         return answer
 
 
-def told_by(request: RemotingCommand) -> Told:
-    """What NOTIFY_BROKER_ROLE_CHANGED says. Raises HeaderError or BodyError."""
-    header = request.read_header(NotifyBrokerRoleChangedRequestHeader)
-    members, members_epoch = _members(request.body)
-    return Told(
-        header.master_epoch or 0,
-        header.master_broker_id,
-        header.master_address,
-        members,
-        header.sync_state_set_epoch or members_epoch,
-    )
-
-
 def _members(body: bytes) -> tuple[frozenset[int] | None, int]:
-    """Of the body of an answer or a notice."""
+    """Of the body of an answer."""
     if not body:
         return None, 0
     found = decode_json(body, SyncStateSet)

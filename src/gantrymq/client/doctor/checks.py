@@ -149,7 +149,9 @@ def _check_broker(broker: BrokerSeen, *, name_servers_are_local: bool, over_tls:
             "that is reached from its own machine only; elsewhere clients find nobody, or another broker, there.",
             "Set brokerIP1 to an address of the machine that clients reach, and restart the broker.",
         )
-    if broker.config.get("brokerRole") == "SYNC_MASTER" and broker.config.get("inSyncReplicas", "1") == "1":
+    waits_for_all = broker.config.get("enableControllerMode") == broker.config.get("allAckInSyncStateSet") == "true"
+    is_sync = broker.config.get("brokerRole") == "SYNC_MASTER"
+    if is_sync and not waits_for_all and broker.config.get("inSyncReplicas", "1") == "1":
         yield warning(
             f"{broker.label} is a SYNC_MASTER that waits for no slave",
             "with inSyncReplicas=1, Java's default, a send is answered as soon as the master itself has the message: "
