@@ -33,6 +33,8 @@ _GONE_S = 5.0
 _END_S = 60.0
 #: And a server has heard of that, s.
 _HEARD_S = 0.5
+#: A pull may wait so much longer than it was to, s: its second, and the look for it.
+_POLL_LATE_S = 5.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
 #: After these a NameServer can't know whether a broker lives.
@@ -85,12 +87,19 @@ class Watch:
                 if program.host.process.state is State.RUNNING:
                     life = program.host.process.name
                     self._look_at_jobs(life, broker.jobs)
+                    self._look_at_polls(life, broker)
                     if self._are_offsets_sure:
                         self._look_at_offsets(life, broker.offsets)
             for program, server in self._scene.servers.name_servers_looked_into():
                 assert program.host.process is not None
                 if program.host.process.state is State.RUNNING:
                     self._look_at_jobs(program.host.process.name, server.jobs)
+
+    def _look_at_polls(self, life: str, broker: Broker) -> None:
+        """A pull that waits is answered at the end of its time, whether there is something or not."""
+        late_s = self._scene.now() - min(broker.polling._by_second, default=inf)
+        if late_s > _POLL_LATE_S:
+            self.problems.append(f"at {self._scene.now():.0f} s {life} holds a pull {late_s:.0f} s beyond its time")
 
     # -- offsets ------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import pytest
 from replication_support import LOG_FILE, Proxy, log_hash, opened, put_many, queue_units
 from waiting import until
 
+from gantrymq.errors import ReplicationError
 from gantrymq.replication.autoswitch_frames import Hello, encode_hello
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
@@ -45,8 +46,7 @@ class Replica:
     def begins(self, epoch: int) -> None:
         """It is made master."""
         self.store.set_slave(False)
-        self.epochs.append(Epoch(epoch, self.end))
-        self.file.save()
+        self.file.begin(epoch, self.end)
 
     @asynccontextmanager
     async def as_master(self, **options: Any) -> AsyncIterator[HaMaster]:
@@ -147,6 +147,15 @@ async def test_deposed_master_is_not_followed(tmp_path: Path) -> None:
         async with first.as_master() as master, second.as_slave(master.port) as slave:
             assert "another has become master" in await until(lambda: slave.refusal)
             assert second.end == before
+
+
+async def test_old_election_makes_no_master(tmp_path: Path) -> None:
+    async with two(tmp_path) as (first, _):
+        first.begins(3)
+        for epoch in (2, 3):
+            with pytest.raises(ReplicationError, match="has an epoch 3"):
+                first.begins(epoch)
+        assert first.epochs.all() == (Epoch(3, 0),)
 
 
 async def test_log_from_before_controller_mode(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ async def test_what_is_there_and_what_comes_later(tmp_path: Path) -> None:
             assert queue_units(first) == queue_units(second)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("count", "cuts"), [(50_000, 100), pytest.param(1_000_000, 100, marks=pytest.mark.slow)], ids=["50k", "1m"]
 )

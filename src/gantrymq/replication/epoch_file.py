@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gantrymq.config import replace_file
-from gantrymq.errors import ConfigError, StoreError
-from gantrymq.replication.epochs import Epochs
+from gantrymq.errors import ConfigError, ReplicationError, StoreError
+from gantrymq.replication.epochs import Epoch, Epochs
 from gantrymq.system import files
 
 #: Java's name (`MessageStoreConfig.getStorePathEpochFile`).
@@ -28,6 +28,16 @@ class EpochFile:
             raise StoreError(f"can't read {self._path}: {e}") from e
         self.epochs = Epochs.decode(text) if text else Epochs()
         self.epochs.truncate_from(log_end + 1)
+
+    def begin(self, number: int, log_end: int) -> None:
+        """The broker becomes master: its log has another epoch from here on.
+
+        Raises ReplicationError when the log has one that isn't older: another was elected since, or before.
+        """
+        last = self.epochs.last
+        if not self.epochs.append(Epoch(number, log_end)):
+            raise ReplicationError(f"this log has an epoch {last.number if last else 0}: {number} is no later one")
+        self.save()
 
     def save(self) -> None:
         """Writes the file; on return it is on the disk. Raises StoreError."""
