@@ -19,6 +19,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
+from gantrymq.protocol.message import decode_messages
 
 
 def bodies(broker: Broker) -> list[bytes]:
@@ -109,6 +110,29 @@ async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Pat
         cache = decode_json(answer.body, EpochEntryCache)
         assert cache.broker_id == 1
         assert [(entry.epoch, entry.start_offset) for entry in cache.epoch_list] == [(1, 0), (2, end)]
+
+
+async def test_nobody_reads_what_not_all_have(tmp_path: Path) -> None:
+    """Its queue offset may become another message's, which its reader would skip."""
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        sent = await send_some(peer, "before", 3)
+        hold_slaves(replicas, 1)
+        lost = asyncio.ensure_future(peer.send("orders", b"lost"))
+        await until(lambda: len(bodies(replicas.brokers[1])) == 4)
+        answer = await peer.pull("orders")
+        assert [message.body for message in decode_messages(answer.body)] == sent
+        assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
+        waiting = asyncio.ensure_future(peer.pull("orders", 3, suspend_ms=20_000))
+        await until(lambda: len(replicas.brokers[1].polling) == 1)
+        for number in (2, 3):
+            slave = replicas.brokers[number].replicating._slave
+            assert slave is not None
+            assert slave._connection is not None
+            slave._connection.resume()
+        assert (await lost).code == ResponseCode.SUCCESS
+        assert [message.body for message in decode_messages((await waiting).body)] == [b"lost"]
 
 
 async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: Path) -> None:

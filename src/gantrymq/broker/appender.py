@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.errors import RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
@@ -45,6 +47,8 @@ class Appender:
         self._polling = polling
         #: Why nothing is taken at the moment (`RunningFlags.makeFenced`); None while it is.
         self.refusal: str | None = None
+        #: The queues of what was stored and isn't shown yet; None while all is shown at once.
+        self.unshown: dict[ConsumeQueue, None] | None = None
         self.max_message_size = 0
         self.config_changed()
         self.max_properties_length = MAX_PROPERTIES_LENGTH
@@ -101,8 +105,19 @@ class Appender:
             )
         except StoreFull as e:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
-        self._polling.message_arrived(queue)
+        self._arrived(queue)
         return result
+
+    def _arrived(self, queue: ConsumeQueue) -> None:
+        if self.unshown is None:
+            self._polling.message_arrived(queue)
+        else:
+            self.unshown[queue] = None
+
+    def show(self, queues: Iterable[ConsumeQueue]) -> None:
+        """What was stored in them is shown now."""
+        for queue in queues:
+            self._polling.message_arrived(queue)
 
     def append_batch(self, batch: RecordBatch) -> list[int]:
         """Stores all of a batch; the messages' physical offsets.
@@ -121,7 +136,7 @@ class Appender:
             offsets = self.store.append_batch(batch)
         except StoreFull as e:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
-        self._polling.message_arrived(batch.queue)
+        self._arrived(batch.queue)
         return offsets
 
     def _refused(self) -> RequestRefused:

@@ -199,7 +199,9 @@ class Pulling(Part):
         """The answer, or None when it is held once more."""
         header = pull.header
         code = self._code(result, header)
-        caught_up = result.next_begin_offset >= pull.queue.max_offset
+        # Or what follows isn't shown yet.
+        is_end = result.status is GetStatus.OFFSET_OVERFLOW_ONE
+        caught_up = is_end or result.next_begin_offset >= pull.queue.max_offset
         if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
             # What was filtered out isn't looked at again.
             header.queue_offset = result.next_begin_offset

@@ -502,3 +502,14 @@ def _used(path: Path, length: int) -> int:
         return low
     finally:
         files.close(fd)
+
+
+def units_before(units: bytes, physical_offset: int) -> bytes:
+    """Those of the first ones whose records end by then."""
+    count = len(units) // UNIT_SIZE
+    while count:
+        place, size, _ = UNIT.unpack_from(units, (count - 1) * UNIT_SIZE)
+        if place + size <= physical_offset:
+            break
+        count -= 1
+    return units[: count * UNIT_SIZE]

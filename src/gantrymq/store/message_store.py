@@ -22,7 +22,7 @@ from gantrymq.store.cleaner import Cleaner
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue, units_before
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
@@ -91,6 +91,8 @@ class MessageStore:
         self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
         #: See `Recovery`; None as soon as this store is a master's.
         self._torn_at: int | None = None
+        #: Says before which physical offset records end that `get` returns; None: all do.
+        self.shown_until: Callable[[], int] | None = None
         #: Where a slave's records come from.
         self.replica = Replica(
             self._log,
@@ -444,6 +446,11 @@ class MessageStore:
             wanted = min(max_messages, most)
             looked_at = max(config.max_filter_message_size // UNIT_SIZE, wanted, 1)
             units = queue.units(offset, looked_at if end is None else min(looked_at, end - offset))
+            if units and self.shown_until is not None:
+                units = units_before(units, self.shown_until())
+                if not units:
+                    result.status = GetStatus.OFFSET_OVERFLOW_ONE
+                    return result
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
                 collect(

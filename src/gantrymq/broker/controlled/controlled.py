@@ -22,6 +22,7 @@ from gantrymq.broker.controlled.identity import Identity
 from gantrymq.broker.controlled.in_sync import InSync
 from gantrymq.broker.controlled.lease import Lease
 from gantrymq.broker.controlled.roles import Role, Roles, Told
+from gantrymq.broker.controlled.showing import Showing
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.credentials import inner_client_hooks
@@ -95,6 +96,7 @@ class Controlled(Part):
         self._told_last = Told(0)
         self._in_sync: InSync | None = None
         self._lease = Lease()
+        self._showing = Showing(store, appender, self.confirm_offset)
         #: Another is master: nothing is taken until the parts have changed.
         self._is_deposed = False
         self._is_registered = False
@@ -327,6 +329,7 @@ class Controlled(Part):
     async def _become_slave(self, role: Role) -> None:
         if self._is_master or not self._applied.epoch:
             self._in_sync = None
+            self._showing.end()
             self._applied = Role()
             self._set_role(is_master=False)
             await self.make_slave()
@@ -399,6 +402,7 @@ class Controlled(Part):
     def acknowledged(self) -> None:
         """A slave has more of the log, has come or has gone."""
         self._flush_waits.acknowledged()
+        self._showing.look()
         in_sync = self._in_sync
         if in_sync is not None:
             slaves = self._replicating.slaves()
@@ -408,7 +412,7 @@ class Controlled(Part):
     def _in_sync_changed(self) -> None:
         in_sync = self._in_sync
         if in_sync is not None:
-            log.info("in sync are %s", sorted(in_sync.members))
+            self._showing.in_sync_changed(is_alone=in_sync.is_alone)
             self._flush_waits.in_sync_changed(in_sync.count)
 
     async def _check_in_sync(self) -> float | None:
@@ -422,6 +426,7 @@ class Controlled(Part):
         if wanted is None:
             return None
         in_sync.ask(wanted)
+        self._in_sync_changed()
         try:
             members, epoch = await self._controllers.alter(
                 roles.own_id, self._applied.epoch, wanted, in_sync.members_epoch
@@ -429,10 +434,12 @@ class Controlled(Part):
         except BrokerError as e:
             if e.code not in _UNKNOWN:
                 in_sync.refused()
+                self._in_sync_changed()
             self._syncing.wake()
             log.warning("the controller doesn't take %s as in sync: %s", sorted(wanted), e)
             return _AGAIN_S
         if in_sync.told(members, epoch) and in_sync is self._in_sync:
+            log.info("in sync are %s", sorted(members))
             self._in_sync_changed()
         return None
 

@@ -32,9 +32,10 @@ class InSync:
         """How many are in sync, this broker among them (`inSyncReplicasNums`)."""
         return max(len(self.members), len(self._asked))
 
-    def counts(self, broker_id: int) -> bool:
-        """Whether its copy is waited for."""
-        return broker_id in self._others
+    @property
+    def is_alone(self) -> bool:
+        """Nobody's copy is waited for."""
+        return not self._others
 
     def told(self, members: Iterable[int], members_epoch: int) -> bool:
         """What the controller has; whether that is news."""
