@@ -12,6 +12,8 @@ from controlled_support import Controlled
 from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.controller import EpochEntryCache
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -19,7 +21,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
-from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.message import Message, decode_messages
 
 
 def bodies(broker: Broker) -> list[bytes]:
@@ -245,3 +247,27 @@ async def test_nothing_acknowledged_is_lost_while_masters_change(tmp_path: Path,
                 prefix = b"%d-" % name
                 numbers = [int(body.partition(b"-")[2]) for body in stored if body.startswith(prefix)]
                 assert numbers == sorted(numbers)
+
+
+async def test_a_hand_over_costs_a_producer_no_send(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas, Producer(replicas.name_server.address, "producers") as producer:
+        await replicas.all_in_sync()
+        await send_some(await replicas.peer(1), "topic", 1)
+        is_over = False
+        statuses: Counter[SendStatus] = Counter()
+
+        async def produce(name: int) -> None:
+            while not is_over:
+                sent = await producer.send(Message("orders", b"%d" % name))
+                statuses[sent.status] += 1
+
+        producing = [asyncio.ensure_future(produce(name)) for name in range(4)]
+        for number in (2, 3, 1):
+            so_far = statuses.total()
+            await until(lambda so_far=so_far: statuses.total() > so_far + 50)
+            await elect(replicas, number)
+            await until(lambda number=number: replicas.masters() == [number])
+            await replicas.all_in_sync()
+        is_over = True
+        await asyncio.gather(*producing)
+        assert set(statuses) == {SendStatus.SEND_OK}

@@ -20,6 +20,7 @@ from gantrymq.errors import (
     BrokerError,
     ClientError,
     ConnectFailed,
+    GantryError,
     IllegalMessage,
     RemotingError,
     RequestTimeout,
@@ -53,6 +54,10 @@ RETRY_RESPONSE_CODES = frozenset(
 
 #: A try among several brokers has so much of the send's time at least: no broker stands still for longer in passing.
 MIN_SHARE_MS = 250
+#: While a broker's master changes it is asked for again so often, s.
+MOVING_S = 0.05
+#: What brokers of ours say that aren't master any more.
+_MOVED = ("this broker is a slave", "another broker is master", "another broker has become master")
 #: A further try isn't begun with less time than this left: it would only hide what ended the others.
 MIN_TRY_MS = 10
 
@@ -143,7 +148,9 @@ class Sender:
         error: BrokerError | RemotingError | None = None
         unknown: SendOutcomeUnknown | None = None
         result: SendResult | None = None
-        for attempt in range(1 + self._retry_times):
+        attempt = -1
+        while attempt < self._retry_times:
+            attempt += 1
             began = now()
             try_ms = left_ms = int((deadline - began) * 1000)
             if left_ms <= (MIN_TRY_MS if tried else 0):
@@ -162,6 +169,9 @@ class Sender:
                 error = e
                 if isinstance(e, SendOutcomeUnknown):
                     unknown = e
+                is_moving = (
+                    isinstance(e, ConnectFailed) and self.client.routes.master_address(queue.broker_name) is None
+                )
                 self._count(queue, began, isolate=True, reachable=self._detector is None)
                 if is_timeout(e) and try_ms == left_ms:
                     break  # The time is over, whatever the clock's last millisecond says.
@@ -171,6 +181,7 @@ class Sender:
                 error = e
                 if e.code not in RETRY_RESPONSE_CODES:
                     break
+                is_moving = _has_moved(e)
             else:
                 if faults is not None:
                     self._count(queue, began)
@@ -181,6 +192,11 @@ class Sender:
                 if faults is not None and fault is not None:
                     faults.end(fault, int(now() * 1000), answered=answered)
             log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
+            if is_moving and not info.has_several_brokers and now() + MOVING_S < deadline:
+                # Another broker of that name is going to be master: that was no try.
+                attempt -= 1
+                tried.pop()
+                await self._look_for_master(queue, deadline)
         if result is not None:
             return result
         # What one broker refused another may have stored before.
@@ -189,6 +205,15 @@ class Sender:
             error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
         error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
         raise error
+
+    async def _look_for_master(self, queue: MessageQueue, deadline: float) -> None:
+        """Waits for a moment, then asks who is master of the queue's broker."""
+        await asyncio.sleep(MOVING_S)
+        try:
+            async with asyncio.timeout(max(deadline - clock.monotonic(), 0.0)):
+                await self.client.routes.refresh(queue.topic)
+        except (GantryError, TimeoutError) as e:
+            log.info("no new route of %s: %s", queue.topic, e)
 
     def _count(self, queue: MessageQueue, began: float, *, isolate: bool = False, reachable: bool = True) -> None:
         if self._faults is not None:
@@ -267,3 +292,8 @@ class Sender:
 def is_timeout(error: BaseException) -> bool:
     """Whether a send ended because its time was over."""
     return isinstance(error, RequestTimeout) or isinstance(error.__cause__, RequestTimeout)
+
+
+def _has_moved(error: BrokerError) -> bool:
+    """A broker of ours isn't the master any more; another is, or soon will be."""
+    return any(text in (error.remark or "") for text in _MOVED)
