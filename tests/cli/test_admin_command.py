@@ -68,7 +68,7 @@ def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "topicLost" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["addBroker", "add-broker", "electMaster", "updateStaticTopic"])
+@pytest.mark.parametrize("name", ["addBroker", "add-broker", "updateStaticTopic", "exportMetrics"])
 def test_what_is_not_supported_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["admin", name, "-n", "127.0.0.1:1", "--whatever", "x"]) == 1
     err = capsys.readouterr().err
