@@ -22,6 +22,7 @@ from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import Message, decode_messages
+from gantrymq.remoting.client import RemotingClient
 
 
 def bodies(broker: Broker) -> list[bytes]:
@@ -187,6 +188,25 @@ async def test_a_master_without_a_controller_stops_and_goes_on(tmp_path: Path) -
         await until(lambda: replicas.masters() == [1])
         await replicas.all_in_sync()
         await send_some(peer, "second")
+
+
+async def test_a_master_that_ended_unnoticed_leaves_it_to_another(tmp_path: Path) -> None:
+    """A power failure may have taken the end of its log."""
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        sent = await send_some(await replicas.peer(1), "before")
+        # As if its machine had lost power: nothing closes its connection with the controller.
+        controlled = replicas.brokers[1].controlled
+        kept, controlled._remoting = controlled._remoting, RemotingClient()
+        await replicas.stop(1)
+        await replicas.start(1)
+        await replicas.all_in_sync()
+        assert await replicas.master() == 2
+        await kept.close()
+        await replicas.all_in_sync()
+        sent += await send_some(await replicas.peer(2), "after")
+        await replicas.caught_up()
+        assert [Counter(bodies(broker)) for broker in replicas.brokers.values()] == [Counter(sent)] * 3
 
 
 async def test_a_broker_that_is_alone_is_master_again(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def told(epoch: int, master: int | None = None, address: str | None = None) -> T
     ],
 )
 def test_roles(before: list[Told], now: Told, role: Role | None) -> None:
-    roles = Roles(ME, 0)
+    roles = Roles(ME)
     for each in before:
         roles.told(each)
     was = roles.role
@@ -67,7 +67,8 @@ def test_roles(before: list[Told], now: Told, role: Role | None) -> None:
 
 
 def test_a_controller_older_than_the_log_is_not_believed() -> None:
-    roles = Roles(ME, last_epoch=5)
+    roles = Roles(ME)
+    roles.last_epoch = 5
     for each in (told(4, ME), told(4, OTHER)):
         assert roles.is_too_old(each)
         assert not roles.told(each)

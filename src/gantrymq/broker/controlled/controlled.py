@@ -39,7 +39,6 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
 from gantrymq.replication.epoch_file import EpochFile
-from gantrymq.replication.epochs import Epoch
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic, now_ms
 
@@ -192,8 +191,7 @@ class Controlled(Part):
         """The broker has its id, if it has one."""
         broker_id = self._identity.broker_id
         if broker_id is not None:
-            last = self._epochs.epochs.last
-            self._roles = Roles(broker_id, last.number if last is not None else 0)
+            self._roles = Roles(broker_id)
             self._set_role(is_master=False)
 
     async def _get_id(self) -> None:
@@ -253,13 +251,13 @@ class Controlled(Part):
             self._start_beating()
             self._is_registered = True
             if told is not None:
-                self._told(told)
+                await self._believe(told)
         try:
             told = await controllers.info()
         except BrokerError as e:
             self._is_registered &= e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
             raise
-        self._told(told)
+        await self._believe(told)
         if told.master_id is None:
             try:
                 self._told(await controllers.elect(self._roles.own_id))
@@ -268,14 +266,35 @@ class Controlled(Part):
                 return _AGAIN_S
         return self._config.sync_broker_metadata_period / 1000
 
+    async def _believe(self, told: Told) -> None:
+        """Who was master when it ended without the controller's notice leaves that to another that is in sync.
+
+        A power failure may have taken the end of its log, and slaves would cut theirs accordingly. If no other lives it
+        is master again.
+        """
+        roles, last = self._roles, self._epochs.epochs.last
+        assert roles is not None
+        was_master = last is not None and (told.epoch, told.master_id) == (last.number, roles.own_id)
+        if was_master and not self._applied.epoch:
+            for other in sorted((told.members or frozenset()) - {roles.own_id}):
+                try:
+                    told = await self._controllers.elect(other, is_designated=True)
+                except BrokerError as e:
+                    log.warning("broker %d can't be the master in place of this one: %s", other, e)
+                else:
+                    break
+        self._told(told)
+
     def role_changed(self, connection: Connection, request: RemotingCommand) -> Reply:
         """NOTIFY_BROKER_ROLE_CHANGED: the controller has news."""
         self._syncing.wake()
         return RemotingCommand.response()
 
     def _told(self, told: Told) -> None:
-        roles = self._roles
+        roles, last = self._roles, self._epochs.epochs.last
         assert roles is not None
+        # Its master may have been elected once more, and the log has come from there since.
+        roles.last_epoch = last.number if last is not None else 0
         if roles.is_too_old(told):
             log.error(
                 "the controller says epoch %d, and this broker's log has a later one: it is not the controller that it "
@@ -341,7 +360,7 @@ class Controlled(Part):
         self._finding.wake()
 
     def _begin_epoch(self) -> None:
-        """The broker's log is a master's from here on. Raises StoreError."""
+        """The broker's log is a master's from here on. Raises StoreError, ReplicationError for one of a later epoch."""
         roles = self._roles
         assert roles is not None
         number, end = self._applied.epoch, self._store.max_physical_offset
@@ -349,9 +368,10 @@ class Controlled(Part):
         epochs.forget_before(self._store.min_physical_offset)
         last = epochs.last
         if last is None or last.number < number:
+            # One in which nothing was written would keep this one from having its own beginning.
             epochs.truncate_from(end)
-            epochs.append(Epoch(number, end))
-            self._epochs.save()
+        if last is None or last.number != number:
+            self._epochs.begin(number, end)
         told = self._told_last
         last = epochs.last
         assert last is not None

@@ -133,9 +133,17 @@ class Controllers:
         members, members_epoch = _members(answer.body)
         return Told(told.master_epoch or 0, told.master_broker_id, told.master_address, members, members_epoch)
 
-    async def elect(self, broker_id: int) -> Told:
-        """Has a master elected, if there is none; who it is then. Raises BrokerError when nobody can be."""
-        header = ElectMasterRequestHeader(cluster_name=self._cluster, broker_name=self._name, broker_id=broker_id)
+    async def elect(self, broker_id: int, *, is_designated: bool = False) -> Told:
+        """Has a master elected, if there is none; who it is then. Raises BrokerError when nobody can be.
+
+        With `is_designated` it is this broker or none.
+        """
+        header = ElectMasterRequestHeader(
+            cluster_name=self._cluster,
+            broker_name=self._name,
+            broker_id=broker_id,
+            designate_elect=is_designated,
+        )
         answer = await self._invoke(RequestCode.CONTROLLER_ELECT_MASTER, header)
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
             raise BrokerError(answer.code, answer.remark, self.leader or "")

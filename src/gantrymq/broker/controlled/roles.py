@@ -25,14 +25,14 @@ class Role(NamedTuple):
 
 
 class Roles:
-    """Of the broker with the controller's id `own_id`, whose log's last epoch is `last_epoch`.
+    """Of the broker with the controller's id `own_id`. `last_epoch` is the last one that its log has.
 
     What is older than what is known is never believed: a controller that was deposed tells it, or a message came late.
     """
 
-    def __init__(self, own_id: int, last_epoch: int) -> None:
+    def __init__(self, own_id: int) -> None:
         self.own_id = own_id
-        self._last_epoch = last_epoch
+        self.last_epoch = 0
         self.role = Role()
 
     @property
@@ -41,7 +41,7 @@ class Roles:
 
     def is_too_old(self, told: Told) -> bool:
         """The log is of a later epoch: the controller has lost its state, or it is another one's."""
-        return told.master_id is not None and told.epoch < self._last_epoch
+        return told.master_id is not None and told.epoch < self.last_epoch
 
     def told(self, told: Told) -> bool:
         """Whether the broker's role is another one now."""
