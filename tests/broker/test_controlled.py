@@ -155,6 +155,20 @@ async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: 
         assert [bodies(broker) for broker in replicas.brokers.values()] == [sent] * 3
 
 
+async def test_slaves_show_what_all_have_and_know_its_topic(tmp_path: Path) -> None:
+    """Without waiting for a sign of life: the master may be gone in a moment."""
+    replicas = Controlled(tmp_path)
+    replicas.replication["ha_send_heartbeat_interval"] = 60_000
+    replicas.replication["ha_housekeeping_interval"] = 120_000
+    async with replicas:
+        await replicas.all_in_sync()
+        await send_some(await replicas.peer(1), "first", 1)
+        for number in (2, 3):
+            broker = replicas.brokers[number]
+            await until(lambda broker=broker: broker.store.queue("orders", 0).max_offset == 1, 3)
+            await until(lambda broker=broker: broker.topics.get("orders") is not None, 3)
+
+
 async def test_too_few_in_sync(tmp_path: Path) -> None:
     async with Controlled(tmp_path) as replicas:
         await replicas.all_in_sync()

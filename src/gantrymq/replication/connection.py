@@ -153,6 +153,8 @@ class HaConnection(asyncio.Protocol):
                 self.refuse(str(e))
                 return
             if piece is None:
+                if news := sending.news(slave.next_offset):
+                    self._write(news)
                 return
             header = sending.header(slave.next_offset, piece)
             slave.next_offset += len(piece)

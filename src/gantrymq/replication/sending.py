@@ -36,6 +36,9 @@ class Sending(Protocol):
     def header(self, offset: int, piece: bytes | memoryview) -> bytes:
         """What goes before the piece of the log."""
 
+    def news(self, offset: int) -> bytes:
+        """What a slave is to be told that has all before this offset, which is the log's end; b"" for nothing."""
+
 
 class PlainSending:
     """To a slave that the NameServers or a configuration told of this master (`DefaultHAConnection`)."""
@@ -66,6 +69,9 @@ class PlainSending:
     def header(self, offset: int, piece: bytes | memoryview) -> bytes:
         return encode_header(offset, piece, checked=self._reports.checked)
 
+    def news(self, offset: int) -> bytes:
+        return b""
+
 
 class AutoSwitchSending:
     """To a slave in controller mode (`AutoSwitchHAConnection`). `epochs` are those of this master's log.
@@ -80,6 +86,8 @@ class AutoSwitchSending:
         self._confirm_offset = confirm_offset
         self._reports = AutoSwitchReportReader()
         self._hello: Hello | None = None
+        #: The slave has been told that all in sync have the log up to there.
+        self._confirmed = -1
 
     def feed(self, data: bytes) -> tuple[bytes, Report | None]:
         answer, report = b"", None
@@ -110,7 +118,12 @@ class AutoSwitchSending:
         found = self._epochs.at(offset)
         # What is from before controller mode goes with the first epoch.
         epoch = found[0] if found is not None else next(iter(self._epochs.all()), Epoch(0, 0))
-        return encode_transfer_header(offset, len(piece), epoch, self._confirm_offset())
+        self._confirmed = self._confirm_offset()
+        return encode_transfer_header(offset, len(piece), epoch, self._confirmed)
+
+    def news(self, offset: int) -> bytes:
+        """What of its log it may show."""
+        return self.header(offset, b"") if self._confirm_offset() != self._confirmed else b""
 
 
 def _last_file(store: MessageStore) -> int:

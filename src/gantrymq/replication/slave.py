@@ -257,11 +257,12 @@ class HaSlave:
             return inf
         link, until = connection.link, monotonic() + _TURN_S
         try:
+            # Perhaps there was no room for it.
+            self._show(link)
             while (queues := link.step()) is not None:
-                if link.confirm_offset is not None:
-                    queues = [*queues, *self._store.replica.confirm(link.confirm_offset)]
                 if queues:
                     self._on_messages(queues)
+                self._show(link)
                 self._report(link)
                 if monotonic() > until:
                     connection.pause()
@@ -294,6 +295,13 @@ class HaSlave:
             self._wants_last_file = self._first_offset is None
             self._again("its log doesn't begin at 0, or is empty: asking otherwise")
         return inf
+
+    def _show(self, link: AnyLink) -> None:
+        """Messages that all in sync have. Raises as `Replica.confirm`."""
+        if link.confirm_offset is not None:
+            queues = self._store.replica.confirm(link.confirm_offset)
+            if queues:
+                self._on_messages(queues)
 
     def _differed(self, error: ReplicationError) -> None:
         """The master's log isn't this one. Once that may be damage on the way; twice in a row it is so."""
