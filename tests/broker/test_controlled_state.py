@@ -12,6 +12,7 @@ from gantrymq.broker.controlled.in_sync import InSync
 from gantrymq.broker.controlled.lease import Lease
 from gantrymq.broker.controlled.roles import Role, Roles, Told
 from gantrymq.errors import ConfigError, StoreError
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.slaves import Slave
 
 ME, OTHER, THIRD = 1, 2, 3
@@ -153,9 +154,32 @@ def test_both_sets_count_while_the_answer_is_not_known() -> None:
     assert in_sync.wanted([], 100.0, LATE_S) == {ME}
     in_sync.ask(frozenset({ME}))
     assert in_sync.confirmed([], 1000) == 700
-    in_sync.refused()
+    in_sync.refused(frozenset({ME}), ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED)
     assert in_sync.confirmed([], 1000) == 1000
     assert in_sync.wanted([], 100.0, LATE_S) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "is_known"),
+    [
+        (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, True),
+        (ResponseCode.CONTROLLER_INVALID_REPLICAS, True),
+        # The set is the one that there is: it may have been taken before, and the answer was lost.
+        (ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, False),
+        (ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, False),
+        # Another is master; it may be the one that was to be added.
+        (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, False),
+        (ResponseCode.CONTROLLER_INVALID_MASTER, False),
+        (ResponseCode.CONTROLLER_NOT_LEADER, False),
+        (ResponseCode.SYSTEM_ERROR, False),
+    ],
+)
+def test_what_a_refusal_tells(code: int, is_known: bool) -> None:
+    in_sync = InSync(ME, {ME}, 1, 0)
+    wanted = frozenset({ME, OTHER})
+    in_sync.ask(wanted)
+    in_sync.refused(wanted, code)
+    assert in_sync.is_alone == is_known
 
 
 def test_who_is_taken_out_counts_until_the_controller_says_so() -> None:

@@ -48,13 +48,6 @@ log = peer_log(__name__)
 _AGAIN_S = 0.5
 #: Slaves that aren't in sync are looked at no more often, s.
 _LEAST_PAUSE_S = 0.05
-#: After these answers it isn't known which set the controller has.
-_UNKNOWN = {
-    ResponseCode.SYSTEM_ERROR,
-    ResponseCode.CONTROLLER_NOT_LEADER,
-    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
-    ResponseCode.CONTROLLER_JRAFT_INTERNAL_ERROR,
-}
 
 
 class Controlled(Part):
@@ -340,7 +333,8 @@ class Controlled(Part):
                 self._applied = Role()
                 self._set_role(is_master=False)
                 raise
-        self._is_deposed = False
+        # The controller may have said something else meanwhile.
+        self._is_deposed = self._is_master and not roles.is_master
         self._look_at_lease()
         self.register(role.epoch)
         log.info("this broker is %s in epoch %d", "the master" if self._is_master else "a slave", role.epoch)
@@ -452,8 +446,8 @@ class Controlled(Part):
                 roles.own_id, self._applied.epoch, wanted, in_sync.members_epoch
             )
         except BrokerError as e:
-            if e.code not in _UNKNOWN:
-                in_sync.refused()
+            in_sync.refused(wanted, e.code)
+            if in_sync is self._in_sync:
                 self._in_sync_changed()
             self._syncing.wake()
             log.warning("the controller doesn't take %s as in sync: %s", sorted(wanted), e)

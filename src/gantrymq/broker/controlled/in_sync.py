@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.slaves import Slave
+
+#: What a controller looks at last, after both epochs.
+_REFUSED = {ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE}
 
 
 class InSync:
@@ -50,9 +54,15 @@ class InSync:
         # What it was asked for before without an answer may still come.
         self._set_asked(self._asked | wanted)
 
-    def refused(self) -> None:
-        """The controller has said no: it has the set that is known."""
-        self._set_asked(frozenset())
+    def refused(self, wanted: frozenset[int], code: int) -> None:
+        """The controller has said no to this set, with a code.
+
+        Only some of these say that it has the set that is known. It answers that the new set is the old one, too, when
+        it has taken it before and the answer was lost; and a broker that is deposed doesn't learn which set it had.
+        """
+        is_same = code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED and wanted == self.members
+        if is_same or code in _REFUSED:
+            self._set_asked(frozenset())
 
     def _set_asked(self, asked: frozenset[int]) -> None:
         self._asked = asked
