@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from replica_support import Replicas
+from replicated_brokers import Replicas
 from waiting import until
 
 from gantrymq.broker.config import BrokerRole

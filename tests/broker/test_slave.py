@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from administration import commit, create_group
 from broker_support import Peer, config
-from replica_support import Replicas
+from replicated_brokers import Replicas
 from request_of_each_code import Places, every_request
 from waiting import until
 

@@ -16,6 +16,7 @@ from transaction_support import Half, Producer, all_messages, progress
 from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.transaction.endings import Endings
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.half_ranges import HalfRange
 from gantrymq.protocol.java import tags_code
@@ -293,6 +294,31 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path) -> None:
         await until(lambda: not broker._transactions._check.decisions.open)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 8000)
         assert set(await ended_halves(producer)) == set(range(8000))
+
+
+@pytest.mark.parametrize("between", ["nothing", "looks committed", "is committed"])
+async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """Of half messages at the beginning of the log, whose place, 0, stands in the records of other messages too."""
+    with monkeypatch.context() as nothing_goes_on:
+        nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
+        async with started(tmp_path) as (broker, producer):
+            ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
+            assert ranges[0][:2] == (0, 0)
+            ending = asyncio.create_task(end_many(producer, ranges))
+            await until(lambda: bool(broker._transactions._check.decisions.open))
+            ending.cancel()
+            if between == "looks committed":
+                given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
+                assert given.code == ResponseCode.SUCCESS
+            if between == "is committed":
+                host = encode_host(*broker.address.split(":")[:1], broker.port)
+                first = Half({"queueOffset": "0", "msgId": encode_offset_message_id(host, 0)})
+                assert (await producer.end(first)).code == ResponseCode.SUCCESS
+    async with started(tmp_path) as (broker, producer):
+        await end_all(producer, ranges)
+        assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 100)
 
 
 async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:

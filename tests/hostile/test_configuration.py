@@ -16,6 +16,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
 from gantrymq.remoting.connection import Connection
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
 VALUES = ("-1", "0", "1", "2147483647", "-2147483648", "9223372036854775807", "", "x", "1.5", "9" * 5000)
@@ -114,10 +115,13 @@ async def test_what_a_name_server_lets_nobody_change(under_attack: UnderAttack) 
 
 
 def _keys() -> list[str]:
-    properties = to_properties(BrokerConfig()) | to_properties(StoreConfig(Path("x")))
+    properties = (
+        to_properties(BrokerConfig()) | to_properties(StoreConfig(Path("x"))) | to_properties(ReplicationConfig())
+    )
     # Objects and paths; and where it listens, which is where it is asked.
-    left_out = {"store", "auth", "storePathRootDir", "storePathCommitLog", "brokerConfigPath", "bindAddress"}
-    return sorted(properties.keys() - left_out - _FORBIDS)
+    objects = {"store", "replication", "auth"}
+    places = {"storePathRootDir", "storePathCommitLog", "brokerConfigPath", "bindAddress"}
+    return sorted(properties.keys() - objects - places - _FORBIDS)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_options(tmp_path: Path) -> None:
     assert options.body.column_type() == "STRUCT<id BIGINT NOT NULL, items STRING>"
     file.write_text(ORDER.json())
     assert options_of(bodyformat="JSON", bodyschemafile=str(file)).body.column_type() == ORDER  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="needs one of the options bodySchema and bodySchemaFile"):
+    with pytest.raises(ConfigError, match="needs one of the options bodySchema, bodySchemaFile and schema"):
         options_of(bodyformat="json").body.column_type()  # type: ignore[union-attr]
 
 

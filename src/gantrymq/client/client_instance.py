@@ -179,8 +179,10 @@ class ClientInstance:
         self._lost -= self._greeted
         if not self._lost:
             return inf
-        # Their slaves may be all that is left, or other brokers have come in their place.
-        await self.routes.refresh_all()
+        if any(len(ids) > 1 and not self._lost.isdisjoint(ids.values()) for ids in self.routes.all_brokers().values()):
+            # Their slaves may be all that is left, or another is master now. One without slaves stays in the routes: it
+            # is used again as soon as it is there, not when a NameServer has told of it.
+            await self.routes.refresh_all()
         self._reconnect_s = min(2 * self._reconnect_s, HEARTBEAT_INTERVAL_S)
         return self._reconnect_s
 

@@ -60,7 +60,7 @@ class Listener:
 
     The port is taken when this is made; 0 takes a free one, `port` is the real one. With `fast_listen` there is a
     second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). `count` tells how many
-    connections there are. Raises GantryError when a port is taken.
+    connections there are, `job` is known under the name of the `peers`. Raises GantryError when a port is taken.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class Listener:
         *,
         fast_listen: bool = False,
         jobs: Jobs | None = None,
+        peers: str = "connections",
     ) -> None:
         self._host = host
         self._fast_listen = fast_listen
         self._accepted = accepted
         self._count = count
-        self._job = (jobs or Jobs()).repeating("accept connections again", self._listen)
+        self.job = (jobs or Jobs()).repeating(f"accept {peers} again", self._listen)
         self._sockets = _bound_sockets(host, port, fast_listen=fast_listen)
         self.port: int = self._sockets[0].getsockname()[1]
         self._is_listening = False
@@ -100,12 +101,12 @@ class Listener:
                 sock.listen(BACKLOG)
             except OSError as e:
                 raise _taken(self._host, sock.getsockname()[1], e) from e
-        self._job.start()
+        self.job.start()
         self._listen()
 
     def stop(self) -> None:
         """Closes the sockets; once more does no harm."""
-        self._job.cancel()
+        self.job.cancel()
         self._ignore()
         for sock in self._sockets:
             sock.close()
@@ -144,7 +145,7 @@ class Listener:
                     continue
                 log.error("can't accept connections, trying again in %g s: %s", _PAUSE_S, e)
                 self._ignore()
-                self._job.wake(_PAUSE_S)
+                self.job.wake(_PAUSE_S)
                 return
             if sock.fileno() >= self._first_reserved or self._count() >= self._most:
                 sock.close()

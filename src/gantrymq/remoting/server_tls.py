@@ -24,16 +24,16 @@ WATCH_INTERVAL_S = 5.0
 
 
 class ServerTls:
-    """Of one server; `context` is that of a new connection."""
+    """Of one server; `context` is that of a new connection, `job` is known under the name of the `peers`."""
 
-    def __init__(self, config: TlsConfig, jobs: Jobs) -> None:
+    def __init__(self, config: TlsConfig, jobs: Jobs, *, peers: str = "connections") -> None:
         self._config = config
         #: None: there is no TLS, or it is made when somebody wants it.
         self._context: tls.SSLContext | None = None
         self._making = asyncio.Lock()
         self._cannot_be_made = False
         self._versions: list[tuple[int, int, int] | None] = []
-        self._job = jobs.repeating("look at the TLS files", self._watch, WATCH_INTERVAL_S)
+        self.job = jobs.repeating(f"look at the TLS files for {peers}", self._watch, WATCH_INTERVAL_S)
 
     def load(self) -> None:
         """Reads the files. Raises ConfigError."""
@@ -58,10 +58,10 @@ class ServerTls:
     def start(self) -> None:
         """Looks at the files now and then, if there are any."""
         if self._versions and self._config.tls_server_mode is not TlsMode.DISABLED:
-            self._job.start()
+            self.job.start()
 
     def stop(self) -> None:
-        self._job.cancel()
+        self.job.cancel()
 
     async def context(self) -> tls.SSLContext | None:
         """What a new connection is made with; None when there is no certificate after all."""

@@ -55,7 +55,7 @@ class HaMaster:
         self.slaves = Slaves(config)
         self.acknowledged = on_acknowledged
         self._new_sending = sending if sending is not None else partial(PlainSending, store)
-        self._tls = ServerTls(tls, jobs) if tls is not None else None
+        self._tls = ServerTls(tls, jobs, peers="slaves") if tls is not None else None
         self._arrivals: Arrivals | None = None
         #: In the order in which they came.
         self._connections: dict[HaConnection, None] = {}
@@ -64,7 +64,7 @@ class HaMaster:
         heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
         self._looking = jobs.repeating("look at the slaves", self._look, min(_LOOK_S, heartbeat_s / 4))
         # At last: it takes the port, which nobody would free if anything else failed.
-        self._listener = Listener(host, config.ha_listen_port, self._accepted, self._count, jobs=jobs)
+        self._listener = Listener(host, config.ha_listen_port, self._accepted, self._count, jobs=jobs, peers="slaves")
 
     @property
     def port(self) -> int:

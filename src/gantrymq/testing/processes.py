@@ -194,7 +194,7 @@ class ProcessCluster:
             "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
         }
 
-    def _properties_of_broker(self, number: int, replica: int) -> dict[str, str]:
+    def _properties_of_broker(self, number: int, replica: int = 0) -> dict[str, str]:
         name = replica_name(number, replica)
         properties = {
             "brokerName": broker_name(number),

@@ -25,7 +25,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.committed_copy import CommittedCopies
 from gantrymq.protocol.properties import decode_properties, find_property
 from gantrymq.protocol.record import HOST_SIZE_V4, Record
-from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.system.clock import monotonic
@@ -269,18 +269,30 @@ class Endings:
                     ending.scan = None
                     return
                 place = record.prepared_transaction_offset
-                if place > ending.committed_up_to and ending.decision.ranges.has(self._half_offset_at(place)):
+                if place > ending.committed_up_to and self._is_committed_by(ending.decision, record):
                     ending.committed_up_to = place
         except RecordError as e:
             log.error("the log can't be read for what was committed before the start: %s", e)
             ending.scan = None
 
-    def _half_offset_at(self, physical_offset: int) -> int:
+    def _is_committed_by(self, decision: Decision, record: Record) -> bool:
+        """Whether it is the message of a half message that is decided about.
+
+        Its place alone doesn't tell: that of most records is 0, where the log's first half message may be. Nor does
+        the flag: a committed message that a consumer gives back keeps it, at place 0.
+        """
+        if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
+            return False
         try:
-            record = self._store.read_record(physical_offset)
+            half = self._store.read_record(record.prepared_transaction_offset)
         except GantryError:
-            return -1
-        return record.queue_offset if record.topic == _HALF_TOPIC else -1
+            return False
+        return (
+            half.topic == _HALF_TOPIC
+            and decision.ranges.has(half.queue_offset)
+            and half.body == record.body
+            and find_property(half.properties, b"UNIQ_KEY") == find_property(record.properties, b"UNIQ_KEY")
+        )
 
     def _finish(self, ending: Ending) -> None:
         self._ops.write(self._check.op_written)
