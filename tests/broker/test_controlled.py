@@ -177,7 +177,7 @@ async def test_too_few_in_sync(tmp_path: Path) -> None:
         await replicas.stop(2)
         await replicas.stop(3)
         await until(lambda: replicas.in_sync() == {1})
-        in_sync = replicas.brokers[1].controlled._in_sync
+        in_sync = replicas.brokers[1].controlled._in_sync.in_sync
         assert in_sync is not None
         await until(lambda: in_sync.members == {1})
         answer = await peer.send("orders", b"refused")

@@ -18,18 +18,17 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.controlled.controllers import Controllers, Progress
+from gantrymq.broker.controlled.epoch_cache import epoch_cache
 from gantrymq.broker.controlled.identity import Identity
-from gantrymq.broker.controlled.in_sync import InSync
+from gantrymq.broker.controlled.keeping_in_sync import KeepingInSync
 from gantrymq.broker.controlled.lease import Lease
 from gantrymq.broker.controlled.roles import Role, Roles, Told
-from gantrymq.broker.controlled.showing import Showing
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.credentials import inner_client_hooks
 from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.errors import BrokerError, GantryError, RequestRefused
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.controller import EpochEntry, EpochEntryCache
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -46,8 +45,6 @@ log = peer_log(__name__)
 
 #: What a controller couldn't be asked, or a master wasn't yet, is tried again after this time, s.
 _AGAIN_S = 0.5
-#: Slaves that aren't in sync are looked at no more often, s.
-_LEAST_PAUSE_S = 0.05
 
 
 class Controlled(Part):
@@ -71,7 +68,6 @@ class Controlled(Part):
         self._store = store
         self._replicating = replicating
         self._appender = appender
-        self._flush_waits = flush_waits
         self.make_master: Callable[[], Awaitable[None]]
         self.make_slave: Callable[[], Awaitable[None]]
         self.register: Callable[[int], None]
@@ -86,9 +82,7 @@ class Controlled(Part):
         #: What the parts of the broker are, and what the controller said of its set when it made it master.
         self._applied = Role()
         self._told_last = Told(0)
-        self._in_sync: InSync | None = None
         self._lease = Lease()
-        self._showing = Showing(store, appender, self.confirm_offset)
         #: Another is master: nothing is taken until the parts have changed.
         self._is_deposed = False
         self._is_registered = False
@@ -102,11 +96,8 @@ class Controlled(Part):
             "ask which controller leads", self._find_leader, config.sync_controller_metadata_period / 1000
         )
         self._changing = jobs.repeating("become master or slave", self._change, after_error_s=_AGAIN_S)
-        self._checking = jobs.repeating(
-            "look which slaves are in sync",
-            self._check_in_sync,
-            config.check_sync_state_set_period / 1000,
-            after_error_s=_AGAIN_S,
+        self._in_sync = KeepingInSync(
+            config, store, replicating, appender, flush_waits, self._controllers, jobs, self._syncing.wake
         )
         self._finding = jobs.repeating("ask the master where its log comes from", self._find_master)
         self._leasing = jobs.repeating("look whether the lease is over", self._look_at_lease)
@@ -121,8 +112,8 @@ class Controlled(Part):
         if self._is_on:
             replicating.epoch_file = self._epochs
             replicating.begins = self._begin_epoch
-            replicating.confirm_offset = self.confirm_offset
-            replicating.acknowledged = self.acknowledged
+            replicating.confirm_offset = self._in_sync.confirm_offset
+            replicating.acknowledged = self._in_sync.acknowledged
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -143,8 +134,9 @@ class Controlled(Part):
         """All parts have started: begins with its work."""
         if not self._is_on:
             return
-        for job in (self._changing, self._checking, self._finding, self._leasing):
+        for job in (self._changing, self._finding, self._leasing):
             job.start()
+        self._in_sync.start()
         self._syncing.start(0.0)
         self._leading.start()
         if self._roles is not None:
@@ -152,7 +144,8 @@ class Controlled(Part):
 
     async def end(self) -> None:
         """The broker ends: its role isn't changed any more. The controller still takes it for living."""
-        for job in (self._syncing, self._leading, self._checking, self._finding, self._changing):
+        await self._in_sync.stop()
+        for job in (self._syncing, self._leading, self._finding, self._changing):
             await job.stop()
 
     async def stop(self) -> None:
@@ -224,7 +217,7 @@ class Controlled(Part):
     def _progress(self) -> Progress:
         last = self._epochs.epochs.last
         end = self._store.max_physical_offset
-        return Progress(last.number if last is not None else -1, end, min(self.confirm_offset(), end))
+        return Progress(last.number if last is not None else -1, end, min(self._in_sync.confirm_offset(), end))
 
     async def _find_leader(self) -> None:
         await self._controllers.find_leader()
@@ -302,13 +295,8 @@ class Controlled(Part):
                 self._is_deposed = True
                 self._look_at_lease()
             self._changing.wake()
-        elif (
-            told.epoch == self._applied.epoch
-            and told.members is not None
-            and self._in_sync is not None
-            and self._in_sync.told(told.members, told.members_epoch)
-        ):
-            self._in_sync_changed()
+        elif told.members is not None:
+            self._in_sync.told(told.epoch, told.members, told.members_epoch)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -341,8 +329,7 @@ class Controlled(Part):
 
     async def _become_slave(self, role: Role) -> None:
         if self._is_master or not self._applied.epoch:
-            self._in_sync = None
-            self._showing.end()
+            self._in_sync.end()
             self._applied = Role()
             self._set_role(is_master=False)
             await self.make_slave()
@@ -369,8 +356,7 @@ class Controlled(Part):
         told = self._told_last
         last = epochs.last
         assert last is not None
-        self._in_sync = InSync(roles.own_id, told.members or (), told.members_epoch, last.start_offset)
-        self._in_sync_changed()
+        self._in_sync.begin(roles.own_id, number, told.members or (), told.members_epoch, last.start_offset)
 
     async def _find_master(self) -> float:
         """Asks the master where its log comes from, until that comes."""
@@ -405,76 +391,11 @@ class Controlled(Part):
             return max(self._lease.until - now, 0.0)
         return inf
 
-    # -- who is in sync -----------------------------------------------------------------------------------------
-
-    def confirm_offset(self) -> int:
-        """Up to where all in sync have the log; at a slave what its master said."""
-        if self._in_sync is None:
-            return self._replicating.told_confirm_offset
-        return self._in_sync.confirmed(self._replicating.slaves(), self._store.max_physical_offset)
-
-    def acknowledged(self) -> None:
-        """A slave has more of the log, has come or has gone."""
-        self._flush_waits.acknowledged()
-        self._showing.look()
-        in_sync = self._in_sync
-        if in_sync is not None:
-            slaves = self._replicating.slaves()
-            if len(slaves) != len(in_sync.members) - 1:
-                self._checking.wake(_LEAST_PAUSE_S)
-
-    def _in_sync_changed(self) -> None:
-        in_sync = self._in_sync
-        if in_sync is not None:
-            self._showing.in_sync_changed(is_alone=in_sync.is_alone)
-            self._flush_waits.in_sync_changed(in_sync.count)
-
-    async def _check_in_sync(self) -> float | None:
-        """Has the controller's set changed when it isn't as it should be. Raises GantryError."""
-        in_sync, roles = self._in_sync, self._roles
-        if in_sync is None or roles is None or not roles.is_master:
-            return None
-        late_s = self._config.replication.ha_max_time_slave_not_catchup / 1000
-        self.confirm_offset()
-        wanted = in_sync.wanted(self._replicating.slaves(), monotonic(), late_s)
-        if wanted is None:
-            return None
-        in_sync.ask(wanted)
-        self._in_sync_changed()
-        try:
-            members, epoch = await self._controllers.alter(
-                roles.own_id, self._applied.epoch, wanted, in_sync.members_epoch
-            )
-        except BrokerError as e:
-            in_sync.refused(wanted, e.code)
-            if in_sync is self._in_sync:
-                self._in_sync_changed()
-            self._syncing.wake()
-            log.warning("the controller doesn't take %s as in sync: %s", sorted(wanted), e)
-            return _AGAIN_S
-        if in_sync.told(members, epoch) and in_sync is self._in_sync:
-            log.info("in sync are %s", sorted(members))
-            self._in_sync_changed()
-        return None
-
     # -- requests -----------------------------------------------------------------------------------------------
 
     def get_epochs(self, connection: Connection, request: RemotingCommand) -> Reply:
         """From where to where the masters of which epochs have written the log."""
         if not self._is_on:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode ")
-        epochs = self._epochs.epochs.all()
-        ends = [epoch.start_offset for epoch in epochs[1:]]
-        entries = [
-            EpochEntry(epoch.number, epoch.start_offset, ends[n]) if n < len(ends) else EpochEntry(*epoch)
-            for n, epoch in enumerate(epochs)
-        ]
-        config = self._config
-        cache = EpochEntryCache(
-            config.broker_cluster_name,
-            config.broker_name,
-            config.broker_id,
-            entries,
-            self._store.max_physical_offset,
-        )
+        cache = epoch_cache(self._config, self._epochs.epochs, self._store.max_physical_offset)
         return RemotingCommand.response(body=encode_json(cache))

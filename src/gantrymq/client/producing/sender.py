@@ -56,8 +56,13 @@ RETRY_RESPONSE_CODES = frozenset(
 MIN_SHARE_MS = 250
 #: While a broker's master changes it is asked for again so often, s.
 MOVING_S = 0.05
-#: What brokers of ours say that aren't master any more.
-_MOVED = ("this broker is a slave", "another broker is master", "another broker has become master")
+#: What brokers say meanwhile: those that were master, and the new one before slaves have followed it (Java's, too).
+_MOVED = (
+    "this broker is a slave",
+    "another broker is master",
+    "another broker has become master",
+    "in-sync replicas not enough",
+)
 #: A further try isn't begun with less time than this left: it would only hide what ended the others.
 MIN_TRY_MS = 10
 
@@ -295,5 +300,5 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def _has_moved(error: BrokerError) -> bool:
-    """A broker of ours isn't the master any more; another is, or soon will be."""
+    """Another broker is master, or soon will be, or is and can't take messages yet."""
     return any(text in (error.remark or "") for text in _MOVED)
