@@ -133,7 +133,9 @@ class Controlled:
             masters = self.masters()
             if len(masters) != 1 or self.in_sync() != set(self.brokers):
                 return False
-            in_sync = self.brokers[masters[0]].controlled._in_sync.in_sync
+            controlled = self.brokers[masters[0]].controlled
+            assert controlled is not None
+            in_sync = controlled._in_sync.in_sync
             return in_sync is not None and in_sync.members == set(self.brokers)
 
         await until(same)

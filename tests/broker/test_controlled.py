@@ -177,7 +177,9 @@ async def test_too_few_in_sync(tmp_path: Path) -> None:
         await replicas.stop(2)
         await replicas.stop(3)
         await until(lambda: replicas.in_sync() == {1})
-        in_sync = replicas.brokers[1].controlled._in_sync.in_sync
+        controlled = replicas.brokers[1].controlled
+        assert controlled is not None
+        in_sync = controlled._in_sync.in_sync
         assert in_sync is not None
         await until(lambda: in_sync.members == {1})
         answer = await peer.send("orders", b"refused")
@@ -211,6 +213,7 @@ async def test_a_master_that_ended_unnoticed_leaves_it_to_another(tmp_path: Path
         sent = await send_some(await replicas.peer(1), "before")
         # As if its machine had lost power: nothing closes its connection with the controller.
         controlled = replicas.brokers[1].controlled
+        assert controlled is not None
         kept, controlled._remoting = controlled._remoting, RemotingClient()
         await replicas.stop(1)
         await replicas.start(1)

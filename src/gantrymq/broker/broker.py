@@ -29,6 +29,7 @@ from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.controlled.controlled import Controlled
+from gantrymq.broker.controlled.uncontrolled import Uncontrolled
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.index_builder import IndexBuilder
@@ -236,10 +237,12 @@ class Broker:
         )
         self._registration = Registration(config, self.address, topics, replicating, jobs)
         replicating.look_again = self._registration.again
-        self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
-        self.controlled.make_master = self._become_master
-        self.controlled.make_slave = self._become_slave
-        self.controlled.register = self._registration.role_changed
+        self.controlled: Controlled | None = None
+        if config.enable_controller_mode:
+            self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
+            self.controlled.make_master = self._become_master
+            self.controlled.make_slave = self._become_slave
+            self.controlled.register = self._registration.role_changed
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
         modes = MessageRequestModes(config, directory / "messageRequestMode.json", topics, groups, saving=saving)
@@ -290,7 +293,7 @@ class Broker:
             self._schedule,
             self.writers,
             QueueLocking(topics, jobs),
-            self.controlled,
+            self.controlled or Uncontrolled(),
             replicating,
             tables,
             # From here on there are requests; what stops before it may still answer.
@@ -370,8 +373,9 @@ class Broker:
                 stack.push_async_callback(part.stop)
                 await part.start()
                 await (part.become_slave() if self._is_slave else part.become_master())
-            stack.push_async_callback(self.controlled.end)
-            self.controlled.begin()
+            if self.controlled is not None:
+                stack.push_async_callback(self.controlled.end)
+                self.controlled.begin()
             self._running = stack.pop_all()
         log.info("broker %s of %s at %s", self.config.broker_name, self.config.broker_cluster_name, self.address)
 
@@ -407,7 +411,8 @@ class Broker:
 
     def _config_changed(self) -> None:
         self.groups.auto_create = self.config.auto_create_subscription_group
-        self.controlled.config_changed()
+        if self.controlled is not None:
+            self.controlled.config_changed()
         self.store.config_changed()
         for part in self._parts:
             part.config_changed()

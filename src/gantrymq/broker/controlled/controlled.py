@@ -27,7 +27,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.credentials import inner_client_hooks
 from gantrymq.broker.replication.replicating import Replicating
-from gantrymq.errors import BrokerError, GantryError, RequestRefused
+from gantrymq.errors import BrokerError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -48,7 +48,7 @@ _AGAIN_S = 0.5
 
 
 class Controlled(Part):
-    """Of one broker at `address`; without enableControllerMode it does nothing.
+    """Of one broker at `address`.
 
     `make_master` and `make_slave` change all parts of the broker, `register` has the NameServers told of it.
     """
@@ -71,7 +71,6 @@ class Controlled(Part):
         self.make_master: Callable[[], Awaitable[None]]
         self.make_slave: Callable[[], Awaitable[None]]
         self.register: Callable[[int], None]
-        self._is_on = config.enable_controller_mode
         self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self._controllers = Controllers(config, address, self._remoting)
         root = config.store.store_path_root_dir
@@ -107,13 +106,12 @@ class Controlled(Part):
                 partial(self._beat, controller),
                 config.broker_heartbeat_interval / 1000,
             )
-            for controller in (config.controller_addr if self._is_on else ())
+            for controller in config.controller_addr
         }
-        if self._is_on:
-            replicating.epoch_file = self._epochs
-            replicating.begins = self._begin_epoch
-            replicating.confirm_offset = self._in_sync.confirm_offset
-            replicating.acknowledged = self._in_sync.acknowledged
+        replicating.epoch_file = self._epochs
+        replicating.begins = self._begin_epoch
+        replicating.confirm_offset = self._in_sync.confirm_offset
+        replicating.acknowledged = self._in_sync.acknowledged
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -125,15 +123,12 @@ class Controlled(Part):
 
     def load(self) -> None:
         """Reads the broker's id, if it has one, and its log's epochs. Raises StoreError and ConfigError."""
-        if self._is_on:
-            self._identity.load()
-            self._epochs.load(self._store.max_physical_offset)
-            self._identified()
+        self._identity.load()
+        self._epochs.load(self._store.max_physical_offset)
+        self._identified()
 
     def begin(self) -> None:
         """All parts have started: begins with its work."""
-        if not self._is_on:
-            return
         for job in (self._changing, self._finding, self._leasing):
             job.start()
         self._in_sync.start()
@@ -158,8 +153,7 @@ class Controlled(Part):
 
     def config_changed(self) -> None:
         """What was asked for while the role changed must not bring back another one."""
-        if self._is_on:
-            self._set_role(is_master=self._is_master)
+        self._set_role(is_master=self._is_master)
 
     def _set_role(self, *, is_master: bool) -> None:
         config = self._config
@@ -395,7 +389,5 @@ class Controlled(Part):
 
     def get_epochs(self, connection: Connection, request: RemotingCommand) -> Reply:
         """From where to where the masters of which epochs have written the log."""
-        if not self._is_on:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode ")
         cache = epoch_cache(self._config, self._epochs.epochs, self._store.max_physical_offset)
         return RemotingCommand.response(body=encode_json(cache))
