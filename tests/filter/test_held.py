@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.errors import RequestRefused
-from gantrymq.filter import held
+from gantrymq.errors import ClientError, RequestRefused
+from gantrymq.filter import held, sql
 from gantrymq.filter.held import SHORT, HeldFilters
 from gantrymq.filter.sql import compile_in_steps, compile_sql
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.steps import finish
 
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "MAX_CHARACTERS", 4000)
+    # What other tests have compiled is kept.
+    monkeypatch.setattr(sql, "_compiled", sql._Compiled())
+    monkeypatch.setattr(sql, "_held", HeldFilters())
 
 
 def test_room_is_given_back_with_the_last_who_holds_a_filter() -> None:
@@ -56,3 +60,23 @@ def test_expressions_that_are_being_compiled_count() -> None:
     for one in steps:
         one.close()
     assert compile_sql(texts[5]) is compile_sql(texts[5])
+
+
+@pytest.mark.parametrize("end", ["", " OR"], ids=["right", "wrong"])
+def test_what_is_compiled_twice_at_once_is_one_and_counts_once(end: str) -> None:
+    text = " OR ".join(["a = 1"] * 60) + end
+    both = [compile_in_steps(text), compile_in_steps(text)]
+    for steps in both:
+        next(steps)
+    outcomes: list[object] = []
+    for steps in both:
+        try:
+            outcomes.append(finish(steps))
+        except ClientError as e:
+            outcomes.append(str(e))
+    assert outcomes[0] == outcomes[1]
+    assert sql._compiled.characters == len(text)
+    assert sql._held.characters == (0 if end else len(text))
+    outcomes.clear()
+    sql._compiled.clear()
+    assert sql._held.characters == 0

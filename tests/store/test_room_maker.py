@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from waiting import wait_until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
-from gantrymq.store import index_file, mapped_file, room_maker
+from gantrymq.store import index_file, mapped_file, message_index, room_maker
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore, PutResult
@@ -196,6 +197,41 @@ def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
                 put_patiently(store, queue, b"x")
     wait_until(lambda: not store._rooms._problems)
     assert put_patiently(store, queue, b"x").queue_offset == 0
+
+
+def test_no_room_for_the_index(
+    tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is said once, and as no error; it is tried again now and then, and what it has got is given back."""
+    monkeypatch.setattr(room_maker, "_RETRY_S", 0.01)
+    [making] = [report for report in jobs if report.name == "make files of the store"]
+    result = put_patiently(store, store.queue("T", 0), b"x", properties=b"KEYS\x01k\x02")
+    wait_until(lambda: not store._rooms._asked)
+    caplog.set_level(logging.INFO)
+    tried: list[Path] = []
+    with monkeypatch.context() as patch:
+
+        def full(fd: int, start: int, length: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(files, "allocate", full)
+        make = mapped_file.MappedFile.make
+        patch.setattr(mapped_file.MappedFile, "make", lambda file, *args: (tried.append(file.path), make(file, *args)))
+
+        def has_been_tried() -> bool:
+            assert not store.keys.build_index(10)
+            return making.failures >= 5
+
+        wait_until(has_been_tried)
+    wait_until(lambda: store.keys.build_index(10))
+    wait_until(lambda: making.failing_since is None)
+    assert finish(store.keys.find_by_key("T", "k", 0, 1 << 62, 10)) == [result.physical_offset]
+    said = [record for record in caplog.records if record.name in (room_maker.__name__, message_index.__name__)]
+    assert [record.levelname for record in said if "the disk is full" in record.getMessage()] == ["WARNING", "WARNING"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert caplog.text.count("works again") == 1
+    # The same one again and again, and not another each time that somebody wants to go on.
+    assert list((tmp_path / "index").iterdir()) == [*set(tried)]
 
 
 def test_making_fails(tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

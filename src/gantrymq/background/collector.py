@@ -34,6 +34,7 @@ class Collector:
 
     def start(self) -> None:
         if sys.version_info < (3, 14) and self._ended not in gc.callbacks:
+            self._frozen = gc.get_freeze_count()
             gc.callbacks.append(self._ended)
 
     def stop(self) -> None:

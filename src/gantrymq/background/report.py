@@ -40,7 +40,15 @@ class JobReport:
             self.failing_since_ms = 0
             self._failures_in_row = 0
 
-    def failed(self, error: BaseException, now: float, log: logging.Logger, duration_s: float = 0.0) -> None:
+    def failed(
+        self,
+        error: BaseException,
+        now: float,
+        log: logging.Logger,
+        duration_s: float = 0.0,
+        *,
+        level: int = logging.ERROR,
+    ) -> None:
         """Counts a run that raised. The first of a row is logged, with its traceback, the others now and then."""
         self.runs += 1
         self.failures += 1
@@ -53,10 +61,11 @@ class JobReport:
             self.failing_since_ms = self.last_failure_ms
             # An error of our own says all that there is to know without one.
             trace = None if isinstance(error, GantryError) else error
-            log.error("%s failed and will be tried again: %s", self.name, self.last_error, exc_info=trace)
+            log.log(level, "%s failed and will be tried again: %s", self.name, self.last_error, exc_info=trace)
         elif now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            log.error(
+            log.log(
+                level,
                 "%s has failed %d times in %d s: %s",
                 self.name,
                 self._failures_in_row,

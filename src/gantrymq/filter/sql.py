@@ -119,7 +119,12 @@ def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
             if isinstance(e, ClientError):
                 _compiled[text] = str(e)
             raise
-        known = _held.add(text, matcher(part.program, part.look_ups))
+        known = _held.get(text)
+        if known is None:
+            known = _held.add(text, matcher(part.program, part.look_ups))
+        else:
+            # Somebody else has compiled it meanwhile.
+            _held.give_back(text)
         _compiled[text] = known
     elif isinstance(known, str):
         raise ClientError(known)
@@ -135,8 +140,9 @@ class _Compiled(dict[str, SqlFilter | str]):
     characters = 0
 
     def __setitem__(self, text: str, compiled: SqlFilter | str) -> None:
+        if text not in self:
+            self.characters += len(text)
         super().__setitem__(text, compiled)
-        self.characters += len(text)
         while self.characters > _CACHED_CHARACTERS:
             oldest = next(iter(self))
             self.characters -= len(oldest)

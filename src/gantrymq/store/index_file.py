@@ -12,12 +12,13 @@ slots at once, for the entries in pieces, each ahead of its use and by the threa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, StoreFull
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
@@ -166,7 +167,15 @@ class IndexFile:
         file = self._file
         if self.is_gone or file.reserved >= min(self._needed, file.size):
             return
-        file.make(file.reserved, self._needed)
+        is_new = not files.exists(file.path)
+        try:
+            file.make(file.reserved, self._needed)
+        except StoreFull:
+            if is_new:
+                # What it has got of the full disk is given back.
+                with suppress(OSError):
+                    files.unlink(file.path)
+            raise
         if self.is_gone:
             # The store has let it go meanwhile, and may have deleted it.
             files.unlink(file.path, missing_ok=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
@@ -286,7 +286,7 @@ class MessageIndex:
             raise
 
     def _roll(self) -> None:
-        """Begins the next file; once more when that has failed, or is still being made."""
+        """Begins the next file; goes on with it when that has failed, or it is still being made."""
         if self._next is None:
             header = _NEW
             if self._files:
@@ -298,15 +298,8 @@ class MessageIndex:
             path = self._directory / self._next_name()
             self._next = IndexFile(path, self._hash_slots, self._max_entries, header, self._rooms)
         following = self._next
-        try:
-            following.need_room()
-            following.write_header()
-        except StoreFull:
-            # What it has got of the full disk is given back.
-            self._next = None
-            with suppress(OSError):
-                following.delete()
-            raise
+        following.need_room()
+        following.write_header()
         self._next = None
         if self._files:
             self._unflushed.append(self._files[-1])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from math import inf
 
 from gantrymq.background.report import JobReport
-from gantrymq.errors import StoreBusy, StoreError
+from gantrymq.errors import StoreBusy, StoreError, StoreFull
 from gantrymq.store.refusal import Refusal
 from gantrymq.system import clock, threads
 
@@ -136,7 +136,9 @@ class RoomMaker:
         now = clock.monotonic()
         if error is not None:
             self._retry_at = now + _RETRY_S
-            self._report.failed(error, now, log, now - began)
+            # A full disk is no error of the program, and stops only those who are told so.
+            level = logging.WARNING if isinstance(error, StoreFull) else logging.ERROR
+            self._report.failed(error, now, log, now - began, level=level)
         elif not self._problems:
             self._report.succeeded(now - began, log)
         self._call_back(count)
