@@ -167,16 +167,23 @@ class HaMaster:
 
     def _send(self) -> None:
         self._is_woken = False
-        for connection in list(self._connections):
-            connection.send()
+        self._each(lambda connection: connection.send())
 
     def _look(self) -> None:
         now = monotonic()
         if self._arrivals is not None:
             self._arrivals.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
-        for connection in list(self._connections):
-            connection.look(now)
+        self._each(lambda connection: connection.look(now))
         self._make_way(len(self._connections))
+
+    def _each(self, act: Callable[[HaConnection], None]) -> None:
+        """For each connection; one with which it fails is left, and keeps it from no other."""
+        for connection in list(self._connections):
+            try:
+                act(connection)
+            except Exception:
+                log.exception("leaving the slave %s", connection.address)
+                connection.close()
 
     def _make_way(self, most: int) -> None:
         """Leaves some of those who have said nothing, the oldest first, where there are too many connections."""
