@@ -160,6 +160,17 @@ async def test_a_table_that_can_t_be_read_keeps_no_other(replicas: Replicas) -> 
     assert replicas.slave.offsets.query("readers", "orders", 1) == 7
 
 
+async def test_whatever_fails_with_one_table_keeps_no_other(replicas: Replicas) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("topics can't be copied")
+
+    replicas.master.offsets.commit("readers", "orders", 2, 7)
+    replicas.slave.topics.copy = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="can't be copied"):
+        await copy_now(replicas)
+    assert replicas.slave.offsets.query("readers", "orders", 2) == 7
+
+
 async def test_reading_at_a_slave(replicas: Replicas) -> None:
     peer, slave = await replicas.peer(), await replicas.peer(1)
     for n in range(3):

@@ -78,9 +78,28 @@ async def test_strangers_in_great_numbers_give_way(tmp_path: Path) -> None:
                 strangers += [await stranger(master.port) for _ in range(200)]
                 put_many(first, 200, Random(1))
                 await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
-                assert master._count() <= MAX_CONNECTIONS + 1
+                await until(lambda: master._count() <= MAX_CONNECTIONS + 1)
             for _, writer in strangers:
                 writer.close()
+
+
+async def test_a_slave_that_cannot_be_served_keeps_the_log_from_no_other(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("it can't be served")
+
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "b", is_slave=True) as second:
+        put_many(first, 200, Random(1))
+        async with master_of(first) as master:
+            reader, writer = await stranger(master.port, pack(">q", 1))
+            await until(lambda: master.slaves.replicated(2) == 1)
+            (broken,) = master._connections
+            async with slave_of(second, master.port):
+                await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
+                broken.send = fail  # type: ignore[method-assign]
+                put_many(first, 200, Random(1))
+                await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
+                assert await asyncio.wait_for(is_closed(reader), 10)
+            writer.close()
 
 
 async def test_who_says_nothing_is_left(tmp_path: Path) -> None:

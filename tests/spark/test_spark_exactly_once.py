@@ -247,6 +247,7 @@ def test_a_batch_that_is_written_again_by_its_name(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_tasks_that_fail_and_are_run_again(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     """Each task's first attempt dies when most of its rows are on their way."""
     topic = new_topic(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
@@ -22,8 +23,10 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Who hasn't said anything yet makes room for others when there are so many.
+#: Who has said nothing for some time, s, makes room for others when there are so many. A slave that comes in the midst
+#: of many strangers gets its chance to be read.
 MAX_CONNECTIONS = 64
+SILENT_S = 0.25
 #: While there are slaves the log is looked at so often, s; `log_grew` is for those who can't wait.
 _LOOK_AT_LOG_S = 0.01
 #: How often silent slaves are looked for at most, s.
@@ -134,9 +137,8 @@ class HaMaster:
         if self._arrivals is None:
             # A TLS handshake ended after stop().
             connection.close()
-        elif len(self._connections) >= MAX_CONNECTIONS:
-            others = (each for each in self._connections if each.slave is None and not each.is_closing)
-            next(others, connection).refuse(f"there are {MAX_CONNECTIONS} connections, and it has said nothing")
+        else:
+            self._make_way(1)
         self._connections[connection] = None
 
     def closed(self, connection: HaConnection) -> None:
@@ -167,22 +169,40 @@ class HaMaster:
 
     def _send(self) -> None:
         self._is_woken = False
-        for connection in list(self._connections):
-            connection.send()
+        self._each(lambda connection: connection.send())
 
     def _look(self) -> None:
         now = monotonic()
         if self._arrivals is not None:
             self._arrivals.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
+        self._each(lambda connection: connection.look(now))
+        self._make_way(len(self._connections))
+
+    def _each(self, act: Callable[[HaConnection], None]) -> None:
+        """For each connection; one with which it fails is left, and keeps it from no other."""
         for connection in list(self._connections):
-            connection.look(now)
+            try:
+                act(connection)
+            except Exception:
+                log.exception("leaving the slave %s", connection.address)
+                connection.close()
+
+    def _make_way(self, most: int) -> None:
+        """Leaves some of those who have said nothing, the oldest first, where there are too many connections."""
+        count = min(len(self._connections) - MAX_CONNECTIONS + 1, most)
+        if count > 0:
+            before = monotonic() - SILENT_S
+            silent = (each for each in self._connections if each.slave is None and each.last_read < before)
+            for connection in list(islice((each for each in silent if not each.is_closing), count)):
+                connection.refuse(f"there are more than {MAX_CONNECTIONS} connections, and it has said nothing")
 
     def _new_connection(self) -> HaConnection:
         return HaConnection(self, self._new_sending())
 
     def _accepted(self, sock: network.Socket) -> None:
         assert self._arrivals is not None
-        if len(self._arrivals) >= MAX_CONNECTIONS:
+        # Without TLS nobody stays an arrival for longer than a turn, and who came with many may well be a slave.
+        if self._tls is not None and len(self._arrivals) >= MAX_CONNECTIONS:
             sock.close()
         else:
             self._arrivals.add(sock)

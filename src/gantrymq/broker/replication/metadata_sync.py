@@ -22,7 +22,7 @@ from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import BodyError, GantryError
+from gantrymq.errors import BodyError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.pop import RequestModeTable
@@ -104,7 +104,7 @@ class MetadataSync(Part):
         self._copying.wake(max(self._next - monotonic(), 0.0))
 
     async def _copy(self) -> float:
-        """Copies each table. Raises GantryError for the first that can't be; the others are copied all the same."""
+        """Copies each table. Raises for the first that can't be; the others are copied all the same."""
         master = self._following.address
         if master is None:
             return _NO_MASTER_S
@@ -122,11 +122,11 @@ class MetadataSync(Part):
             steps.append(self._copy_users)
         if not self._replicating.is_following:
             steps.insert(0, self._learn_log_begin)
-        problem: GantryError | None = None
+        problem: Exception | None = None
         for step in steps:
             try:
                 await step(master)
-            except GantryError as e:
+            except Exception as e:
                 problem = problem or e
         if problem is not None:
             raise problem
