@@ -153,6 +153,9 @@ async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: 
             sent += await send_some(await replicas.peer(number), f"by {number}", 5)
         await replicas.caught_up()
         assert [bodies(broker) for broker in replicas.brokers.values()] == [sent] * 3
+        for broker in replicas.brokers.values():
+            names = [report.name for report in broker.jobs]
+            assert len(names) == len(set(names)), "a role that is over has left its jobs"
 
 
 async def test_slaves_show_what_all_have_and_know_its_topic(tmp_path: Path) -> None:

@@ -89,13 +89,15 @@ class HaMaster:
         self._looking.start()
 
     async def stop(self) -> None:
-        """Takes no more connections and closes those that there are."""
+        """Takes no more connections and closes those that there are. Its jobs are forgotten: a next one has its own."""
         for job in (self._looking, self._sending):
             job.cancel()
             self._jobs.forget(job)
         if self._tls is not None:
             self._tls.stop()
+            self._jobs.forget(self._tls.job)
         self._listener.stop()
+        self._jobs.forget(self._listener.job)
         arrivals, self._arrivals = self._arrivals, None
         if arrivals is not None:
             await arrivals.stop()
