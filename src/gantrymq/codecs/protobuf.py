@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from gantrymq.codecs.codec import Codec, undecodable, unencodable
 from gantrymq.errors import CodecError
@@ -10,20 +10,12 @@ from gantrymq.extras import missing
 
 try:
     from google.protobuf import json_format
+    from google.protobuf.message import Message
 except ImportError as e:
     raise missing("protobuf", "gantrymq.codecs.protobuf", e) from e
 
 
-class ProtobufMessage(Protocol):
-    """What is used of google.protobuf.message.Message, which has no types."""
-
-    def SerializeToString(self) -> bytes: ...
-
-    @classmethod
-    def FromString(cls, data: bytes) -> Self: ...
-
-
-P = TypeVar("P", bound=ProtobufMessage)
+P = TypeVar("P", bound=Message)
 
 
 class ProtobufCodec(Codec[P]):
@@ -52,7 +44,7 @@ class ProtobufCodec(Codec[P]):
     def to_json(self, value: P) -> bytes:
         """By protobuf's JSON mapping."""
         try:
-            text: str = json_format.MessageToJson(value, indent=None)
+            text = json_format.MessageToJson(value, indent=None)
         except Exception as e:
             raise CodecError(f"{self._class.__name__} as JSON: {e}") from e
         return text.encode()
