@@ -8,8 +8,10 @@ message says which half message it comes from, so the last one in the log tells.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
@@ -34,8 +36,8 @@ log = peer_log(__name__)
 
 #: So long a turn of the loop is kept busy, s.
 TURN_S = 0.005
-#: Half messages that are ended in one step, some 0.8 ms, and their bytes.
-_STEP = 128
+#: Half messages that are ended in one step, some 0.6 ms, and their bytes.
+_STEP = 256
 _STEP_BYTES = 512 * 1024
 #: Records of the log that are looked at in one step, after a start.
 _SCAN_STEP = 100
@@ -49,14 +51,6 @@ class _Tail(NamedTuple):
     topic: str
     queue_id: int
     copies: CommittedCopies
-
-
-class _Copy(NamedTuple):
-    """What becomes of a half message."""
-
-    physical_offset: int
-    record: bytes
-    tags_code: int
 
 
 class Ending:
@@ -165,27 +159,27 @@ class Endings:
     def _end_some(self, ending: Ending, offset: int, units: bytes) -> None:
         """Ends the first of these half messages, and those behind it that are like it."""
         decision = ending.decision
-        copies = self._copies(ending.tail, offset, units)
+        places, sizes, tags_codes = zip(*UNIT.iter_unpack(units), strict=True)
+        copies = self._copies(ending.tail, offset, places, sizes)
         if not copies:
             # It isn't like those before it.
-            record = self._read(offset, UNIT.unpack_from(units)[0])
+            record = self._read(offset, places[0])
             if record is None or not self._is_allowed(ending, record):
                 self._pass(decision, 1)
                 return
             ending.tail = self._tail(record)
-            copies = self._copies(ending.tail, offset, units)
+            copies = self._copies(ending.tail, offset, places, sizes)
             if not copies:
                 self._end_alone(ending, record)
                 return
         tail = ending.tail
         assert tail is not None
-        if decision.verdict == TRANSACTION_COMMIT:
+        done = bisect_right(places, ending.committed_up_to, 0, len(copies))
+        if decision.verdict == TRANSACTION_COMMIT and done < len(copies):
             batch = self._store.begin_batch(self._store.queue(tail.topic, tail.queue_id), 0, 0, bytes(HOST_SIZE_V4), 0)
-            for physical_offset, copy, tags_code in copies:
-                if physical_offset > ending.committed_up_to:
-                    batch.add_encoded(copy, tags_code)
-            if batch:
-                self._appender.append_batch(batch)
+            for copy, tags_code in zip(copies[done:], tags_codes[done:], strict=False):
+                batch.add_encoded(copy, tags_code)
+            self._appender.append_batch(batch)
         self._ended(ending, offset, len(copies), tail.topic)
 
     def _end_alone(self, ending: Ending, record: Record) -> None:
@@ -196,28 +190,25 @@ class Endings:
 
     def _ended(self, ending: Ending, offset: int, count: int, topic: str) -> None:
         self._counters[ending.decision.verdict][topic] += count
-        is_enough = False
-        for half_offset in range(offset, offset + count):
-            if ending.committed_up_to < 0 or not self._check.is_ended(half_offset):
-                is_enough = self._ops.add(half_offset)
+        if ending.committed_up_to < 0:
+            is_enough = self._ops.add_run(offset, offset + count)
+        else:
+            new = (each for each in range(offset, offset + count) if not self._check.is_ended(each))
+            is_enough = max(map(self._ops.add, new), default=False)
         self._ops_added(is_enough)
         self._pass(ending.decision, count)
 
-    def _copies(self, tail: _Tail | None, offset: int, units: bytes) -> list[_Copy]:
-        """The messages of half messages from the first one on, as far as they are of one kind."""
+    def _copies(self, tail: _Tail | None, offset: int, places: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """The messages of half messages from the first one on, as far as they are of one kind and side by side."""
         if tail is None:
             return []
-        copies, size, make = list[_Copy](), 0, tail.copies.make
-        for physical_offset, length, tags_code in UNIT.iter_unpack(units):
-            half = self._store.bytes_at(physical_offset, length)
-            record = make(half, offset + len(copies), physical_offset)
-            if record is None:
-                break
-            copies.append(_Copy(physical_offset, record, tags_code))
-            size += length
-            if size > _STEP_BYTES:
-                break
-        return copies
+        behind = list(accumulate(sizes, initial=places[0]))
+        # Nearly always all of them are: a batch is stored at once.
+        count = min(bisect_right(behind, places[0] + _STEP_BYTES), len(places))
+        if places[:count] != tuple(behind[:count]):
+            count = next(i for i, place in enumerate(places) if place != behind[i])
+        halves = self._store.bytes_at(places[0], behind[count] - places[0])
+        return tail.copies.make(halves, sizes[:count], offset, places[0])
 
     def _read(self, half_offset: int, physical_offset: int) -> Record | None:
         try:
