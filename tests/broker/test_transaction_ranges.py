@@ -53,6 +53,13 @@ def numbers(first: int, count: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, first + count)]
 
 
+def first_of(broker: Broker, place: HalfRange) -> Half:
+    """The first half message of a range, as its producer ends one by itself."""
+    host = encode_host(*broker.address.split(":")[:1], broker.port)
+    message_id = encode_offset_message_id(host, place.physical_offset)
+    return Half({"queueOffset": str(place.half_offset), "msgId": message_id})
+
+
 async def ended_halves(producer: Producer) -> list[int]:
     """The half offsets that op messages list, which Java's broker reads."""
     ops = [op for op in await all_messages(producer, OP_TOPIC) if op.tags == "d"]
@@ -262,9 +269,7 @@ async def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
 async def test_each_can_be_ended_by_itself_too(pair: Pair) -> None:
     """As the driver does when a broker of Java's has taken over."""
     broker, producer = pair
-    half_offset, physical_offset, _ = await prepare_many(producer, "orders", [b"x"], {"a": "b"})
-    host = encode_host(*broker.address.split(":")[:1], broker.port)
-    place = Half({"queueOffset": str(half_offset), "msgId": encode_offset_message_id(host, physical_offset)})
+    place = first_of(broker, await prepare_many(producer, "orders", [b"x"], {"a": "b"}))
     assert (await producer.end(place)).code == ResponseCode.SUCCESS
     [message] = await all_messages(producer, "orders")
     assert message.properties["a"] == "b"
@@ -296,6 +301,37 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path) -> None:
         assert set(await ended_halves(producer)) == set(range(8000))
 
 
+@pytest.mark.parametrize("verdict", [TRANSACTION_COMMIT, TRANSACTION_ROLLBACK])
+async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: Pair, verdict: int) -> None:
+    broker, producer = pair
+    endings = broker._transactions._endings
+    endings.cancel()
+    ranges = [await prepare_many(producer, "orders", numbers(0, 10))]
+    ending = asyncio.create_task(end_all(producer, ranges))
+    await until(lambda: bool(broker._transactions._check.decisions.open))
+    refused = await producer.end(first_of(broker, ranges[0]), verdict)
+    assert refused.code == ResponseCode.ILLEGAL_OPERATION
+    assert refused.remark == "half message 0 is of a transaction that is being committed as a whole"
+    endings.start()
+    endings._job.wake()
+    await ending
+    assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 10)
+    assert broker._transactions.commits["orders"] == 10
+
+
+async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_read(pair: Pair) -> None:
+    broker, producer = pair
+    first = first_of(broker, await prepare_many(producer, "orders", numbers(0, 10)))
+    broker._transactions._range_ends.clear()
+    refused = await producer.end(first)
+    assert (refused.code, refused.remark) == (
+        ResponseCode.SYSTEM_BUSY,
+        "the broker has just started, and reads what has ended",
+    )
+    broker._transactions._range_ends.found()
+    assert (await producer.end(first)).code == ResponseCode.SUCCESS
+
+
 @pytest.mark.parametrize("between", ["nothing", "looks committed", "is committed"])
 async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
@@ -313,9 +349,9 @@ async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
                 given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
                 assert given.code == ResponseCode.SUCCESS
             if between == "is committed":
-                host = encode_host(*broker.address.split(":")[:1], broker.port)
-                first = Half({"queueOffset": "0", "msgId": encode_offset_message_id(host, 0)})
-                assert (await producer.end(first)).code == ResponseCode.SUCCESS
+                # By Java's broker, say, which knows nothing of decisions.
+                with broker.store.waiting():
+                    broker._transactions._commit(broker.store.read_record(ranges[0].physical_offset))
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 100)

@@ -20,6 +20,7 @@ from gantrymq.protocol.half_ranges import HalfRanges
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import now_ms
@@ -83,6 +84,11 @@ class Decision:
         return found
 
 
+def name_of_verdict(verdict: int) -> str:
+    """What becomes of the half messages."""
+    return "committed" if verdict == TRANSACTION_COMMIT else "rolled back"
+
+
 def is_decision(record: Record) -> bool:
     """Whether a record of the op queue is one."""
     return names.find_property(record.properties, b"TAGS") == _TAG.encode()
@@ -103,7 +109,11 @@ class Decisions:
 
     def has(self, half_offset: int) -> bool:
         """Whether it is decided what becomes of a half message, and will be done."""
-        return any(decision.ranges.has(half_offset) for decision in self.open.values())
+        return self.about(half_offset) is not None
+
+    def about(self, half_offset: int) -> Decision | None:
+        """What is decided about a half message, and will be done."""
+        return next((decision for decision in self.open.values() if decision.ranges.has(half_offset)), None)
 
 
 def written_decisions(store: MessageStore, decision_id: str, since_ms: int) -> Iterator[Record | None]:

@@ -19,7 +19,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.transaction.check import TransactionCheck
-from gantrymq.broker.transaction.decisions import Decision, check_fits, written_decisions
+from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_verdict, written_decisions
 from gantrymq.broker.transaction.endings import Ending, Endings
 from gantrymq.broker.transaction.half_batches import GANTRY_HALF, GRACE_MS
 from gantrymq.broker.transaction.half_messages import destination, half_queue
@@ -98,9 +98,13 @@ class RangeEnds:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
         return self._long_requests.run(connection, request, self._decide(connection, request, decision))
 
-    def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
+    def check_ready(self) -> None:
+        """Raises RequestRefused while it isn't known yet what is decided."""
         if not self._is_ready:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker has just started, and reads what has ended")
+
+    def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
+        self.check_ready()
         if decision.id not in self._remembered:
             yield from self._search(decision)
         if decision.id not in self._remembered:
@@ -177,8 +181,9 @@ class RangeEnds:
             self._remember(decision)
         op_offset, verdict = self._remembered[decision.id]
         if verdict != decision.verdict:
-            done = "committed" if verdict == TRANSACTION_COMMIT else "rolled back"
-            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, f"the transaction is {done} already")
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION, f"the transaction is {name_of_verdict(verdict)} already"
+            )
         connection.respond_with(request, self._when_done(self._endings.open.get(op_offset)))
         return None
 
