@@ -6,16 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gantrymq.errors import CompressionError, ProtocolError, RecordError
+from gantrymq.kernels import native
 from gantrymq.protocol.compression import CompressionType, compress, compression_flag
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import decode_records, encode_host, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
-from gantrymq.spark.arrow_records import ARROW_TYPES, PulledRecords
-from gantrymq.spark.record_batches import INFLATED_BYTES, CorruptBodies, pulled_records, record_batches
+from gantrymq.spark.arrow_records import ARROW_TYPES, ArrowRecords
+from gantrymq.spark.native_records import NativeRecords
+from gantrymq.spark.numpy_records import NumpyRecords
+from gantrymq.spark.record_batches import INFLATED_BYTES, CorruptBodies, record_batches
 
 V4, V6 = encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)
 COLUMNS = list(ARROW_TYPES)
+#: Every test runs with both.
+both = pytest.mark.parametrize(
+    "kind",
+    [
+        NumpyRecords,
+        pytest.param(NativeRecords, marks=pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")),
+    ],
+)
 
 
 def record(
@@ -51,20 +62,18 @@ def record(
     )
 
 
-def rows(buffer: bytes, columns: list[str] = COLUMNS) -> list[dict[str, object]]:
+def rows(kind: type[ArrowRecords], buffer: bytes, columns: list[str] = COLUMNS) -> list[dict[str, object]]:
     schema = pa.schema([(name, ARROW_TYPES[name]) for name in columns])
-    batches = list(
-        record_batches(PulledRecords(buffer), schema, "orders", "broker-a", None, CorruptBodies.FAIL, check_crc=True)
-    )
+    batches = list(record_batches(kind(buffer), schema, "orders", "broker-a", None, CorruptBodies.FAIL, check_crc=True))
     for batch in batches:
         batch.validate(full=True)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def check_against_messages(buffer: bytes) -> None:
+def check_against_messages(kind: type[ArrowRecords], buffer: bytes) -> None:
     """Every column equals what the client's decoder makes of the same bytes."""
     messages = list(decode_messages(buffer))
-    found = rows(buffer)
+    found = rows(kind, buffer)
     assert len(found) == len(messages)
     for row, message in zip(found, messages, strict=True):
         assert row["body"] == message.body
@@ -111,15 +120,19 @@ def repeats_a_name(buffer: bytes) -> bool:
     return False
 
 
+@both
 @given(st.lists(RECORDS, max_size=6).map(b"".join).filter(lambda buffer: not repeats_a_name(buffer)))
 @settings(max_examples=300, deadline=None)
-def test_columns_equal_what_the_client_decodes(buffer: bytes) -> None:
-    check_against_messages(buffer)
+def test_columns_equal_what_the_client_decodes(kind: type[ArrowRecords], buffer: bytes) -> None:
+    check_against_messages(kind, buffer)
 
 
+@both
 @given(st.lists(RECORDS, min_size=1, max_size=3).map(b"".join), st.data())
 @settings(max_examples=400, deadline=None)
-def test_damaged_bytes_are_refused_wherever_the_client_refuses_them(buffer: bytes, data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_wherever_the_client_refuses_them(
+    kind: type[ArrowRecords], buffer: bytes, data: st.DataObject
+) -> None:
     at = data.draw(st.integers(0, len(buffer) - 1))
     damaged = bytearray(buffer)
     damaged[at] ^= data.draw(st.integers(1, 255))
@@ -131,39 +144,67 @@ def test_damaged_bytes_are_refused_wherever_the_client_refuses_them(buffer: byte
         expected = None
     if expected is None:
         with pytest.raises(RecordError):
-            PulledRecords(bytes(damaged))
+            kind(bytes(damaged))
     else:
-        assert len(PulledRecords(bytes(damaged))) == expected
+        assert len(kind(bytes(damaged))) == expected
 
 
-def test_every_truncation_is_refused() -> None:
+@pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+@given(st.lists(RECORDS | st.builds(record, properties=st.binary(max_size=60)), max_size=9).map(b"".join), st.data())
+@settings(max_examples=400, deadline=None)
+def test_both_make_the_same_of_any_bytes(buffer: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(buffer)
+    for _ in range(data.draw(st.integers(0, 2)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    assert all_of(NumpyRecords, bytes(damaged)) == all_of(NativeRecords, bytes(damaged))
+
+
+def all_of(kind: type[ArrowRecords], buffer: bytes) -> list[object] | None:
+    """All that there is to know of a buffer; None where it isn't of records."""
+    try:
+        records = kind(buffer, check_crc=False)
+    except RecordError:
+        return None
+    wanted = [name for name in COLUMNS if not name.startswith("body")]
+    arrays = [*records.columns([*wanted, "a"], None, None), records.topics(), records.stored_bodies()]
+    for array in arrays:
+        array.validate(full=True)
+    numbers = [records.has_wrong_crc(), records.starts, records.physical_offsets]
+    return [*arrays, *(column.tolist() for column in numbers)]
+
+
+@both
+def test_every_truncation_is_refused(kind: type[ArrowRecords]) -> None:
     buffer = b"".join(record(b"x" * 40, encode_properties({"TAGS": "a"}), offset=i) for i in range(3))
     whole = {0, len(buffer) // 3, 2 * len(buffer) // 3}
     for end in set(range(len(buffer))) - whole:
         with pytest.raises(RecordError):
-            PulledRecords(buffer[:end])
+            kind(buffer[:end])
 
 
-def test_another_body_has_another_crc() -> None:
+@both
+def test_another_body_has_another_crc(kind: type[ArrowRecords]) -> None:
     buffer = bytearray(record(b"amount=100") + record(b"amount=200"))
     at = buffer.index(b"amount=200")
     buffer[at + 7] = ord("9")
     with pytest.raises(RecordError, match="CRC32"):
-        PulledRecords(bytes(buffer))
-    assert PulledRecords(bytes(buffer), check_crc=False).body(1) == b"amount=900"
+        kind(bytes(buffer))
+    assert kind(bytes(buffer), check_crc=False).body(1) == b"amount=900"
 
 
-def test_a_compressed_body_that_does_not_decompress_is_refused() -> None:
+@both
+def test_a_compressed_body_that_does_not_decompress_is_refused(kind: type[ArrowRecords]) -> None:
     whole = record(b"x" * 500, compression=CompressionType.ZLIB)
     body = next(iter(decode_records(whole))).body
     broken = encode_record(
         0, 0, 0, 0, compression_flag(CompressionType.ZLIB), 0, V4, 0, V4, 0, 0, body[:-8], b"orders", b""
     )
     with pytest.raises(CompressionError, match=r"offset 0 of queue 0: .*corruptBodies"):
-        rows(broken)
+        rows(kind, broken)
 
 
-def test_corrupt_bodies_are_null_between_good_ones() -> None:
+@both
+def test_corrupt_bodies_are_null_between_good_ones(kind: type[ArrowRecords]) -> None:
     packed = record(b"x" * 500, compression=CompressionType.ZLIB)
     body = next(iter(decode_records(packed))).body
     flag = compression_flag(CompressionType.ZLIB)
@@ -172,7 +213,7 @@ def test_corrupt_bodies_are_null_between_good_ones() -> None:
     wrong_crc[wrong_crc.index(b"amount=200") + 7] = ord("9")
     buffer = record(b"a", offset=0) + packed + broken + bytes(wrong_crc) + record(b"b", offset=4)
     schema = pa.schema([(name, ARROW_TYPES[name]) for name in ("queueOffset", "body", "bodyError")])
-    records = pulled_records(buffer, CorruptBodies.NULL, check_crc=True)
+    records = kind(buffer, check_crc=False)
     wanted = pa.array([True, True, True, True, False])
     (batch,) = record_batches(records, schema, "t", "b", wanted, CorruptBodies.NULL, check_crc=True)
     found = batch.to_pylist()
@@ -182,42 +223,48 @@ def test_corrupt_bodies_are_null_between_good_ones() -> None:
     assert "CRC32" in found[3]["bodyError"]
 
 
-def test_bodies_that_inflate_to_gigabytes_come_in_bounded_batches() -> None:
+@both
+def test_bodies_that_inflate_to_gigabytes_come_in_bounded_batches(kind: type[ArrowRecords]) -> None:
     bomb = record(bytes(8 * 1024 * 1024), compression=CompressionType.ZSTD)
     buffer = bomb * 300
     assert len(buffer) < 1024 * 1024
     schema = pa.schema([("queueId", ARROW_TYPES["queueId"]), ("body", ARROW_TYPES["body"])])
     count = 0
-    for batch in record_batches(PulledRecords(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True):
+    for batch in record_batches(kind(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True):
         assert batch.nbytes < INFLATED_BYTES + 8 * 1024 * 1024
         count += batch.num_rows
     assert count == 300
 
 
-def test_bytes_that_are_not_utf_8_are_replaced() -> None:
-    (row,) = rows(record(properties=b"TAGS\x01a\xff\x02KEYS\x01ok\x02"))
+@both
+def test_bytes_that_are_not_utf_8_are_replaced(kind: type[ArrowRecords]) -> None:
+    (row,) = rows(kind, record(properties=b"TAGS\x01a\xff\x02KEYS\x01ok\x02"))
     assert row["tags"] == "a�"
     assert dict(row["properties"]) == {"TAGS": "a�", "KEYS": "ok"}
 
 
-def test_a_message_without_unique_key_has_its_place_as_id() -> None:
+@both
+def test_a_message_without_unique_key_has_its_place_as_id(kind: type[ArrowRecords]) -> None:
     buffer = record(properties=encode_properties({"UNIQ_KEY": "U1"})) + record(offset=5, store_v6=True)
-    assert [row["msgId"] for row in rows(buffer)] == [m.msg_id for m in decode_messages(buffer)]
+    assert [row["msgId"] for row in rows(kind, buffer)] == [m.msg_id for m in decode_messages(buffer)]
 
 
-def test_no_records_are_no_rows() -> None:
-    assert rows(b"") == []
+@both
+def test_no_records_are_no_rows(kind: type[ArrowRecords]) -> None:
+    assert rows(kind, b"") == []
 
 
-def test_only_what_is_asked_for() -> None:
-    assert rows(record(b"x"), ["body", "queueOffset"]) == [{"body": b"x", "queueOffset": 0}]
+@both
+def test_only_what_is_asked_for(kind: type[ArrowRecords]) -> None:
+    assert rows(kind, record(b"x"), ["body", "queueOffset"]) == [{"body": b"x", "queueOffset": 0}]
 
 
-def test_properties_as_columns() -> None:
+@both
+def test_properties_as_columns(kind: type[ArrowRecords]) -> None:
     schema = pa.schema([("retries", pa.string()), ("body", pa.binary()), ("country", pa.string())])
     properties = [{"country": "at", "retries": "3"}, {"country": "größe"}, {}]
     buffer = b"".join(record(b"%d" % n, encode_properties(given)) for n, given in enumerate(properties))
-    (batch,) = record_batches(PulledRecords(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True)
+    (batch,) = record_batches(kind(buffer), schema, "t", "b", None, CorruptBodies.FAIL, check_crc=True)
     assert batch.to_pydict() == {
         "retries": ["3", None, None],
         "body": [b"0", b"1", b"2"],
@@ -225,6 +272,7 @@ def test_properties_as_columns() -> None:
     }
 
 
-def test_records_that_are_none_are_protocol_errors() -> None:
+@both
+def test_records_that_are_none_are_protocol_errors(kind: type[ArrowRecords]) -> None:
     with pytest.raises(ProtocolError):
-        PulledRecords(b"\x00" * 200)
+        kind(b"\x00" * 200)

@@ -15,12 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantrymq.errors import CodecError, CompressionError, RecordError
-from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, PulledRecords
+from gantrymq.kernels import native
+from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, ArrowRecords
 from gantrymq.spark.bodies.body_format import VALUE, BodyOptions
 from gantrymq.spark.bodies.decoding import ValueDecoder
+from gantrymq.spark.native_records import NativeRecords
+from gantrymq.spark.numpy_records import NumpyRecords
 
 #: A batch is full with so many bytes of bodies; the last one may be as large as `compression.MAX_DECOMPRESSED_SIZE`.
 INFLATED_BYTES = 16 * 1024 * 1024
+_RECORDS: type[ArrowRecords] = NumpyRecords if native is None else NativeRecords
 
 
 class CorruptBodies(StrEnum):
@@ -37,13 +41,13 @@ def value_decoder(body: BodyOptions | None, columns: pa.Schema) -> ValueDecoder 
     return body.decoder(columns.field(VALUE).type)
 
 
-def pulled_records(buffer: bytes, corrupt: CorruptBodies, *, check_crc: bool) -> PulledRecords:
+def pulled_records(buffer: bytes, corrupt: CorruptBodies, *, check_crc: bool) -> ArrowRecords:
     """Raises RecordError for what is no record, and for another CRC32 where that is to fail."""
-    return PulledRecords(buffer, check_crc=check_crc and corrupt is CorruptBodies.FAIL)
+    return _RECORDS(buffer, check_crc=check_crc and corrupt is CorruptBodies.FAIL)
 
 
 def record_batches(
-    records: PulledRecords,
+    records: ArrowRecords,
     columns: pa.Schema,
     topic: str | None,
     broker_name: str | None,
@@ -91,7 +95,7 @@ def record_batches(
 
 
 def _in_pieces(
-    records: PulledRecords,
+    records: ArrowRecords,
     numbers: npt.NDArray[np.int64],
     wrong_crc: npt.NDArray[np.bool_] | None,
     corrupt: CorruptBodies,
@@ -120,7 +124,7 @@ def _in_pieces(
         yield start, bodies, errors
 
 
-def _told(records: PulledRecords, i: int, problem: str) -> str:
+def _told(records: ArrowRecords, i: int, problem: str) -> str:
     return (
         f"offset {records.queue_offsets[i]} of queue {records.queue_ids[i]}: {problem}; "
         'option("corruptBodies", "null") reads a null instead'

@@ -57,7 +57,7 @@ class _Rows:
             # Brokers compare hash codes of tags.
             keep = pc.and_(keep, pc.is_in(records.tags(), self._tags))
         if options.deduplicate:
-            keep = pc.and_(keep, self._first_seen(records.property(GANTRY_ID), keep))
+            keep = pc.and_(keep, self._first_seen(records.property_values(GANTRY_ID), keep))
         yield from record_batches(
             records,
             self._columns,

@@ -1,0 +1,9 @@
+//! GantryMQ's loops over many records, each a function of bytes; what is to be done is said in Python
+//! (`gantrymq/kernels`), which has a twin of every function here.
+
+mod bytes;
+pub mod columns;
+pub mod properties;
+#[cfg(feature = "python")]
+mod python;
+pub mod record;

@@ -1,0 +1,86 @@
+//! The properties of a record: `name \x01 value \x02` repeated. As `decode_properties` of Python, what has no name or
+//! no value is left out, and the last item may lack its \x02.
+
+use memchr::memchr;
+
+const NAME_VALUE: u8 = 1;
+const END: u8 = 2;
+
+/// (name, value) of each item, in order.
+pub struct Items<'a> {
+    left: &'a [u8],
+}
+
+pub fn items(properties: &[u8]) -> Items<'_> {
+    Items { left: properties }
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.left.is_empty() {
+            let item = match memchr(END, self.left) {
+                Some(end) => {
+                    let (item, rest) = self.left.split_at(end);
+                    self.left = &rest[1..];
+                    item
+                }
+                None => std::mem::take(&mut self.left),
+            };
+            if let Some(at) = memchr(NAME_VALUE, item) {
+                let (name, value) = (&item[..at], &item[at + 1..]);
+                if !name.is_empty() && !value.is_empty() {
+                    return Some((name, value));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The value of the last item of that name. Names with separators in them are nobody's.
+pub fn find<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    if name.is_empty() || name.contains(&NAME_VALUE) || name.contains(&END) {
+        return None;
+    }
+    // Not over `items`: where a name ends matters only for those that begin like this one.
+    let mut found = None;
+    let mut left = properties;
+    while !left.is_empty() {
+        let end = memchr(END, left);
+        let item = &left[..end.unwrap_or(left.len())];
+        if item.len() > name.len() + 1 && item[name.len()] == NAME_VALUE && item.starts_with(name) {
+            found = Some(&item[name.len() + 1..]);
+        }
+        left = end.map_or(&[], |end| &left[end + 1..]);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(properties: &[u8]) -> Vec<(&[u8], &[u8])> {
+        items(properties).collect()
+    }
+
+    #[test]
+    fn items_without_name_or_value_are_left_out() {
+        assert_eq!(
+            all(b"A\x01b\x02\x02\x01x\x02C\x01\x02D\x02E\x01f\x01g"),
+            [(b"A" as &[u8], b"b" as &[u8]), (b"E", b"f\x01g")]
+        );
+        assert_eq!(all(b""), []);
+    }
+
+    #[test]
+    fn the_last_of_a_name_counts() {
+        assert_eq!(find(b"A\x01b\x02AA\x01x\x02A\x01c\x02A\x01\x02", b"A"), Some(b"c" as &[u8]));
+        assert_eq!(find(b"AB\x01b\x02", b"A"), None);
+        assert_eq!(find(b"B\x01c\x02A\x01b", b"A"), Some(b"b" as &[u8]));
+        assert_eq!(find(b"A\x01b\x01c\x02", b"A\x01b"), None);
+        assert_eq!(find(b"\x01b\x02", b""), None);
+    }
+}

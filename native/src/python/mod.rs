@@ -1,0 +1,15 @@
+//! The module `gantrymq_native`.
+
+mod block;
+mod records;
+
+use pyo3::prelude::*;
+
+/// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
+const INTERFACE: u32 = 1;
+
+#[pymodule]
+fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("INTERFACE", INTERFACE)?;
+    module.add_class::<records::Records>()
+}

@@ -1,0 +1,73 @@
+"""The records of pulled buffers by native code: one loop over the buffer, then one for each column that is wanted.
+
+For the records of `numpy_records.py` on one core: layout and numbers 0.01 us a record, the CRC of the body 0.01, the
+body 0.01, a property 0.05, the map of properties 0.11.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gantrymq.errors import RecordError
+from gantrymq.kernels import native
+from gantrymq.kernels.interface import Column, Records
+from gantrymq.protocol.record import decode_record
+from gantrymq.spark.arrow_records import ArrowRecords, Ints
+
+
+class NativeRecords(ArrowRecords):
+    """As ArrowRecords says; where `kernels.native` is there."""
+
+    def _read(self) -> None:
+        assert native is not None
+        self._records: Records = native.Records(self._buffer)
+        if (bad_at := self._records.bad_at) is not None:
+            decode_record(self._buffer, bad_at, check_crc=False)  # raises, and says what is wrong
+            raise RecordError(f"no whole record begins at {bad_at} of {len(self._buffer)} bytes")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def ints(self, field: str) -> npt.NDArray[np.int32]:
+        return np.frombuffer(memoryview(self._records.ints(field)), np.int32)
+
+    def longs(self, field: str) -> Ints:
+        return np.frombuffer(memoryview(self._records.longs(field)), np.int64)
+
+    @property
+    def starts(self) -> Ints:
+        return self.longs("start")
+
+    def topics(self) -> pa.Array:
+        return _array(pa.string(), self._records.topics())
+
+    def property_values(self, name: str) -> pa.Array:
+        return _array(pa.string(), self._records.property(name))
+
+    def property_map(self) -> pa.Array:
+        firsts, names, values = self._records.properties()
+        offsets = pa.Array.from_buffers(pa.int32(), len(self) + 1, [None, pa.py_buffer(firsts)])
+        return pa.MapArray.from_arrays(offsets, _array(pa.string(), names), _array(pa.string(), values))
+
+    def stored_bodies(self) -> pa.Array:
+        return _array(pa.binary(), self._records.bodies())
+
+    def stored_body(self, i: int) -> bytes:
+        start, end = self._records.body_place(i)
+        return self._buffer[start:end]
+
+    def store_host(self, i: int) -> bytes:
+        start, end = self._records.store_host_place(i)
+        return self._buffer[start:end]
+
+    def has_wrong_crc(self) -> npt.NDArray[np.bool_]:
+        wrong = self._records.wrong_crc()
+        return np.zeros(len(self), np.bool_) if wrong is None else np.frombuffer(memoryview(wrong), np.bool_)
+
+
+def _array(arrow_type: pa.DataType, column: Column) -> pa.Array:
+    validity, offsets, data, nulls = column
+    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(arrow_type, memoryview(offsets).nbytes // 4 - 1, buffers, nulls)
