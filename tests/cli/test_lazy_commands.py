@@ -76,7 +76,7 @@ def complete(words: str, directory: Path) -> list[str]:
 
 
 def test_a_shell_completes(tmp_path: Path) -> None:
-    assert complete("gantry con", tmp_path) == ["consume", "context", "controller"]
+    assert complete("gantry con", tmp_path) == ["consume", "console", "context", "controller"]
     assert complete("gantry admin updateTopicP", tmp_path) == ["updateTopicPerm"]
     assert complete("gantry broker --print", tmp_path) == ["--printConfig"]
     assert "--skip-bad" in complete("gantry produce t --skip", tmp_path)
