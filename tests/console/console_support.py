@@ -45,7 +45,7 @@ async def browser(settings: Settings, **options: Any) -> AsyncIterator[httpx.Asy
 
 @pytest.fixture
 async def visitor(cluster: EmbeddedCluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with browser(Settings(cluster.name_server)) as client:
+    async with browser(Settings(cluster.name_server, tables_fresh_s=0.2)) as client:
         yield client
 
 

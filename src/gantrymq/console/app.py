@@ -13,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -26,7 +26,10 @@ from gantrymq.console.language import LANGUAGES, language_of, translator
 from gantrymq.console.limited import Limits
 from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openapi
 from gantrymq.console.queries.all_pages import PAGES
+from gantrymq.console.queries.dead_letters import ExportArguments, export
+from gantrymq.console.queries.messages import MessageArguments, find
 from gantrymq.console.settings import Settings
+from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.codes import ResponseCode
 
@@ -58,11 +61,15 @@ class Console:
         )
         for name in ("number", "size", "percent", "span", "moment"):
             self._templates.filters[name] = getattr(figures, name)
+        self._tails = 0
         self._openapi = openapi(PAGES)
         routes = [
             Route("/", lambda request: RedirectResponse("/overview")),
             Route("/language", self._choose_language),
             Route(f"{API}/openapi.json", lambda request: JSONResponse(self._openapi)),
+            Route("/message/body", self._body),
+            Route("/tail/stream", self._tail),
+            Route("/dead-letters/export", self._export),
             Mount("/static", _Static(directory=HERE / "static")),
         ]
         for page in PAGES:
@@ -87,7 +94,7 @@ class Console:
     def _html(self, page: Page) -> Any:
         async def answer(request: Request) -> Response:
             try:
-                arguments = arguments_of(page, request.query_params)
+                arguments = arguments_of(page.arguments, request.query_params)
                 result = await page.query(self._eye, arguments)
             except (BadArguments, GantryError) as e:
                 return self._error(request, e)
@@ -98,7 +105,7 @@ class Console:
     def _json(self, page: Page) -> Any:
         async def answer(request: Request) -> Response:
             try:
-                result = await page.query(self._eye, arguments_of(page, request.query_params))
+                result = await page.query(self._eye, arguments_of(page.arguments, request.query_params))
             except (BadArguments, GantryError) as e:
                 return JSONResponse({"error": str(e)}, _status(e))
             return Response(msgspec.json.encode(result), media_type="application/json")
@@ -112,6 +119,45 @@ class Console:
         if request.url.path.startswith(API):
             return JSONResponse({"error": "there is no such address"}, 404)
         return self._render(request, "error.html", "Error", status=404, error="there is no such page")
+
+    async def _body(self, request: Request) -> Response:
+        """A message's body as it is, to be kept and not to be shown."""
+        try:
+            found = await find(self._eye, arguments_of(MessageArguments, request.query_params))
+            body = found.body
+        except (BadArguments, GantryError) as e:
+            return self._error(request, e)
+        return Response(body, media_type="application/octet-stream", headers=_attachment("body.bin"))
+
+    async def _tail(self, request: Request) -> Response:
+        """Server-sent events, each a TailRound in JSON."""
+        try:
+            arguments = arguments_of(TailArguments, request.query_params)
+        except BadArguments as e:
+            return JSONResponse({"error": str(e)}, 400)
+        if self._tails >= MAX_TAILS:
+            return JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
+        return StreamingResponse(self._events(arguments), media_type="text/event-stream")
+
+    async def _events(self, arguments: TailArguments) -> AsyncIterator[bytes]:
+        self._tails += 1
+        try:
+            async for one in tail(self._eye, arguments):
+                yield b"data: %b\n\n" % msgspec.json.encode(one)
+            yield b"event: over\ndata: {}\n\n"
+        except GantryError as e:
+            yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
+            yield b"event: over\ndata: {}\n\n"
+        finally:
+            self._tails -= 1
+
+    async def _export(self, request: Request) -> Response:
+        try:
+            arguments = arguments_of(ExportArguments, request.query_params)
+        except BadArguments as e:
+            return self._error(request, e)
+        lines = export(self._eye, arguments)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_attachment("dead-letters.jsonl"))
 
     async def _choose_language(self, request: Request) -> Response:
         """Sets the cookie, and goes back to a page of this console."""
@@ -151,6 +197,10 @@ def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object)
     given |= arguments
     texts = {key: _text(value) for key, value in given.items() if value not in (None, "")}
     return f"/{name}?{urlencode(texts)}" if texts else f"/{name}"
+
+
+def _attachment(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
 def _text(value: object) -> str:

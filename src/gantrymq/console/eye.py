@@ -23,9 +23,8 @@ from gantrymq.remoting.connection import RpcHook
 
 T = TypeVar("T")
 
-#: How old may be what is shown of servers, of topics and groups, and what doctor says, s.
+#: How old may be what is shown of servers, and what doctor says, s.
 SERVERS_FRESH_S = 2.0
-TABLES_FRESH_S = 10.0
 DOCTOR_FRESH_S = 60.0
 #: The progress of thousands of groups takes a broker some seconds.
 TABLES_WITHIN_S = 30.0
@@ -86,8 +85,8 @@ class Eye:
             timeout_ms=settings.timeout_ms,
         )
         self.servers = Gathered(self._gather_servers, SERVERS_FRESH_S)
-        self.topics = Gathered(self._gather_topics, TABLES_FRESH_S)
-        self.groups = Gathered(self._gather_groups, TABLES_FRESH_S)
+        self.topics = Gathered(self._gather_topics, settings.tables_fresh_s)
+        self.groups = Gathered(self._gather_groups, settings.tables_fresh_s)
         self.findings = Gathered(self._gather_findings, DOCTOR_FRESH_S)
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from gantrymq import __version__
 from gantrymq.console.eye import Eye
 
 API = "/api/v1"
+
+A = TypeVar("A", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,12 @@ class BadArguments(ValueError):
     """A query string that a page can't take."""
 
 
-def arguments_of(page: Page, query: Mapping[str, str]) -> msgspec.Struct:
+def arguments_of(kind: type[A], query: Mapping[str, str]) -> A:
     """Raises BadArguments."""
     # An empty field of a form means that it wasn't filled in.
     given = {name: value for name, value in query.items() if value != ""}
     try:
-        return msgspec.convert(given, page.arguments, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as e:
         raise BadArguments(str(e)) from None
 

@@ -24,6 +24,8 @@ class Settings:
     ssl_context: tls.SSLContext | None = None
     #: Of one question to one server, ms.
     timeout_ms: int = 3000
+    #: How old may be what is shown of topics and groups, s.
+    tables_fresh_s: float = 10.0
 
     def check(self) -> None:
         """Raises ConfigError for what would let strangers in."""

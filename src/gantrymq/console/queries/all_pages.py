@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gantrymq.console.listing import ListArguments
 from gantrymq.console.pages import Page
-from gantrymq.console.queries import groups, servers, topics
+from gantrymq.console.queries import dead_letters, groups, messages, servers, topics
+from gantrymq.console.tail import TailArguments, TailPage, tail_page
 
 PAGES = (
     Page("overview", "Overview", servers.Nothing, servers.overview, servers.Overview, "Overview", 5),
@@ -14,4 +15,16 @@ PAGES = (
     Page("topic", "Topic", topics.TopicArguments, topics.topic, topics.TopicPage, again_s=10),
     Page("groups", "Consumer groups", groups.GroupsArguments, groups.groups, groups.Groups, "Groups", 10),
     Page("group", "Consumer group", groups.GroupArguments, groups.group, groups.GroupPage, again_s=10),
+    Page("messages", "Messages", messages.MessagesArguments, messages.messages, messages.MessagesPage, "Messages"),
+    Page("message", "Message", messages.MessageArguments, messages.message, messages.MessagePage),
+    Page("tail", "Live tail", TailArguments, tail_page, TailPage, "Live tail"),
+    Page("traces", "Traces", messages.TracesArguments, messages.traces, messages.TracesPage, "Traces"),
+    Page(
+        "dead-letters",
+        "Dead letters",
+        ListArguments,
+        dead_letters.dead_letters,
+        dead_letters.DeadLettersPage,
+        "Dead letters",
+    ),
 )

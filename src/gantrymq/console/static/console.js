@@ -1,4 +1,4 @@
-// What a page can't do without a script: times in the browser's zone. The rest is htmx, or works without.
+// What a page can't do without a script: times in the browser's zone, the live tail. The rest is htmx, or works without.
 "use strict";
 (() => {
   const format = new Intl.DateTimeFormat(document.documentElement.lang, {dateStyle: "short", timeStyle: "medium"});
@@ -8,9 +8,49 @@
       time.textContent = format.format(new Date(time.dateTime));
     }
   };
+
+  // Rows that are kept on the page; the rate is bounded by the server.
+  const MAX_ROWS = 200;
+  const cell = (row, text, name) => {
+    const made = document.createElement("td");
+    made.textContent = text;
+    if (name) made.className = name;
+    row.append(made);
+    return made;
+  };
+  const follow = (table) => {
+    const state = document.getElementById("tail-state");
+    const stream = new EventSource(table.dataset.stream);
+    let leftOut = 0;
+    stream.onmessage = (event) => {
+      const round = JSON.parse(event.data);
+      for (const message of round.rows) {
+        const row = document.createElement("tr");
+        cell(row, format.format(new Date(message.stored_ms)));
+        cell(row, `${message.broker} ${message.queue_id}`);
+        const link = document.createElement("a");
+        link.href = "/message?" + new URLSearchParams(
+          {topic: message.topic, broker: message.broker, queue: message.queue_id, offset: message.offset});
+        link.textContent = message.offset;
+        cell(row, "", "n").append(link);
+        cell(row, message.tags, "name");
+        cell(row, message.keys.join(" "), "name");
+        cell(row, message.start, "name");
+        table.tBodies[0].prepend(row);
+      }
+      while (table.rows.length > MAX_ROWS) table.deleteRow(-1);
+      leftOut += round.left_out;
+      if (round.problem) state.textContent = round.problem;
+      else if (leftOut) state.textContent = state.dataset.leftOut.replace("{count}", leftOut.toLocaleString());
+    };
+    // Without this the browser would begin again where the server has ended it.
+    stream.addEventListener("over", () => { stream.close(); state.textContent = state.dataset.over; });
+  };
+
   const whenReady = () => {
     localize(document);
     document.body.addEventListener("htmx:afterSettle", () => localize(document));
+    for (const table of document.querySelectorAll("table[data-stream]")) follow(table);
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", whenReady);
   else whenReady();

@@ -1,0 +1,287 @@
+"""Messages in the console: by time, key, id and place; bodies of all kinds; the live tail; traces; dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from console_support import browser, cluster, html_of, json_of, producer, visitor
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.admin.trace import TraceView
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.console.bodies import MAX_TEXT, text_of
+from gantrymq.console.eye import Eye
+from gantrymq.console.limited import Limits
+from gantrymq.console.queries.messages import timeline
+from gantrymq.console.settings import Settings
+from gantrymq.console.tail import BEHIND, SHOWN, TailArguments, tail
+from gantrymq.errors import ClientError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message
+from gantrymq.sync import SyncProducer
+from gantrymq.testing.embedded import EmbeddedCluster
+
+__all__ = ["cluster", "producer", "visitor"]
+
+
+async def make_topic(cluster: EmbeddedCluster, name: str, queues: int = 2) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic(name, queues=queues)
+
+
+async def test_by_time_with_page_tokens(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "paged", 3)
+    sent = [producer.send(Message("paged", b"%d" % number)).msg_id for number in range(50)]
+    seen: list[dict[str, Any]] = []
+    token = ""
+    pages = 0
+    while True:
+        page = await json_of(visitor, "messages", topic="paged", begin="1", size=8, token=token)
+        assert page["order"] == "earliest"
+        seen += page["rows"]
+        pages += 1
+        token = page["token"]
+        if token is None:
+            break
+    assert pages == 7
+    assert sorted(row["id"] for row in seen) == sorted(sent)
+    times = [row["stored_ms"] for row in seen]
+    assert times == sorted(times)
+    late = await json_of(visitor, "messages", topic="paged", begin=str(times[-1] + 60_000))
+    assert late["rows"] == []
+    until_now = await json_of(visitor, "messages", topic="paged", begin="1", end=str(times[0] - 60_000))
+    assert until_now["rows"] == []
+    html = await html_of(visitor, "messages", topic="paged", begin="2020-01-01T00:00", size=8)
+    assert "token=" in html
+
+
+async def test_the_newest_come_first(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "newest")
+    for number in range(40):
+        producer.send(Message("newest", b"%d" % number))
+    page = await json_of(visitor, "messages", topic="newest", size=8)
+    assert page["order"] == "newest"
+    assert page["token"] is None
+    times = [row["stored_ms"] for row in page["rows"]]
+    assert len(times) == 8
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("token", ["nonsense", "e30", "eyJhIjogImIifQ==", "a" * 5000, "W10="])
+async def test_a_token_that_was_made_up(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, token: str) -> None:
+    await make_topic(cluster, "tokens")
+    answer = await visitor.get("/api/v1/messages", params={"topic": "tokens", "token": token})
+    assert answer.status_code in (200, 400)
+
+
+async def test_by_key_by_id_and_by_place(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "found")
+    result = producer.send(Message("found", b'{"a": [1, 2]}', keys=["order-7"], tags="paid", properties={"who": "me"}))
+    by_key = await until(lambda: _rows(visitor, topic="found", key="order-7"))
+    by_id = await until(lambda: _rows(visitor, topic="found", id=result.msg_id))
+    by_place = (await json_of(visitor, "messages", topic="found", id=result.offset_msg_id))["rows"]
+    for rows in (by_key, by_id, by_place):
+        assert [row["id"] for row in rows] == [result.msg_id]
+        assert rows[0]["broker"] == result.queue.broker_name
+    place = {"topic": "found", "broker": result.queue.broker_name, "queue": result.queue.queue_id}
+    page = await json_of(visitor, "message", offset=result.queue_offset, **place)
+    assert page["body"]["kind"] == "json"
+    assert page["body"]["text"] == '{\n  "a": [\n    1,\n    2\n  ]\n}'
+    assert page["properties"]["who"] == "me"
+    assert page["offset_id"] == result.offset_msg_id
+    assert "order-7" in await html_of(visitor, "message", offset=result.queue_offset, **place)
+    body = await visitor.get("/message/body", params={**place, "offset": result.queue_offset})
+    assert body.content == b'{"a": [1, 2]}'
+    assert body.headers["content-type"] == "application/octet-stream"
+    assert body.headers["content-disposition"].startswith("attachment")
+    missing = await visitor.get("/message", params={**place, "offset": 1000})
+    assert missing.status_code == 502
+    assert (await visitor.get("/message", params={"topic": "found"})).status_code == 400
+
+
+async def _rows(visitor: httpx.AsyncClient, **arguments: Any) -> Any:
+    return (await json_of(visitor, "messages", **arguments))["rows"]
+
+
+HOSTILE = [
+    b"<script>alert(1)</script>",
+    b"</pre></details><img src=x onerror=alert(1)>",
+    b'{"a": "</script><script>alert(1)</script>"}',
+    b"{{ 7 * 7 }}{% raw %}",
+    b"\x00\xff\xfe" * 100,
+    "a‮txt.exe‬".encode(),
+    b"[" * 200_000,
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+async def test_hostile_bodies(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer, number: int
+) -> None:
+    topic = f"hostile-%7C-{number}".replace("%7C", "|")
+    await make_topic(cluster, topic, 1)
+    result = producer.send(
+        Message(topic, HOSTILE[number], tags="<b>", properties={"<script>alert(2)</script>": "<img src=x onerror=y>"})
+    )
+    place = {"topic": topic, "broker": result.queue.broker_name, "queue": result.queue.queue_id, "offset": 0}
+    for html in (await html_of(visitor, "message", **place), await html_of(visitor, "messages", topic=topic)):
+        assert not re.search(r"<script(?! src=)|<img|onerror=[^&]*>|<b>|‮", html)
+        assert "49" not in re.findall(r"<pre[^>]*>(.*?)</pre>", html)
+
+
+async def test_a_body_of_4_mib(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await make_topic(cluster, "large", 1)
+    body = b"x" * (4 * 1024 * 1024 - 2000)
+    result = producer.send(Message("large", body))
+    place = {"topic": "large", "broker": result.queue.broker_name, "queue": 0, "offset": result.queue_offset}
+    page = await json_of(visitor, "message", **place)
+    assert page["body"]["is_cut"]
+    assert len(page["body"]["text"]) == MAX_TEXT
+    assert len(await html_of(visitor, "message", **place)) < 200_000
+    assert len((await visitor.get("/message/body", params=place)).content) == len(body)
+    assert len(await html_of(visitor, "messages", topic="large")) < 20_000
+
+
+def test_text_that_is_cut_within_a_character() -> None:
+    kind, text = text_of("é".encode() * 200_000)
+    assert kind == "text"
+    assert set(text) == {"é"}
+    assert text_of(b"ok\xff")[0] == "binary"
+
+
+# -- live tail ----------------------------------------------------------------------------------------------------
+
+
+async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await make_topic(cluster, "followed", 1)
+    settings = Settings(cluster.name_server)
+    eye = Eye(settings, Limits(), ())
+    producer.send(Message("followed", b"before"))
+    rounds = tail(eye, TailArguments(topic="followed"))
+    try:
+        first = asyncio.ensure_future(anext(rounds))
+        sent = 0
+
+        async def told() -> bool:
+            nonlocal sent
+            # It begins at the ends that it sees: whatever is sent after that comes.
+            producer.send(Message("followed", b"%d" % sent))
+            sent += 1
+            return first.done()
+
+        await until(told)
+        one = await first
+        assert 0 < len(one.rows) <= SHOWN
+        assert all(row.start != "before" for row in one.rows)
+        for number in range(4 * BEHIND):
+            producer.send(Message("followed", b"many %d" % number))
+        shown = left_out = 0
+        while shown + left_out < 4 * BEHIND:
+            one = await anext(rounds)
+            shown += len(one.rows)
+            left_out += one.left_out
+            assert len(one.rows) <= SHOWN
+        assert left_out >= BEHIND
+        assert f"many {4 * BEHIND - 1}" in [row.start for row in one.rows]
+    finally:
+        await rounds.aclose()
+        await eye.close()
+
+
+async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await make_topic(cluster, "filtered", 1)
+    eye = Eye(Settings(cluster.name_server), Limits(), ())
+    rounds = tail(eye, TailArguments(topic="filtered", filter="good"))
+    try:
+        first = asyncio.ensure_future(anext(rounds))
+
+        async def told() -> bool:
+            producer.send(Message("filtered", b"no", tags="bad"))
+            producer.send(Message("filtered", b"yes", tags="good"))
+            return first.done()
+
+        await until(told)
+        assert {row.tags for row in (await first).rows} == {"good"}
+    finally:
+        await rounds.aclose()
+        await eye.close()
+
+
+async def test_a_tail_of_nothing(cluster: EmbeddedCluster) -> None:
+    eye = Eye(Settings(cluster.name_server), Limits(), ())
+    with pytest.raises(ClientError):
+        await anext(tail(eye, TailArguments()))
+    with pytest.raises(ClientError, match="nowhere"):
+        await anext(tail(eye, TailArguments(topic="nowhere")))
+    await eye.close()
+    async with browser(Settings(cluster.name_server)) as visitor:
+        answer = await visitor.get("/tail/stream", params={"topic": "nowhere"})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        first, second, _ = answer.text.split("\n\n")
+        assert "nowhere" in json.loads(first.removeprefix("data: "))["problem"]
+        assert second.startswith("event: over")
+
+
+# -- traces and dead letters ----------------------------------------------------------------------------------------
+
+
+def test_a_timeline() -> None:
+    send = TraceView("Pub", "1", "p", "a", 1000, 10, True)
+    consumed = TraceView("SubAfter", "1", "c", "b", 1100, 40, False)
+    first, second = timeline([consumed, send])
+    assert (first.type, first.began_ms, first.begin) == ("send", 1000, 0.0)
+    assert (second.type, second.began_ms, second.begin, second.length) == ("consume", 1060, 0.6, 0.4)
+    old = TraceView("SubAfter", "1", "c", "b", 0, 40, True)
+    assert timeline([old])[0].begin == 0.0
+
+
+async def test_traces_that_are_not_there(visitor: httpx.AsyncClient) -> None:
+    page = await json_of(visitor, "traces", id="0A")
+    assert page["steps"] == []
+    assert page["problem"]
+    assert "0A" in await html_of(visitor, "traces", id="0A")
+
+
+async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await make_topic(cluster, "deadly")
+    producer.send(Message("deadly", b"poison", keys=["k"]))
+
+    async def fail(message: Message) -> None:
+        raise ValueError("poison")
+
+    consumer = PushConsumer(
+        cluster.name_server,
+        "mourners",
+        fail,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        max_reconsume_times=0,
+    )
+    consumer.subscribe("deadly")
+    async with consumer:
+
+        async def died() -> Any:
+            page = await json_of(visitor, "dead-letters", search="mourners")
+            return page if page["table"] is not None and page["table"]["rows"] and page["letters"] else None
+
+        page = await until(died)
+    (row,) = page["table"]["rows"]
+    assert (row["group"], row["letters"]) == ("mourners", 1)
+    assert "mourners" in await html_of(visitor, "dead-letters")
+    answer = await visitor.get("/dead-letters/export", params={"group": "mourners"})
+    (line,) = answer.text.splitlines()
+    letter = msgspec.json.decode(line)
+    assert (letter["topic"], letter["body"]["text"], letter["keys"]) == ("deadly", "poison", ["k"])
+    assert (await visitor.get("/dead-letters/export", params={"group": "nobody"})).text == ""
