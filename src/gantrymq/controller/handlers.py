@@ -13,6 +13,7 @@ from gantrymq.config import format_properties
 from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.elections import Elections
+from gantrymq.controller.former_leases import MAX_LEASE_MS
 from gantrymq.controller.leadership import Leadership
 from gantrymq.controller.live_brokers import (
     DEFAULT_TIMEOUT_MS,
@@ -145,9 +146,10 @@ class RequestHandlers:
         if not is_known:
             log.warning("no room for the heartbeat of %s at %s", identity, header.broker_addr)
             return _response(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{len(self._live_brokers)} brokers live already")
+        self._elections.heard(identity)
         self._expect(max(timeout_ms, SOONEST_MS) / 1000)
         # Only who leads elects another master, and not before this time is over.
-        lease_ms = timeout_ms if self._leadership.is_leader else 0
+        lease_ms = min(timeout_ms, MAX_LEASE_MS) if self._leadership.is_leader else 0
         return _response(ResponseCode.SUCCESS, "Heart beat success", fields={LEASE_FIELD: str(lease_ms)})
 
     def _get_next_broker_id(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

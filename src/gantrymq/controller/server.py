@@ -12,9 +12,10 @@ from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import FIXED_KEYS, ControllerConfig, address_for_brokers, place_of
 from gantrymq.controller.elections import Elections
 from gantrymq.controller.etcd_store import EtcdStore
+from gantrymq.controller.former_leases import MAX_LEASE_MS
 from gantrymq.controller.handlers import RequestHandlers
 from gantrymq.controller.leadership import Leadership
-from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, SOONEST_MS, LiveBrokers
+from gantrymq.controller.live_brokers import SOONEST_MS, LiveBrokers
 from gantrymq.controller.metrics import collect
 from gantrymq.controller.replicas import Replicas
 from gantrymq.controller.role_changes import RoleChanges
@@ -134,7 +135,7 @@ class Controller:
             self._expiring.start()
             stack.callback(self._expiring.cancel)
             # Brokers that were served by another, or by this one before its start, come back first.
-            self._looking.start(DEFAULT_TIMEOUT_MS / 1000)
+            self._looking.start(MAX_LEASE_MS / 1000)
             stack.callback(self._looking.cancel)
             self._running = stack.pop_all()
         log.info("controller %s serves at %s", self.config.self_id, self.leadership.me.address)
@@ -148,12 +149,11 @@ class Controller:
 
     def _elected(self, sets: Mapping[str, bytes]) -> None:
         self.replicas.load(map(BrokerSet.decode, sets.values()))
-        if monotonic() - self._began > DEFAULT_TIMEOUT_MS / 1000:
-            self._looking.wake()
+        self._looking.wake(self.elections.begin())
 
     def _connection_closed(self, connection: Connection) -> None:
         self._long_requests.connection_closed(connection)
-        self.elections.gone(self.live_brokers.connection_closed(connection))
+        self.elections.gone(self.live_brokers.connection_closed(connection), have_ended=True)
 
     @property
     def _expire_interval_s(self) -> float:
@@ -162,7 +162,7 @@ class Controller:
     def _expire(self) -> float:
         now_ms = int(monotonic() * 1000)
         # Their connections may serve them again; those that are silent themselves are closed in time.
-        self.elections.gone(self.live_brokers.expire(now_ms))
+        self.elections.gone(self.live_brokers.expire(now_ms), have_ended=False)
         next_ms = self.live_brokers.next_expiry_ms()
         # The interval may be changed over the network.
         interval_s = self._expire_interval_s

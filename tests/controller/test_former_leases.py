@@ -1,0 +1,178 @@
+"""A controller that begins to lead replaces no master whose lease, of another controller, may hold."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from controller_support import CLUSTER, NAME, address, apply_header, elect_header
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gantrymq.broker.controlled.lease import Lease
+from gantrymq.broker.controlled.roles import Roles, Told
+from gantrymq.controller.broker_set import BrokerSet
+from gantrymq.controller.former_leases import MAX_LEASE_MS, FormerLeases
+from gantrymq.controller.live_brokers import BrokerIdentity, LiveBrokers
+from gantrymq.controller.replicas import NO_BROKER, Decision, Live, Replicas
+
+IDS = (1, 2, 3)
+CONTROLLERS = ("n0", "n1")
+
+#: What each asks for in its heartbeats.
+TIMEOUTS_MS = {1: 3000, 2: 1000, 3: 30_000}
+
+ids = st.sampled_from(IDS)
+controllers = st.sampled_from(CONTROLLERS)
+
+
+class Controller:
+    """One of two; the state is in a store that both have."""
+
+    def __init__(self) -> None:
+        self.live_brokers = LiveBrokers()
+        self.former_leases = FormerLeases()
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Three brokers, all in sync; links are cut without a word, or closed by a broker that ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1_000_000
+        self.replicas = Replicas()
+        for broker_id in IDS:
+            self.change(self.replicas.apply_broker_id(apply_header(broker_id)))
+        self.controllers = {name: Controller() for name in CONTROLLERS}
+        self.leader: str | None = None
+        self.leases = {broker_id: Lease() for broker_id in IDS}
+        self.roles = {broker_id: Roles(broker_id) for broker_id in IDS}
+        self.living = set(IDS)
+        self.cut: set[tuple[int, str]] = set()
+        self.lead("n0")
+        for broker_id in IDS:
+            self.heartbeat(broker_id, "n0")
+        self.elect(1)
+
+    def change(self, decision: Decision) -> None:
+        if decision.changed is not None:
+            self.replicas.apply(decision.changed)
+
+    # -- what happens -------------------------------------------------------------------------------------------
+
+    @rule(ms=st.integers(1, 4000))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(name=controllers)
+    def lead(self, name: str) -> None:
+        """Nobody else does from here on."""
+        self.leader = name
+        self.controllers[name].former_leases.begin(self.now_ms)
+
+    @rule()
+    def nobody_leads(self) -> None:
+        self.leader = None
+
+    @rule(broker_id=ids, name=controllers)
+    def heartbeat(self, broker_id: int, name: str) -> None:
+        if broker_id not in self.living or (broker_id, name) in self.cut:
+            return
+        self.controllers[name].live_brokers.heartbeat(
+            BrokerIdentity(CLUSTER, NAME, broker_id),
+            address(broker_id),
+            broker_id,
+            self.now_ms,
+            timeout_ms=TIMEOUTS_MS[broker_id],
+            epoch=1,
+        )
+        self.controllers[name].former_leases.heard(BrokerIdentity(CLUSTER, NAME, broker_id), self.now_ms)
+        lease_ms = min(TIMEOUTS_MS[broker_id], MAX_LEASE_MS) if self.leader == name else 0
+        self.leases[broker_id].answered(self.now_ms / 1000, lease_ms / 1000)
+
+    @rule()
+    def all_heartbeats(self) -> None:
+        for broker_id in IDS:
+            for name in CONTROLLERS:
+                self.heartbeat(broker_id, name)
+
+    @rule(broker_id=ids, name=controllers)
+    def link_is_cut_or_heals(self, broker_id: int, name: str) -> None:
+        self.cut ^= {(broker_id, name)}
+
+    @rule(broker_id=ids)
+    def broker_ends(self, broker_id: int) -> None:
+        if len(self.living) < 2:
+            return
+        self.living.discard(broker_id)
+        for name in CONTROLLERS:
+            if (broker_id, name) in self.cut:
+                continue
+            gone = self.controllers[name].live_brokers.connection_closed(broker_id)
+            if name == self.leader and gone and self.known.master == broker_id:
+                self.elect(NO_BROKER)
+
+    @rule(broker_id=ids)
+    def broker_begins(self, broker_id: int) -> None:
+        if broker_id not in self.living:
+            self.living.add(broker_id)
+            self.leases[broker_id], self.roles[broker_id] = Lease(), Roles(broker_id)
+            # Controllers of ours grant leases: it has none yet.
+            self.leases[broker_id].until = 0.0
+
+    @rule()
+    def leader_looks(self) -> None:
+        if self.leader is None:
+            return
+        self.controllers[self.leader].live_brokers.expire(self.now_ms)
+        if self.replicas.without_living_master(self.live):
+            self.elect_unless_a_lease_may_hold(NO_BROKER)
+
+    @rule(broker_id=ids)
+    def broker_asks_for_a_master(self, broker_id: int) -> None:
+        if self.leader is not None and broker_id in self.living and (broker_id, self.leader) not in self.cut:
+            self.elect_unless_a_lease_may_hold(broker_id)
+            self.tell(broker_id)
+
+    # -- the controller that leads ------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> BrokerSet:
+        found = self.replicas.get(NAME)
+        assert found is not None
+        return found
+
+    @property
+    def live(self) -> Live:
+        assert self.leader is not None
+        return partial(self.controllers[self.leader].live_brokers.active, now_ms=self.now_ms)
+
+    def elect_unless_a_lease_may_hold(self, asked_by: int) -> None:
+        assert self.leader is not None
+        if not self.controllers[self.leader].former_leases.left_ms(self.known, self.live, self.now_ms):
+            self.elect(asked_by)
+
+    def elect(self, asked_by: int) -> None:
+        self.change(self.replicas.elect_master(elect_header(asked_by), self.live, unclean=True))
+        for broker_id in self.living:
+            if self.live(BrokerIdentity(CLUSTER, NAME, broker_id)) and (broker_id, self.leader) not in self.cut:
+                self.tell(broker_id)
+
+    def tell(self, broker_id: int) -> None:
+        known = self.known
+        self.roles[broker_id].told(Told(known.master_epoch, known.master, known.master_address))
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def never_two_masters(self) -> None:
+        taking = [
+            broker_id
+            for broker_id in self.living
+            if self.roles[broker_id].is_master and not self.leases[broker_id].is_over(self.now_ms / 1000)
+        ]
+        assert len(taking) < 2
+
+
+LeaseMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestLeases = LeaseMachine.TestCase
