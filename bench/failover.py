@@ -1,0 +1,318 @@
+"""Failover: the master of three brokers is killed, stopped or cut off under load, round after round; see README.md.
+
+A message is acknowledged when two brokers at least, and all in sync, have it. Measured is how long a producer had
+nothing acknowledged after each fault; checked from what the clients were told (failover_check.py), and that the logs of
+all three brokers are the same in the end. Exit status 1 when something is wrong. `--seed` repeats the faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from failover_check import Stored, again, judge
+from failover_load import PRODUCERS, QUEUES, TOPIC, Acknowledged, History
+from failover_servers import BROKERS, CONTROLLERS, HEARTBEAT_TIMEOUT_MS, NAME, Servers
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.controller import ReplicasInfo
+from gantrymq.replication.epochs import Epochs
+
+T = TypeVar("T")
+
+LOAD = Path(__file__).with_name("failover_load.py")
+#: From the time when all are in sync to the next fault, s.
+STEADY_S = (0.5, 2.0)
+#: How long after sends go on the former master stays away, s.
+AWAY_S = (0.0, 3.0)
+#: Within this time sends go on, or all are in sync again, s; else the run ends there.
+PATIENCE_S = 60.0
+#: How often is looked.
+LOOK_S = 0.05
+#: What happens to the master.
+FAULTS = ("killed", "stopped", "cut off")
+#: What is promised with our controller, s.
+MEDIAN_S, WORST_S = 5.0, 10.0
+
+_CUT = re.compile(r"(\d+) bytes behind \d+ are cut off")
+
+
+@dataclass
+class Round:
+    """One fault; times are seconds."""
+
+    fault: str
+    broker: str
+    #: For so long some producer had nothing acknowledged, at the most.
+    silent_s: float
+    #: From the end of the fault until all were in sync.
+    in_sync_s: float
+
+
+class Run:
+    """Of `servers` that run."""
+
+    def __init__(self, servers: Servers, rate: float, chance: random.Random) -> None:
+        self._servers = servers
+        self._rate = rate
+        self._chance = chance
+        self._history = History(servers.directory / "acknowledged")
+        self.acknowledged: list[Acknowledged] = []
+        #: When each producer had its last acknowledgement, and the longest time without since the fault.
+        self._last = [0.0] * PRODUCERS
+        self._silent = [0.0] * PRODUCERS
+        self._admin: AdminClient
+        self.rounds: list[Round] = []
+        self.stored: list[Stored] = []
+
+    async def run(self, rounds: int) -> list[str]:
+        """What was wrong."""
+        servers = self._servers
+        async with AdminClient(servers.names) as self._admin:
+            await self._until(self._are_all_in_sync, "all brokers are in sync")
+            await self._until(self._has_topic, "the topic is there")
+            load = self._start_load()
+            try:
+                await self._until(self._have_all_sent, "every producer has sent")
+                for _ in range(rounds):
+                    if load.poll() is not None:
+                        raise RuntimeError(f"the load has ended with status {load.returncode}; see load.log")
+                    await self._one_round()
+                await self._pause(STEADY_S[1])
+            finally:
+                await asyncio.to_thread(load.communicate)
+            self._look()
+            await self._until(self._are_all_in_sync, "all brokers are in sync")
+            self.stored = await read_all(servers.names)
+        await asyncio.to_thread(servers.stop_brokers)
+        return self._judge()
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    async def _one_round(self) -> None:
+        await self._pause(self._chance.uniform(*STEADY_S))
+        fault, away_s = self._chance.choice(FAULTS), self._chance.uniform(*AWAY_S)
+        master = cast(str, await self._until(self._master, "there is a master"))
+        self._silent = [0.0] * PRODUCERS
+        began = time.monotonic()
+        await asyncio.to_thread(self._begin, fault, master)
+        at, former = len(self.acknowledged), self._servers.record_of(master)
+
+        async def go_on() -> bool:
+            self._look()
+            new = (each for each in self.acknowledged[at:] if each.broker != former and each.ended > began)
+            return len({each.key % PRODUCERS for each in new}) == PRODUCERS
+
+        await self._until(go_on, f"sends go on after broker {master} was {fault}")
+        await self._pause(away_s)
+        await asyncio.to_thread(self._end, fault, master)
+        back = time.monotonic()
+        await self._until(self._are_all_in_sync, f"broker {master}, which was {fault}, is in sync again")
+        in_sync_s = time.monotonic() - back
+        self._look()
+        self.rounds.append(Round(fault, master, max(self._silent), in_sync_s))
+        print(
+            f"{len(self.rounds):3}: {master} {fault:8} nothing acknowledged for {max(self._silent):5.2f} s; back in "
+            f"sync after {in_sync_s:5.2f} s; {len(self.acknowledged):,} acknowledged",
+            flush=True,
+        )
+
+    def _begin(self, fault: str, broker: str) -> None:
+        if fault == "killed":
+            self._servers.kill(broker)
+        elif fault == "stopped":
+            self._servers.send_signal(broker, signal.SIGSTOP)
+        else:
+            self._servers.links.cut(broker)
+
+    def _end(self, fault: str, broker: str) -> None:
+        if fault == "killed":
+            self._servers.start(broker)
+        elif fault == "stopped":
+            self._servers.send_signal(broker, signal.SIGCONT)
+        else:
+            self._servers.links.heal(broker)
+
+    def _start_load(self) -> subprocess.Popen[bytes]:
+        servers = self._servers
+        with (servers.directory / "load.log").open("wb") as log:
+            command = [sys.executable, LOAD, servers.names, servers.directory / "acknowledged", f"--rate={self._rate}"]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    async def _until(self, condition: Callable[[], Awaitable[T]], what: str) -> T:
+        """Its first true answer."""
+        ends = time.monotonic() + PATIENCE_S
+        while not (answer := await condition()):
+            if time.monotonic() > ends:
+                raise RuntimeError(f"not in {PATIENCE_S:.0f} s: {what}")
+            await self._pause(LOOK_S)
+        return answer
+
+    async def _pause(self, seconds: float) -> None:
+        """Looks on meanwhile."""
+        ends = time.monotonic() + seconds
+        while (left_s := ends - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            self._look()
+
+    def _look(self) -> None:
+        new = self._history.new()
+        self.acknowledged += new
+        for each in new:
+            producer = each.key % PRODUCERS
+            last = self._last[producer] or each.ended
+            self._silent[producer] = max(self._silent[producer], each.ended - last)
+            self._last[producer] = max(last, each.ended)
+
+    async def _have_all_sent(self) -> bool:
+        return all(self._last)
+
+    async def _has_topic(self) -> bool:
+        try:
+            await self._admin.ensure_topic(TOPIC, queues=QUEUES)
+        except GantryError:
+            # A new master takes nothing before its slaves have come.
+            return False
+        return True
+
+    async def _master(self) -> str | None:
+        known = await self._known()
+        return self._servers.broker_at(known.master_address) if known is not None else None
+
+    async def _are_all_in_sync(self) -> bool:
+        known = await self._known()
+        if known is None:
+            return False
+        in_sync = {self._servers.broker_at(replica.broker_address) for replica in known.in_sync_replicas}
+        return known.master_address is not None and in_sync == set(BROKERS)
+
+    async def _known(self) -> ReplicasInfo | None:
+        """What the controllers know of the brokers."""
+        for controller in self._servers.controllers:
+            try:
+                return (await self._admin.sync_state_sets(self._servers.address(controller), [NAME])).get(NAME)
+            except GantryError:
+                # It doesn't run, or doesn't know yet who leads.
+                continue
+        return None
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> list[str]:
+        servers = self._servers
+        logs = {name: log_of(servers.directory / name) for name in BROKERS}
+        epochs = Epochs.decode((servers.directory / BROKERS[0] / "epochFileCheckpoint").read_text())
+        problems = judge(self.acknowledged, self.stored, list(epochs.all()))
+        for name in BROKERS[1:]:
+            if logs[name] != logs[BROKERS[0]]:
+                problems.append(f"the logs of the brokers {BROKERS[0]} and {name} are not the same")
+        problems += [f"broker {name}'s log has a traceback" for name in BROKERS if "Traceback" in servers.log(name)]
+        cut = [int(count) for name in BROKERS for count in _CUT.findall(servers.log(name))]
+        print(
+            f"{len(self.acknowledged):,} acknowledged, {again(self.stored):,} stored more than once; former masters "
+            f"cut {sum(cut):,} bytes off their logs in {len(cut)} of {len(self.rounds)} rounds"
+        )
+        return problems
+
+
+async def read_all(names: str) -> list[Stored]:
+    """All messages of the topic, each queue's in its order."""
+    found: list[Stored] = []
+    async with LitePullConsumer(names, "failover-check") as consumer:
+        queues = await consumer.queues(TOPIC)
+        await consumer.assign(queues)
+        left = {}
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+            left[queue.queue_id] = await consumer.end_offset(queue)
+        while any(left.values()):
+            for message in await consumer.poll(max_messages=1000):
+                key, number, _ = message.body.split(b" ", 2)
+                place = message.queue_id, message.queue_offset, message.commit_log_offset
+                found.append(Stored(*place, int(key), int(number)))
+                if message.queue_offset + 1 >= left[message.queue_id]:
+                    left[message.queue_id] = 0
+    return found
+
+
+def log_of(store: Path) -> str:
+    """A hash of all that its log has."""
+    digest = hashlib.sha256()
+    zeros = b""
+    for file in sorted((store / "commitlog").iterdir()):
+        data = zeros + file.read_bytes()
+        rest = data.rstrip(b"\0")
+        digest.update(rest)
+        # Room at the end, unless something follows.
+        zeros = bytes(len(data) - len(rest))
+    return digest.hexdigest()
+
+
+def table(rounds: list[Round]) -> str:
+    """Median and worst of each fault, and of all."""
+    lines = [
+        "| the master is | rounds | nothing acknowledged: median, s | worst | back in sync: median, s | worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault in (*FAULTS, ""):
+        some = [one for one in rounds if one.fault == fault or not fault]
+        if some:
+            silent, in_sync = [one.silent_s for one in some], [one.in_sync_s for one in some]
+            figures = (statistics.median(silent), max(silent), statistics.median(in_sync), max(in_sync))
+            cells = " | ".join(f"{figure:.2f}" for figure in figures)
+            lines.append(f"| {fault or 'all'} | {len(some)} | {cells} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--rounds", type=int, default=50, help="(%(default)s)")
+    parser.add_argument("--rate", type=float, default=5000.0, help="messages per second (%(default)s)")
+    parser.add_argument("--controller", choices=CONTROLLERS, default="sqlite", help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
+    args = parser.parse_args()
+    print(f"seed {args.seed}; signs of life are missed for {HEARTBEAT_TIMEOUT_MS} ms", flush=True)
+    with ExitStack() as stack:
+        directory = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory.mkdir(exist_ok=True)
+        servers = stack.enter_context(Servers(directory, args.controller))
+        run = Run(servers, args.rate, random.Random(args.seed))
+        problems = asyncio.run(run.run(args.rounds))
+    if run.rounds:
+        print(table(run.rounds))
+    if args.controller != "java":
+        silent = [one.silent_s for one in run.rounds]
+        if statistics.median(silent) > MEDIAN_S or max(silent) > WORST_S:
+            problems.append(f"sends took longer to go on than {MEDIAN_S:g} s (median) or {WORST_S:g} s (worst)")
+    if args.json is not None:
+        figures = {"seed": args.seed, "rounds": [asdict(one) for one in run.rounds], "problems": problems}
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print("failed" if problems else "nothing lost, nothing out of order, none invented, never two masters")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

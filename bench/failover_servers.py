@@ -1,0 +1,196 @@
+"""The servers of a failover: a NameServer, a controller or three, brokers of one name, and a proxy before each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from failover_links import Links
+
+from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
+
+_ROOT = Path(__file__).parent.parent
+for _directory in ("interop", "tests/controller"):
+    sys.path.append(str(_ROOT / _directory))
+
+NAME = "broker-a"
+BROKERS = ("a", "b", "c")
+#: Who gives no sign of life for so long is taken for gone, ms; Java's default is 10,000.
+HEARTBEAT_TIMEOUT_MS = 3000
+#: How often Apache's controller looks for such brokers, ms; its default is 5,000.
+SCAN_MS = 1000
+CONTROLLERS = ("sqlite", "etcd", "java")
+
+
+def address_of(number: int) -> str:
+    """Where the proxy of a server listens."""
+    return f"127.0.2.{number}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Free at all addresses, below the range from which clients get theirs."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(12000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports
+
+
+class Servers:
+    """A context manager; `kind` is one of CONTROLLERS. `broker` are further keys of every broker."""
+
+    def __init__(self, directory: Path, kind: str, broker: dict[str, str] | None = None) -> None:
+        self.directory = directory
+        self._kind = kind
+        self._broker = broker or {}
+        self._stack = ExitStack()
+        names = ["namesrv", *(f"controller{n}" for n in range(3 if kind == "etcd" else 1)), *BROKERS]
+        ports = free_ports(2 * len(names))
+        #: Where each listens, and for slaves.
+        self._ports = {name: (port, ports[-1 - n]) for n, (name, port) in enumerate(zip(names, ports, strict=False))}
+        self._hosts = {name: address_of(n + 1) for n, name in enumerate(names)}
+        self.controllers = [name for name in names if name.startswith("controller")]
+        self.processes: dict[str, ServerProcess] = {}
+        self.etcd_endpoints = ""
+
+    def __enter__(self) -> Servers:
+        try:
+            self._start_all()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start_all(self) -> None:
+        hosts, ports = self._hosts, self._ports
+        self.links = Links({name: [(hosts[name], port) for port in ports[name]] for name in hosts})
+        self._stack.callback(self.links.stop)
+        self.start("namesrv")
+        if self._kind == "java":
+            self._start_java_controller()
+        else:
+            if self._kind == "etcd":
+                self._start_etcd()
+            for name in self.controllers:
+                self.start(name)
+        for name in BROKERS:
+            self.start(name)
+
+    def address(self, name: str) -> str:
+        """host:port as others know a server."""
+        return f"{self._hosts[name]}:{self._ports[name][0]}"
+
+    @property
+    def names(self) -> str:
+        return self.address("namesrv")
+
+    @property
+    def controller_addresses(self) -> str:
+        return ";".join(map(self.address, self.controllers))
+
+    def broker_at(self, address: str | None) -> str | None:
+        """The name of the broker that is known there."""
+        return next((name for name in BROKERS if self.address(name) == address), None)
+
+    def record_of(self, name: str) -> tuple[bytes, int]:
+        """The same as acknowledgements have it."""
+        return socket.inet_aton(self._hosts[name]), self._ports[name][0]
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """A server that doesn't run, with the files that it had."""
+        command = "broker" if name in BROKERS else name.rstrip("0123456789")
+        properties = {"bindAddress": HOST, "listenPort": str(self._ports[name][0])} | self._properties(name)
+        server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
+        self._stack.callback(server.stop)
+        # Before it calls anybody.
+        self.links.process(name, server.pid)
+        server.wait_until_ready(time.monotonic() + START_TIMEOUT_S)
+
+    def kill(self, name: str) -> None:
+        self.send_signal(name, signal.SIGKILL)
+        self.processes[name].stop()
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.processes[name].pid, number)
+
+    def stop_brokers(self) -> None:
+        for name in BROKERS:
+            self.processes[name].begin_stop()
+        for name in BROKERS:
+            self.processes[name].stop()
+
+    def log(self, name: str) -> str:
+        return self.processes[name].log_path.read_text(errors="replace")
+
+    # -- configurations -----------------------------------------------------------------------------------------
+
+    def _properties(self, name: str) -> dict[str, str]:
+        if name == "namesrv":
+            return {"kvConfigPath": str(self.directory / "kvConfig.json")}
+        if name in self.controllers:
+            return self._controller_properties(name)
+        return {
+            "brokerName": NAME,
+            "brokerIP1": self._hosts[name],
+            "haListenPort": str(self._ports[name][1]),
+            "namesrvAddr": self.names,
+            "storePathRootDir": str(self.directory / name),
+            "enableControllerMode": "true",
+            "controllerAddr": self.controller_addresses,
+            "allAckInSyncStateSet": "true",
+            "minInSyncReplicas": "2",
+            "controllerHeartBeatTimeoutMills": str(HEARTBEAT_TIMEOUT_MS),
+            # A round writes some 10 MB.
+            "mappedFileSizeCommitLog": str(64 << 20),
+        } | self._broker
+
+    def _controller_properties(self, name: str) -> dict[str, str]:
+        peers = ";".join(f"n{n}-{self.address(each)}" for n, each in enumerate(self.controllers))
+        properties = {
+            "controllerDLegerGroup": "failover",
+            "controllerDLegerSelfId": f"n{self.controllers.index(name)}",
+            "controllerDLegerPeers": peers,
+            "controllerStorePath": str(self.directory / name),
+            "configStorePath": str(self.directory / f"{name}.properties"),
+        }
+        if self.etcd_endpoints:
+            properties["etcdEndpoints"] = self.etcd_endpoints
+        return properties
+
+    def _start_etcd(self) -> None:
+        from etcd_support import etcd
+
+        self.etcd = self._stack.enter_context(etcd(self.directory / "etcd", 3))
+        self.etcd_endpoints = ";".join(member.url for member in self.etcd)
+
+    def _start_java_controller(self) -> None:
+        from controllers import ready_java_controller
+
+        [name] = self.controllers
+        controller = ready_java_controller(
+            self.directory / name,
+            self._ports[name][0],
+            **self._controller_properties(name),
+            bindAddress=HOST,
+            scanNotActiveBrokerInterval=SCAN_MS,
+            mappedFileSize=1 << 24,
+        )
+        self._stack.callback(controller.kill)
+        self.links.process(name, controller.process.pid)
