@@ -27,6 +27,7 @@ class Replicas:
         self.replication: dict[str, Any] = {"in_sync_replicas": slaves + 1, "slave_timeout": 10_000}
         self.options: dict[str, Any] = {}
         self.store_options: dict[str, Any] = {}
+        self.namesrv_options: dict[str, Any] = {}
         self._slave_count = slaves
         self._stack = AsyncExitStack()
         self.brokers: dict[int, Broker] = {}
@@ -40,6 +41,7 @@ class Replicas:
                 listen_port=0,
                 kv_config_path=root / "kvConfig.json",
                 config_store_path=root / "namesrv.properties",
+                **self.namesrv_options,
             )
         )
         await self.name_server.start()

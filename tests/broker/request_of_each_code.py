@@ -146,6 +146,7 @@ def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
         code.EXCHANGE_BROKER_HA_INFO: no_fields,
         code.GET_BROKER_EPOCH_CACHE: no_fields,
         code.NOTIFY_BROKER_ROLE_CHANGED: no_fields,
+        code.NOTIFY_MIN_BROKER_ID_CHANGE: no_fields,
         code.RESET_MASTER_FLUSH_OFFSET: Asked({"masterFlushOffset": "0"}),
         code.UPDATE_BROKER_CONFIG: Asked({}, b"brokerPermission=4"),
         code.CLEAN_EXPIRED_CONSUMEQUEUE: no_fields,

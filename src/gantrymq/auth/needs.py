@@ -104,6 +104,7 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.EXCHANGE_BROKER_HA_INFO: of_broker(_UPDATE),
     RequestCode.GET_BROKER_EPOCH_CACHE: of_broker(_GET),
     RequestCode.NOTIFY_BROKER_ROLE_CHANGED: of_broker(_UPDATE),
+    RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: of_broker(_UPDATE),
     RequestCode.RESET_MASTER_FLUSH_OFFSET: of_broker(_UPDATE),
     RequestCode.UPDATE_BROKER_CONFIG: of_broker(_UPDATE),  # +
     RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: of_broker(_UPDATE),  # +

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.errors import RequestRefused, StoreError, StoreFull
@@ -47,6 +47,9 @@ class Appender:
         self._polling = polling
         #: Why nothing is taken at the moment (`RunningFlags.makeFenced`); None while it is.
         self.refusal: str | None = None
+        #: Where `append_again` puts messages while this broker takes none and stands in for a master
+        #: (`Escaping.append_again`).
+        self.elsewhere: Callable[[Record, ConsumeQueue, bytes, int], PutResult] | None = None
         #: The queues of what was stored and isn't shown yet; None while all is shown at once.
         self.unshown: dict[ConsumeQueue, None] | None = None
         self.max_message_size = 0
@@ -146,6 +149,8 @@ class Appender:
         self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int
     ) -> PutResult:
         """Stores what a record holds once more, in another queue, even if its body wouldn't be taken any more."""
+        if self.elsewhere is not None:
+            return self.elsewhere(record, queue, properties, reconsume_times)
         return self.append(
             queue,
             record.flag,

@@ -9,6 +9,9 @@ from functools import partial
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.access_control import AccessControl
+from gantrymq.broker.acting.acting import Acting
+from gantrymq.broker.acting.escaping import Escaping
+from gantrymq.broker.acting.returning import Returning
 from gantrymq.broker.admin.auth import AuthAdmin
 from gantrymq.broker.admin.broker_config import BrokerConfigAdmin
 from gantrymq.broker.admin.client_relay import ClientRelay
@@ -45,6 +48,7 @@ from gantrymq.broker.pull import Pulling
 from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
+from gantrymq.broker.replication.credentials import inner_client_hooks
 from gantrymq.broker.replication.metadata_sync import MetadataSync
 from gantrymq.broker.replication.refusals import as_slave
 from gantrymq.broker.replication.replicating import Replicating
@@ -63,9 +67,11 @@ from gantrymq.broker.writers import FILE_NAME, Writers
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.tls import client_context
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
 
@@ -161,6 +167,8 @@ class Broker:
         filters = MessageFilters(config, members, self.consumer_filters)
 
         # Messages on their way in and out.
+        self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
+        self._escaping = Escaping(config, self._remoting)
         long_requests = LongRequests(jobs)
         self._pulling = Pulling(
             config, store, topics, groups, filters, offsets, deliveries, jobs=jobs, long_requests=long_requests
@@ -222,6 +230,8 @@ class Broker:
             room_waits=room_waits,
         )
 
+        self._escaping.own[self.pops.revive_topic] = self.pops.bring_back_now
+
         # Clients, the NameServers, administrators.
         self._clients = Clients(
             store,
@@ -237,6 +247,12 @@ class Broker:
         )
         self._registration = Registration(config, self.address, topics, replicating, jobs)
         replicating.look_again = self._registration.again
+        self.acting = Acting(config, self.address, replicating, flush_waits, self._remoting, jobs)
+        self.acting.begin = self._stand_in
+        self.acting.end = self._stand_back
+        self.acting.register = self._registration.again
+        if config.enable_slave_acting_master:
+            replicating.acknowledged = self.acting.acknowledged
         self.controlled: Controlled | None = None
         if config.enable_controller_mode:
             self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
@@ -276,6 +292,8 @@ class Broker:
             jobs,
             self._server.loop_watch,
         )
+        #: What a slave does that stands in for its master.
+        self._acting_parts: tuple[Part, ...] = (self._transactions, self._timer, self._schedule, self.pops)
         #: In the order in which they start; they stop in the opposite one.
         self._parts: list[Part] = [
             saving,
@@ -288,6 +306,7 @@ class Broker:
             self.runtime,
             IndexBuilder(store, jobs),
             StoreAdmin(store, self._sending.topics_changed, jobs, long_requests=long_requests),
+            Returning(config, self._remoting, self.offsets, self._schedule, self._timer),
             self._transactions,
             self._timer,
             self._schedule,
@@ -296,6 +315,7 @@ class Broker:
             self.controlled or Uncontrolled(),
             replicating,
             tables,
+            self.acting,
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
             flush_waits,
@@ -363,6 +383,7 @@ class Broker:
             await self._server.bind()
             self.store.open()
             stack.callback(self.store.close)
+            stack.push_async_callback(self._remoting.close)
             for part in self._parts:
                 part.load()
             for handlers in (self._as_master, self._as_slave):
@@ -404,6 +425,19 @@ class Broker:
                 await part.become_slave()
         await self.replicating.become_slave()
         self._config_changed()
+
+    async def _stand_in(self) -> None:
+        """The master is gone, and this slave does in its place what only a master does."""
+        self.appender.elsewhere = self._escaping.append_again
+        for part in self._acting_parts:
+            await part.stand_in()
+
+    async def _stand_back(self) -> None:
+        """It is there again, or another slave stands in."""
+        for part in reversed(self._acting_parts):
+            await part.become_slave()
+        self.appender.elsewhere = None
+        await self._escaping.end()
 
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed(names)

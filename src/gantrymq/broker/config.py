@@ -118,6 +118,12 @@ class BrokerConfig(TlsConfig):
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
     #: Delayed messages may be taken back (RECALL_MESSAGE).
     recall_message_enable: bool = False
+    #: A slave stands in for a master that is gone; what it delivers goes to brokers of other names.
+    enable_slave_acting_master: bool = False
+    enable_remote_escape: bool = False
+    #: ms between two questions who is there, and after which NameServers take a silent broker for dead.
+    sync_broker_member_group_period: int = bounded(1_000, 10, DAY_MS)
+    broker_not_active_timeout_millis: int = bounded(10_000, 50, DAY_MS)
     #: A controller says who is master; brokerRole and brokerId are what it says.
     enable_controller_mode: bool = False
     controller_addr: list[str] = field(default_factory=list)
@@ -155,6 +161,8 @@ class BrokerConfig(TlsConfig):
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.enable_controller_mode:
+            if self.enable_slave_acting_master:
+                raise ConfigError("enableSlaveActingMaster=true: not with enableControllerMode, which elects a master")
             if not self.controller_addr:
                 raise ConfigError("enableControllerMode=true: controllerAddr must name the controllers")
         elif self.broker_id < 0 or (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):

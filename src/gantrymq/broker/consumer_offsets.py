@@ -88,6 +88,15 @@ class ConsumerOffsets(Part):
         if is_changed:
             self._file.changed()
 
+    def advance(self, other: OffsetTable) -> None:
+        """Takes the offsets of another's table that are further: it stood in for this broker."""
+        for key, queues in other.offset_table.items():
+            topic, _, group = key.partition(_SEPARATOR)
+            for queue_id, offset in queues.items():
+                own = self.query(group, topic, queue_id)
+                if own is None or offset > own:
+                    self.commit(group, topic, queue_id, offset)
+
     def remove_group(self, group: str) -> None:
         """Forgets how far a group has got in all topics."""
         for topic in self.topics_of(group):

@@ -113,8 +113,8 @@ class FlushWaits(Part):
         self._log_grew = log_grew
         self._for_disk = config.store.flush_disk_type == SYNC_FLUSH
         self._replicas = 1
-        #: How many are in sync, in controller mode; too few for minInSyncReplicas.
-        self._in_sync = 1
+        #: How many are in sync and how many NameServers know, in controller mode and with acting masters; too few.
+        self._in_sync = self._alive = 1
         self.lacks_replicas = False
         self.config_changed()
         self._expiring = jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
@@ -125,11 +125,15 @@ class FlushWaits(Part):
 
     def config_changed(self) -> None:
         config = self._config
-        mode = Mode.CONTROLLER if config.enable_controller_mode else Mode.PLAIN
+        mode = Mode.PLAIN
+        if config.enable_controller_mode:
+            mode = Mode.CONTROLLER
+        elif config.enable_slave_acting_master:
+            mode = Mode.ACTING_MASTER
         self._replicas, self.lacks_replicas = 1, False
         if config.broker_role is BrokerRole.SYNC_MASTER:
             try:
-                self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._in_sync)
+                self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._alive)
             except RequestRefused:
                 self.lacks_replicas = True
 
@@ -138,6 +142,12 @@ class FlushWaits(Part):
         self._in_sync = count
         self.config_changed()
         self.acknowledged()
+
+    def replicas_changed(self, in_sync: int, alive: int) -> None:
+        """With acting masters, how many replicas are in sync, and how many NameServers know."""
+        if (in_sync, alive) != (self._in_sync, self._alive):
+            self._in_sync, self._alive = in_sync, alive
+            self.config_changed()
 
     async def become_master(self) -> None:
         self.config_changed()
@@ -160,7 +170,9 @@ class FlushWaits(Part):
     @property
     def is_used(self) -> bool:
         """Whether messages are waited for that don't say they needn't be."""
-        return self._for_disk or self._replicas != 1 or self._config.enable_controller_mode
+        config = self._config
+        refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
+        return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
 
     @property
     def is_full(self) -> bool:

@@ -30,6 +30,12 @@ class Part:
     async def become_slave(self) -> None:
         """The broker is a slave now: ends what only a master does. Its log and tables are copies from now on."""
 
+    async def stand_in(self) -> None:
+        """A slave stands in for its master: does what only a master does, and has other brokers store it.
+
+        `become_slave` ends it.
+        """
+
     def save(self) -> None:
         """Writes what isn't in its files yet, at the end; until then see `Saving`. Raises StoreError."""
 

@@ -218,6 +218,10 @@ class Registration(Part):
             broker_id=config.broker_id,
             ha_server_addr=self._replicating.ha_address,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+            enable_acting_master=True if config.enable_slave_acting_master else None,
+            heartbeat_timeout_millis=(
+                config.broker_not_active_timeout_millis if config.enable_slave_acting_master else None
+            ),
         )
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
         response = await self._remoting.call(server, request, config.register_broker_timeout_mills)

@@ -74,6 +74,9 @@ class Schedule(Part):
         """The master delivers; `copy_offsets` tells how far it is."""
         await self.stop()
 
+    async def stand_in(self) -> None:
+        await self.become_master()
+
     async def stop(self) -> None:
         for delivery in self._deliveries.values():
             delivery.cancel()
@@ -84,6 +87,12 @@ class Schedule(Part):
         if offsets.offset_table != self._offsets.offset_table:
             self._offsets = offsets
             self._file.changed()
+
+    def advance_offsets(self, table: bytes) -> None:
+        """Takes how far another has delivered where that is further. Raises BodyError."""
+        for level, offset in decode_json(table, _DelayOffsets).offset_table.items():
+            if offset > self._offsets.offset_table.get(level, 0):
+                self._advance(level, offset)
 
     def encoded_offsets(self) -> bytes:
         """How far each level is delivered, as delayOffset.json has it."""

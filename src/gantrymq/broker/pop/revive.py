@@ -19,7 +19,7 @@ from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import BodyError, IllegalMessage, StoreError
+from gantrymq.errors import BodyError, IllegalMessage, StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import (
@@ -79,6 +79,8 @@ class PopRevive:
         self._retry = retry
         self._config = config
         self._queues: list[ReviveQueue] = []
+        #: Place in the log of its note -> what `bring_back_now` is at.
+        self._at_once: dict[int, WaitingPop] = {}
         #: The queue whose turn it is.
         self._next = 0
         #: Of which topic and group was said that it is gone.
@@ -92,6 +94,10 @@ class PopRevive:
     def start(self) -> None:
         """Goes on where the group's offsets say."""
         now_ms = clock.now_ms()
+        # A broker may be master more than once.
+        self._queues.clear()
+        self._at_once.clear()
+        self._next = 0
         for queue_id in range(self._log.queue_nums):
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
             # A power failure may have taken the log's end, whose offsets come again.
@@ -167,10 +173,7 @@ class PopRevive:
             ack.broker_name = ack.broker_name or self._config.broker_name
             queue.take_ack(ack)
         elif tag == _CHECKPOINT and queue.wants_checkpoints:
-            checkpoint = decode_json(record.body, Checkpoint)
-            if max(checkpoint.count, len(checkpoint.diffs)) > MAX_MESSAGES:
-                raise BodyError(f"a checkpoint of {checkpoint.count} messages: at most {MAX_MESSAGES} are popped")
-            queue.take_checkpoint(checkpoint, record.queue_offset, record.store_timestamp)
+            queue.take_checkpoint(_checkpoint(record), record.queue_offset, record.store_timestamp)
 
     # -- bringing back ------------------------------------------------------------------------------------------
 
@@ -179,16 +182,39 @@ class PopRevive:
 
         False when a later turn has to do it: the topic where it is to come back isn't on the disk yet.
         """
-        checkpoint = waiting.checkpoint
-        topic = normal_topic(checkpoint.topic, checkpoint.group)
         left = waiting.next_unacked()
         if left is None:
             queue.done(waiting)
-        elif self._topics.get(topic) is None or self._groups.find(checkpoint.group) is None:
+            return True
+        return self._deal_with(waiting, left)
+
+    def bring_back_now(self, note: Record) -> None:
+        """Brings back what a checkpoint has that is due for the revive log, where a slave can't write it.
+
+        What was acknowledged later than noted in it comes back, too; such notes are due after it, and done with. Raises
+        as an append does until all is stored elsewhere, to be called again then; BodyError for a damaged one.
+        """
+        if find_property(note.properties, b"TAGS") != _CHECKPOINT:
+            return
+        waiting = self._at_once.get(note.physical_offset)
+        if waiting is None:
+            checkpoint = _checkpoint(note)
+            waiting = self._at_once[note.physical_offset] = WaitingPop(checkpoint, 0, 0, checkpoint.bit_map)
+        while (left := waiting.next_unacked()) is not None:
+            if not self._deal_with(waiting, left):
+                raise StoreBusy("the topic where a message is to come back isn't on the disk yet")
+        del self._at_once[note.physical_offset]
+
+    def _deal_with(self, waiting: WaitingPop, left: tuple[int, int]) -> bool:
+        """As `_revive`, for one message that is left."""
+        checkpoint = waiting.checkpoint
+        topic = normal_topic(checkpoint.topic, checkpoint.group)
+        if self._topics.get(topic) is None or self._groups.find(checkpoint.group) is None:
             if self._gone != (topic, checkpoint.group):
                 self._gone = topic, checkpoint.group
                 log.warning("topic %r or group %r is gone: its messages don't come back", topic, checkpoint.group)
-            queue.done(waiting)
+            # All of it.
+            waiting.acked = -1
         else:
             place, offset = left
             source = self._store.find_queue(checkpoint.topic, checkpoint.queue_id)
@@ -240,6 +266,14 @@ class PopRevive:
             if self._offsets.query(group, target, 0) is None:
                 self._offsets.commit(group, target, 0, 0)
         return queue
+
+
+def _checkpoint(record: Record) -> Checkpoint:
+    """Raises BodyError."""
+    checkpoint = decode_json(record.body, Checkpoint)
+    if max(checkpoint.count, len(checkpoint.diffs)) > MAX_MESSAGES:
+        raise BodyError(f"a checkpoint of {checkpoint.count} messages: at most {MAX_MESSAGES} are popped")
+    return checkpoint
 
 
 def _deliver_time(record: Record) -> int:

@@ -35,6 +35,7 @@ from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
 from gantrymq.errors import GantryError, StoreBusy
+from gantrymq.protocol.record import Record
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.system.clock import now_ms
@@ -73,6 +74,7 @@ class PopService(Part):
     ) -> None:
         self._config = config
         revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
+        self._revive_topic = revive_log.topic
         self.buffer = PopBuffer(
             offsets,
             revive_log.put_checkpoint,
@@ -155,6 +157,11 @@ class PopService(Part):
         self._expiring.start()
         self._reviving.start()
 
+    async def stand_in(self) -> None:
+        """What the master has handed out comes back; nothing is popped here."""
+        self._revive.start()
+        self._reviving.start()
+
     async def become_slave(self) -> None:
         """Nothing is popped here, and nothing comes back."""
         self._expiring.cancel()
@@ -163,6 +170,15 @@ class PopService(Part):
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)
         self.waiting_notifications.connection_closed(connection)
+
+    def bring_back_now(self, note: Record) -> None:
+        """Brings back what a note that is due for the revive log says; see `PopRevive`."""
+        self._revive.bring_back_now(note)
+
+    @property
+    def revive_topic(self) -> str:
+        """Where notes about pops go when they are due."""
+        return self._revive_topic
 
     @property
     def skipped(self) -> int:

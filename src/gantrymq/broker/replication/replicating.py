@@ -190,6 +190,10 @@ class Replicating(Part):
             return self.confirm_offset()
         return 0 if self._master is None else self._master.slaves.replicated(count)
 
+    def in_sync_count(self) -> int:
+        """How many replicas are less than haMaxGapNotInSync behind, this broker among them."""
+        return 1 if self._master is None else self._master.slaves.in_sync_count(self._store.max_physical_offset)
+
     def slaves(self) -> list[Slave]:
         """Those who follow this broker."""
         return [] if self._master is None else self._master.slaves.all()

@@ -83,6 +83,7 @@ class Timer(Part):
         self._is_master = False
         #: Its log is a copy of another's.
         self._follows = False
+        self._stands_in = False
         #: What a slave was told last.
         self._masters_checkpoint: bytes | None = None
 
@@ -114,6 +115,12 @@ class Timer(Part):
             self._delivering.start(0.0)
             self._flushing.start()
 
+    async def stand_in(self) -> None:
+        """As a master that it becomes; how far it gets the master takes over (`take_over`)."""
+        self._masters_checkpoint = None
+        await self.become_master()
+        self._stands_in = True
+
     async def become_slave(self) -> None:
         """The master delivers; what this broker has taken in may be cut off its log."""
         self._is_master, self._follows = False, True
@@ -121,6 +128,10 @@ class Timer(Part):
         await self._flushing.stop()
         if self._saved is not None:
             await asyncio.wait([self._saved])
+        if self._stands_in and self._is_enabled:
+            # It isn't to be delivered again when it stands in once more.
+            await self._loop.run_in_executor(None, self._files.keep, self._files.checkpoint(now_ms()))
+        self._stands_in = False
         if self._is_enabled and self._files.is_used:
             self._delivery.forget()
             self._files.begin_anew(self._store.max_physical_offset, now_ms())
@@ -265,6 +276,14 @@ class Timer(Part):
         self._masters_checkpoint = content
         if self._is_enabled:
             await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+
+    async def take_over(self, content: bytes) -> None:
+        """Before the start: takes how far a slave has got that stood in. Raises RecordError, StoreError, OSError."""
+        checkpoint = of_slave(content)
+        if self._is_enabled and checkpoint.read_time_ms > self._files.read_time_ms:
+            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+            # All that waits is taken in again, so that what was delivered can be left out.
+            self._files.begin_anew(self._store.max_physical_offset, now_ms())
 
     def copy_metrics(self, content: bytes) -> None:
         """Takes how many messages wait at the master. Raises BodyError."""

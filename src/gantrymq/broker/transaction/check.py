@@ -189,7 +189,7 @@ class TransactionCheck:
         dropped = self.dropped
         while self.read_ops() or self._step_over_ended():
             yield []
-        has_work = yield from self._has_work(now_ms, end, can_ask)
+        has_work = self._appender.elsewhere is not None or (yield from self._has_work(now_ms, end, can_ask))
         while has_work:
             # Ops before halves, every time: what ended meanwhile isn't asked about.
             while self.read_ops():
@@ -339,6 +339,8 @@ class TransactionCheck:
     def _check(self, record: Record, now_ms: int, can_ask: CanAsk, questions: list[Question]) -> bool:
         """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
         fields = decode_properties(record.properties)
+        if self._appender.elsewhere is not None:
+            return self._give_away(record, fields)
         what = self._next(record, fields, now_ms, can_ask)
         if what is NextStep.YOUNG:
             return False
@@ -358,6 +360,17 @@ class TransactionCheck:
             question = self._question(record, fields, copy) if copy else None
             if question:
                 questions.append(question)
+        return True
+
+    def _give_away(self, record: Record, fields: dict[str, str]) -> bool:
+        """A broker that stands in for a master has another one take it, and ask; False where it can't.
+
+        While a decision isn't carried out that is left to the master.
+        """
+        if self.decisions.open:
+            return False
+        if not self._is_ended(first_half_offset(fields)):
+            self._append(record, half_queue(self._store), record.properties)
         return True
 
     def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> NextStep:

@@ -21,11 +21,9 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
-from gantrymq.broker.transaction.decisions import name_of_verdict
 from gantrymq.broker.transaction.endings import Endings
 from gantrymq.broker.transaction.half_batches import GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
-from gantrymq.broker.transaction.next_step import first_half_offset
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.broker.transaction.range_ends import RangeEnds
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreBusy
@@ -127,6 +125,11 @@ class Transactions(Part):
         self._endings.start()
         self._checking.start()
 
+    async def stand_in(self) -> None:
+        """Open half messages go to other brokers, which ask about them."""
+        self._check.load()
+        self._checking.start(0.0)
+
     async def become_slave(self) -> None:
         """What isn't written down yet the next master asks producers about again."""
         self._follows, self._is_master = True, False
@@ -143,9 +146,9 @@ class Transactions(Part):
 
     async def stop(self) -> None:
         """Writes down what ended and how far the rounds have got."""
+        await self._end_work()
         if not self._is_master:
             return
-        await self._end_work()
         try:
             with self._store.waiting():
                 self._ops.write(self._check.op_written)
@@ -228,16 +231,6 @@ class Transactions(Part):
     def _commit(self, record: Record) -> None:
         """Stores the message where it is to go (`EndTransactionProcessor.endMessageTransaction`)."""
         fields = decode_properties(record.properties)
-        if GANTRY_HALF in fields:
-            self._range_ends.check_ready()
-        first_offset = first_half_offset(fields)
-        decision = self._check.decisions.about(record.queue_offset if first_offset < 0 else first_offset)
-        if decision is not None:
-            raise RequestRefused(
-                ResponseCode.ILLEGAL_OPERATION,
-                f"half message {record.queue_offset} is of a transaction that is being "
-                f"{name_of_verdict(decision.verdict)} as a whole",
-            )
         target = destination(fields)
         assert target is not None
         del fields[names.REAL_TOPIC], fields[names.REAL_QUEUE_ID]

@@ -1,0 +1,67 @@
+"""What a message that waits in one broker's log becomes when another broker is to store it (`EscapeBridge`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gantrymq.broker.transaction.half_messages import destination
+from gantrymq.errors import IllegalMessage
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.properties import decode_properties, encode_properties
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, MULTI_TAGS, TRANSACTION_PREPARED
+from gantrymq.protocol.topic_name import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+
+#: What is of the message, not of the record.
+_KEPT = COMPRESSED | MULTI_TAGS | COMPRESSION_MASK
+_WAITING = (
+    names.TIMER_OUT_MS,
+    names.TIMER_DELAY_SEC,
+    names.TIMER_DELAY_MS,
+    names.TIMER_ENQUEUE_MS,
+    names.TIMER_DEQUEUE_MS,
+    names.TIMER_ROLL_TIMES,
+    names.REAL_QUEUE_ID,
+)
+_TIMED = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+
+
+class Outgoing(NamedTuple):
+    """A send to any queue of `topic`; `group` is the producers', None where the message doesn't say."""
+
+    topic: str
+    group: str | None
+    sys_flag: int
+    properties: bytes
+
+
+def outgoing(record: Record, topic: str, properties: bytes) -> Outgoing:
+    """A message of the log that goes to `topic`, with these properties. Raises IllegalMessage.
+
+    One that is to wait on the timer's wheel for another round waits at the other broker for the rest of its time, and a
+    half message is one there, too: its producer is asked by that broker.
+    """
+    fields = decode_properties(properties)
+    sys_flag = record.sys_flag & _KEPT
+    # It has waited long enough: in a send this would be a new delay.
+    fields.pop(names.DELAY_TIME_LEVEL, None)
+    if topic == TRANSACTION_HALF_TOPIC:
+        target = destination(fields)
+        if target is None:
+            raise IllegalMessage(f"REAL_TOPIC is {fields.get(names.REAL_TOPIC, '')[:300]!r}")
+        topic = target[0]
+        sys_flag |= TRANSACTION_PREPARED
+        fields[names.TRANSACTION_PREPARED] = "true"
+        for name in (names.TRANSACTION_PREPARED_QUEUE_OFFSET, names.REAL_QUEUE_ID):
+            fields.pop(name, None)
+    elif topic == TIMER_TOPIC:
+        topic = fields.pop(names.REAL_TOPIC, "")
+        # A slot's messages are due when it is over.
+        due_ms = int(fields[names.TIMER_OUT_MS]) + 1
+        for name in _WAITING:
+            fields.pop(name, None)
+        fields[names.TIMER_DELIVER_MS] = str(due_ms)
+    elif any(name in fields for name in _TIMED):
+        # With it a broker takes it for one that has waited.
+        fields.setdefault(names.TIMER_OUT_MS, "0")
+    return Outgoing(topic, fields.get(names.PRODUCER_GROUP), sys_flag, encode_properties(fields))

@@ -1,0 +1,211 @@
+"""A slave that stands in for its master: what it delivers, where that goes, and what the master takes over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from administration import create_group
+from broker_support import Peer, config
+from pop_support import PopPeer
+from replicated_brokers import Replicas
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
+from gantrymq.protocol.message import MessageExt, decode_messages
+
+ACTING = {
+    "enable_slave_acting_master": True,
+    "enable_remote_escape": True,
+    "sync_broker_member_group_period": 50,
+    "broker_heartbeat_interval": 100,
+    "broker_not_active_timeout_millis": 5_000,
+    "transaction_check_interval": 100,
+    "transaction_time_out": 0,
+}
+
+
+class WithAnother(Replicas):
+    """Beside a master and its slaves, all with acting masters, the master of another name."""
+
+    async def __aenter__(self) -> WithAnother:
+        self.options |= ACTING
+        self.namesrv_options |= {"support_acting_master": True, "notify_min_broker_id_changed": True}
+        self.replication["in_sync_replicas"] = 1
+        await super().__aenter__()
+        settings = config(self.directory / "other", namesrv_addr=[self.name_server.address])
+        self.other = Broker(replace(settings, broker_name="other"))
+        await self.other.start()
+        self._stack.push_async_callback(self.other.stop)
+        self.add_topic("orders")
+        return self
+
+    def add_topic(self, name: str) -> None:
+        for broker in (self.master, self.other):
+            broker.topics.put(TopicConfig(name, 1, 1))
+
+    async def deliver_nothing(self) -> None:
+        """The master's time is up before it delivers anything."""
+        await self.master._schedule.stop()
+        self.master._timer._delivering.cancel()
+        await self.master.pops.become_slave()
+
+    async def copied(self) -> None:
+        """The slave has the log and the tables."""
+        await self.caught_up()
+        part = next(part for part in self.slave._parts if isinstance(part, MetadataSync))
+        await part._copy()
+        await part._copy_timer()
+
+    def messages(self, broker: Broker, topic: str = "orders") -> list[MessageExt]:
+        queue = broker.store.find_queue(topic, 0)
+        if queue is None or not queue.max_offset:
+            return []
+        found = broker.store.get(queue, 0, 32, 1 << 20)
+        return list(decode_messages(b"".join(bytes(buffer) for buffer in found.buffers)))
+
+    async def route(self, topic: str) -> TopicRouteData:
+        header = GetRouteInfoRequestHeader(topic=topic)
+        peer = Peer(await self.remoting.connection(self.name_server.address))
+        return decode_json((await peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)).body, TopicRouteData)
+
+
+@pytest.fixture
+async def brokers(tmp_path: Path) -> AsyncIterator[WithAnother]:
+    async with WithAnother(tmp_path, 1) as brokers:
+        yield brokers
+
+
+def test_not_together_with_a_controller(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="enableSlaveActingMaster=true: not with enableControllerMode"):
+        config(
+            tmp_path,
+            enable_slave_acting_master=True,
+            enable_controller_mode=True,
+            controller_addr=["127.0.0.1:1"],
+        )
+
+
+async def test_what_waits_is_delivered_elsewhere_while_there_is_no_master(brokers: WithAnother) -> None:
+    peer = await brokers.peer()
+    await brokers.deliver_nothing()
+    delayed = await peer.send("orders", b"delayed", properties={"DELAY": "1", "TAGS": "a"})
+    timed = await peer.send("orders", b"timed", properties={"TIMER_DELAY_MS": "1500", "KEYS": "k"})
+    half = await peer.send("orders", b"half", properties={"TRAN_MSG": "true", "PGROUP": "producers"})
+    assert {delayed.code, timed.code, half.code} == {ResponseCode.SUCCESS}
+    await brokers.copied()
+    assert not brokers.slave.acting.is_acting
+    await brokers.stop(0)
+    await until(lambda: brokers.slave.acting.is_acting)
+    await until(lambda: {message.body for message in brokers.messages(brokers.other)} == {b"delayed", b"timed"})
+    by_body = {message.body: message for message in brokers.messages(brokers.other)}
+    assert by_body[b"delayed"].properties["TAGS"] == "a"
+    assert by_body[b"timed"].properties["KEYS"] == "k"
+    await until(lambda: [m.body for m in brokers.messages(brokers.other, "RMQ_SYS_TRANS_HALF_TOPIC")][:1] == [b"half"])
+    copy = brokers.messages(brokers.other, "RMQ_SYS_TRANS_HALF_TOPIC")[0]
+    assert (copy.properties["REAL_TOPIC"], copy.properties["PGROUP"]) == ("orders", "producers")
+
+
+async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother) -> None:
+    peer = await brokers.peer()
+    await brokers.deliver_nothing()
+    await peer.send("orders", b"delayed", properties={"DELAY": "1"})
+    await peer.send("orders", b"timed", properties={"TIMER_DELAY_MS": "1500"})
+    await brokers.copied()
+    await brokers.stop(0)
+    await until(lambda: len(brokers.messages(brokers.other)) == 2)
+    slave_offsets = brokers.slave._schedule.offsets()
+    brokers.slave.offsets.commit("readers", "orders", 0, 5)
+    master = await brokers.start(0)
+    assert master._schedule.offsets() == slave_offsets
+    assert master.offsets.query("readers", "orders", 0) == 5
+    await until(lambda: not brokers.slave.acting.is_acting)
+    peer = await brokers.peer()
+    assert (await peer.send("orders", b"later", properties={"TIMER_DELAY_MS": "1000"})).code == ResponseCode.SUCCESS
+    await until(lambda: [message.body for message in brokers.messages(master)] == [b"later"])
+    await brokers.caught_up()
+    assert len(brokers.messages(brokers.other)) == 2
+
+
+async def test_the_slave_is_shown_as_master_and_takes_no_messages(brokers: WithAnother) -> None:
+    await brokers.copied()
+    slave = brokers.slave
+    await brokers.stop(0)
+    await until(lambda: slave.acting.is_acting)
+    await until(lambda: not slave.replicating.has_master)
+    route = await brokers.route("orders")
+    name = slave.config.broker_name
+    own = next(broker for broker in route.broker_datas if broker.broker_name == name)
+    assert own.broker_addrs[0] == slave.address
+    assert next(queues.perm for queues in route.queue_datas if queues.broker_name == name) == 4
+    peer = await brokers.peer(1)
+    assert (await peer.send("orders", b"x")).code == ResponseCode.SYSTEM_BUSY
+
+
+async def test_who_hears_of_its_master_does_not_stand_in(brokers: WithAnother) -> None:
+    """A NameServer that was started anew may know the slave before the master."""
+    acting = brokers.slave.acting
+    address = brokers.name_server.address
+    # The NameServer loses the master, which lives.
+    header = {
+        "brokerName": brokers.master.config.broker_name,
+        "brokerAddr": brokers.master.address,
+        "clusterName": brokers.master.config.broker_cluster_name,
+        "brokerId": "0",
+    }
+    peer = Peer(await brokers.remoting.connection(address))
+    assert (await peer.ask(RequestCode.UNREGISTER_BROKER, fields=header)).code == ResponseCode.SUCCESS
+    await until(lambda: acting._members.keys() == {1})
+    assert brokers.slave.replicating.is_connected
+    assert not acting.is_acting
+
+
+async def test_the_lowest_of_several_stands_in(tmp_path: Path) -> None:
+    async with WithAnother(tmp_path, 2) as brokers:
+        await brokers.copied()
+        await brokers.stop(0)
+        await until(lambda: brokers.brokers[1].acting.is_acting)
+        await until(lambda: brokers.brokers[2].acting._members.keys() == {1, 2})
+        assert not brokers.brokers[2].acting.is_acting
+        await brokers.stop(1)
+        await until(lambda: brokers.brokers[2].acting.is_acting)
+
+
+async def test_popped_messages_come_back_elsewhere(brokers: WithAnother) -> None:
+    brokers.add_topic("%RETRY%poppers_orders")
+    peer = PopPeer(await brokers.remoting.connection(brokers.master.address))
+    await create_group(peer, "poppers")
+    await peer.send("orders", b"popped")
+    popped = await peer.pop("orders", invisible_ms=6_000)
+    assert popped.code == ResponseCode.SUCCESS
+    # Its note is in the log, and not in memory alone.
+    brokers.master.pops.buffer.expire(1 << 62)
+    await brokers.copied()
+    assert brokers.messages(brokers.slave, "rmq_sys_wheel_timer")
+    await brokers.stop(0)
+    await until(lambda: [m.body for m in brokers.messages(brokers.other, "%RETRY%poppers_orders")] == [b"popped"])
+
+
+async def test_sends_are_refused_when_too_few_replicas_are_there(tmp_path: Path) -> None:
+    async with WithAnother(tmp_path, 1) as brokers:
+        brokers.master.config.replication.in_sync_replicas = 2
+        brokers.master._config_changed()
+        flush_waits = next(part for part in brokers.master._parts if isinstance(part, FlushWaits))
+        await until(lambda: not flush_waits.lacks_replicas)
+        peer = await brokers.peer()
+        assert (await peer.send("orders", b"both")).code == ResponseCode.SUCCESS
+        await brokers.stop(1)
+        await until(lambda: flush_waits.lacks_replicas)
+        refused = await peer.send("orders", b"one")
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert "in-sync replicas not enough" in (refused.remark or "")
