@@ -57,6 +57,8 @@ READ_AT_START = {
     "metricsPort",
     "enableControllerMode",
     "controllerAddr",
+    "enableSlaveActingMaster",
+    "syncBrokerMemberGroupPeriod",
     "brokerHeartbeatInterval",
     "syncControllerMetadataPeriod",
     "checkSyncStateSetPeriod",

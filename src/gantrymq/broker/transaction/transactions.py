@@ -21,9 +21,11 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.decisions import name_of_verdict
 from gantrymq.broker.transaction.endings import Endings
 from gantrymq.broker.transaction.half_batches import GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.transaction.next_step import first_half_offset
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.broker.transaction.range_ends import RangeEnds
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreBusy
@@ -226,6 +228,16 @@ class Transactions(Part):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         if destination(fields) is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the half message doesn't say where it is to go")
+        if GANTRY_HALF in fields:
+            self._range_ends.check_ready()
+        first_offset = first_half_offset(fields)
+        decision = self._check.decisions.about(record.queue_offset if first_offset < 0 else first_offset)
+        if decision is not None:
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"half message {record.queue_offset} is of a transaction that is being "
+                f"{name_of_verdict(decision.verdict)} as a whole",
+            )
         return record
 
     def _commit(self, record: Record) -> None:
