@@ -9,6 +9,7 @@ Source: remoting/netty/TlsHelper (buildSslContext), srvutil/FileWatchService.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
@@ -24,10 +25,14 @@ WATCH_INTERVAL_S = 5.0
 
 
 class ServerTls:
-    """Of one server; `context` is that of a new connection, `job` is known under the name of the `peers`."""
+    """Of one server; `context` is that of a new connection, `job` is known under the name of the `peers`.
 
-    def __init__(self, config: TlsConfig, jobs: Jobs, *, peers: str = "connections") -> None:
+    `alpn` are the protocols that clients may ask for (RFC 7301).
+    """
+
+    def __init__(self, config: TlsConfig, jobs: Jobs, *, peers: str = "connections", alpn: Sequence[str] = ()) -> None:
         self._config = config
+        self._alpn = alpn
         #: None: there is no TLS, or it is made when somebody wants it.
         self._context: tls.SSLContext | None = None
         self._making = asyncio.Lock()
@@ -38,7 +43,7 @@ class ServerTls:
     def load(self) -> None:
         """Reads the files. Raises ConfigError."""
         self._versions = self._file_versions()
-        self._context = server_context(self._config)
+        self._context = self._speaking(server_context(self._config))
 
     @property
     def is_there(self) -> bool:
@@ -76,7 +81,7 @@ class ServerTls:
             return
         try:
             # Not in the loop: it takes some milliseconds, and more when a program is started for it.
-            self._context = await asyncio.to_thread(_self_made_context)
+            self._context = self._speaking(await asyncio.to_thread(_self_made_context))
         except (GantryError, OSError) as e:
             self._cannot_be_made = True
             log.info("a client wants TLS, and there is no certificate (tls.server.certPath): %s", e)
@@ -98,8 +103,13 @@ class ServerTls:
             log.warning("the TLS files have changed but can't be used, the former certificate stays: %s", e)
             return
         assert context is not None
-        self._context = context
+        self._context = self._speaking(context)
         log.info("new connections use the changed TLS files")
+
+    def _speaking(self, context: tls.SSLContext | None) -> tls.SSLContext | None:
+        if context is not None and self._alpn:
+            context.set_alpn_protocols(list(self._alpn))
+        return context
 
     def _file_versions(self) -> list[tuple[int, int, int] | None]:
         config = self._config

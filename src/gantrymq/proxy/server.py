@@ -1,0 +1,118 @@
+"""ProxyServer: listens, and has each connection's calls handled; TLS and plain ones on one port."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.logs import peer_log
+from gantrymq.proxy.grpc_call import Service
+from gantrymq.proxy.http2.connection import Http2Connection, Limits
+from gantrymq.remoting.arrivals import Arrivals
+from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.server_tls import ServerTls
+from gantrymq.remoting.tls import TlsConfig
+from gantrymq.system import network
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: What TLS clients must ask for (RFC 9113, 3.2).
+_ALPN = ("h2",)
+#: How often connections are looked at, s; an answer to a ping has so long, too.
+_LOOK_S = 10.0
+#: What has begun may go on for so long when the server stops, s.
+_DRAIN_S = 5.0
+
+
+class ProxyServer:
+    """The port is taken here and now, connections are taken from `serve` on. Raises GantryError when it is taken.
+
+    A connection without a call that was silent for `max_idle_s` is closed; one with calls is asked whether its peer is
+    there still.
+    """
+
+    def __init__(
+        self, service: Service, *, host: str, port: int, tls: TlsConfig, max_idle_s: float, jobs: Jobs
+    ) -> None:
+        self._service = service
+        self._tls = ServerTls(tls, jobs, peers="gRPC clients", alpn=_ALPN)
+        self._max_idle_s = max_idle_s
+        self._limits = Limits()
+        #: In the order in which they came.
+        self.connections: dict[Http2Connection, None] = {}
+        self._arrivals: Arrivals | None = None
+        self._closed = asyncio.Event()
+        self._idle_job = jobs.repeating("close idle gRPC connections", self._look, min(_LOOK_S, max_idle_s / 4))
+        self._listener = Listener(host, port, self._accepted, self._count, jobs=jobs, peers="gRPC clients")
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
+        self._tls.load()
+        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self._connected)
+        self._listener.start()
+        self._tls.start()
+        self._idle_job.start()
+
+    async def stop(self) -> None:
+        """Takes no more connections and calls; those under way have some seconds to end. Once more does no harm."""
+        self._idle_job.cancel()
+        self._tls.stop()
+        self._listener.stop()
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            await arrivals.stop()
+        for connection in list(self.connections):
+            connection.end()
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._all_closed()
+        except TimeoutError:
+            for connection in list(self.connections):
+                connection.abort()
+            await self._all_closed()
+
+    async def _all_closed(self) -> None:
+        while self.connections:
+            self._closed.clear()
+            await self._closed.wait()
+
+    def _accepted(self, sock: network.Socket) -> None:
+        assert self._arrivals is not None
+        self._arrivals.add(sock)
+
+    def _count(self) -> int:
+        return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
+
+    def _connected(self) -> Http2Connection:
+        return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
+
+    def _opened(self, connection: Http2Connection) -> None:
+        self.connections[connection] = None
+        if self._arrivals is None:
+            connection.abort()
+
+    def _disconnected(self, connection: Http2Connection) -> None:
+        self.connections.pop(connection, None)
+        self._closed.set()
+
+    def _look(self) -> None:
+        now = monotonic()
+        if self._arrivals is not None:
+            self._arrivals.close_silent(now - self._max_idle_s, len(self._arrivals))
+        for connection in list(self.connections):
+            silent_s = now - connection.last_read
+            if silent_s < self._max_idle_s / 2:
+                continue
+            if silent_s >= self._max_idle_s and (connection.is_asked or not connection.streams):
+                log.info("closing the HTTP/2 connection with %s: silent for %d s", connection.peer, silent_s)
+                if connection.streams:
+                    connection.abort()
+                else:
+                    connection.end()
+            elif connection.streams and not connection.is_asked:
+                connection.ask()

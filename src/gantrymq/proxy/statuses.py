@@ -1,0 +1,81 @@
+"""Statuses: how every error is told to a client (`ResponseBuilder`, `GrpcProxyException`).
+
+An rpc's own failure is a Status with a `Code` in its response, while gRPC's status stays OK. gRPC's own codes are for
+calls that no handler understands.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, RequestTimeout, SendOutcomeUnknown
+from gantrymq.logs import peer_log
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.proxy.v2.definition_pb2 import Code, Status
+
+log = peer_log(__name__)
+
+#: What a broker's answer becomes; all others are INTERNAL_SERVER_ERROR.
+_CODES: dict[int, Code] = {
+    ResponseCode.SUCCESS: Code.OK,
+    ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+}
+
+
+class GrpcCode(IntEnum):
+    """gRPC's status codes, those that are answered here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class ProxyError(GantryError):
+    """Raised by a handler: the client gets this code and message as its response's status."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class GrpcError(GantryError):
+    """Raised by a handler: the call ends with this status of gRPC's and no response."""
+
+    def __init__(self, code: GrpcCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def status(code: Code, message: str | None = None) -> Status:
+    """A status; its message is the code's name unless there is another one."""
+    return Status(code=code, message=Code.Name(code) if message is None else message)
+
+
+def status_of(error: Exception) -> Status:
+    """What a client is told of an error. One that nobody foresaw is logged with its traceback."""
+    if isinstance(error, ProxyError):
+        return status(error.code, str(error))
+    if isinstance(error, NoRouteInfo):
+        return status(Code.TOPIC_NOT_FOUND, f"No topic route info in name server for the topic: {error.topic}")
+    if isinstance(error, BrokerError):
+        return broker_status(error.code, error.remark)
+    if isinstance(error, RequestTimeout) or isinstance(getattr(error, "__cause__", None), RequestTimeout):
+        return status(Code.PROXY_TIMEOUT, str(error))
+    if isinstance(error, GantryError | SendOutcomeUnknown):
+        log.warning("a request failed: %s: %s", type(error).__name__, error)
+    else:
+        log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    return status(Code.INTERNAL_SERVER_ERROR, str(error) or type(error).__name__)
+
+
+def broker_status(code: int, remark: str | None) -> Status:
+    """The status for a broker's answer."""
+    return status(_CODES.get(code, Code.INTERNAL_SERVER_ERROR), str(code) if remark is None else remark)

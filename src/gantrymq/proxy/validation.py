@@ -1,0 +1,84 @@
+"""What names, tags and times a client may give, with Java's codes and remarks (`GrpcValidator`, client/Validators)."""
+
+from __future__ import annotations
+
+import re
+
+from gantrymq.protocol.topic_name import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, is_system_topic
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2.definition_pb2 import Code
+
+_ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+#: CID_RMQ_SYS_PREFIX.
+_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+#: So much of a name is repeated to who gave it.
+_SHOWN = 200
+
+
+def has_control_character(text: str) -> bool:
+    return _CONTROL.search(text) is not None
+
+
+def is_blank(text: str) -> bool:
+    return not text.strip()
+
+
+def check_topic(topic: str) -> None:
+    """Raises ProxyError for a name that no topic has, or one of the system."""
+    if is_blank(topic):
+        raise ProxyError(Code.ILLEGAL_TOPIC, "The specified topic is blank")
+    if len(topic) > MAX_TOPIC_LENGTH:
+        raise ProxyError(Code.ILLEGAL_TOPIC, f"The specified topic is longer than topic max length {MAX_TOPIC_LENGTH}.")
+    if not _ALLOWED.fullmatch(topic):
+        raise ProxyError(
+            Code.ILLEGAL_TOPIC,
+            f"The specified topic[{topic}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        )
+    if is_system_topic(topic):
+        raise ProxyError(Code.ILLEGAL_TOPIC, "cannot access system topic")
+
+
+def check_group(group: str) -> None:
+    """Raises ProxyError for a name that no consumer group has, or one of the system."""
+    code = Code.ILLEGAL_CONSUMER_GROUP
+    if is_blank(group):
+        raise ProxyError(code, "the specified group is blank")
+    if len(group) > MAX_GROUP_LENGTH:
+        raise ProxyError(
+            code, f"the specified group[{group[:_SHOWN]}] is longer than group max length: {MAX_GROUP_LENGTH}."
+        )
+    if not _ALLOWED.fullmatch(group):
+        raise ProxyError(
+            code, f"the specified group[{group}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+        )
+    if group.startswith(_SYSTEM_GROUP_PREFIX):
+        raise ProxyError(code, "cannot use system consumer group")
+
+
+def check_topic_and_group(topic: str, group: str) -> None:
+    check_topic(topic)
+    check_group(group)
+
+
+def check_invisible_time(invisible_ms: int, config: ProxyConfig, minimum_ms: int = 0) -> None:
+    """Raises ProxyError for a time that is too short, or longer than the proxy lets a message be invisible."""
+    code, maximum_ms = Code.ILLEGAL_INVISIBLE_TIME, config.max_invisible_time_mills
+    if invisible_ms < minimum_ms:
+        raise ProxyError(code, f"the invisibleTime is too small. min is {minimum_ms}")
+    if 0 < maximum_ms < invisible_ms:
+        raise ProxyError(code, f"the invisibleTime is too large. max is {maximum_ms}")
+
+
+def check_tag(tag: str) -> None:
+    """Raises ProxyError for a tag that no message has; an empty one is none."""
+    if not tag:
+        return
+    code = Code.ILLEGAL_MESSAGE_TAG
+    if is_blank(tag):
+        raise ProxyError(code, "tag cannot be the char sequence of whitespace")
+    if "|" in tag:
+        raise ProxyError(code, "tag cannot contain '|'")
+    if has_control_character(tag):
+        raise ProxyError(code, "tag cannot contain control character")

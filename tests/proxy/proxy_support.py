@@ -1,0 +1,78 @@
+"""What tests of the proxy share: a client's stub of grpcio's, topics, messages."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import grpc
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.proxy.call import METHODS
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+
+
+class Rpc:
+    """Each method of the service as an attribute: `await rpc.SendMessage(request)`, `rpc.ReceiveMessage(request)` is an
+    asynchronous iterator, `rpc.Telemetry()` a stream with `read` and `write`."""
+
+    def __init__(self, channel: grpc.aio.Channel, client_id: str) -> None:
+        self.channel = channel
+        self.client_id = client_id
+
+    def __getattr__(self, name: str) -> Any:
+        path, method = next((path, method) for path, method in METHODS.items() if method.name == name)
+        kind = f"{'stream' if method.client_streams else 'unary'}_{'stream' if method.server_streams else 'unary'}"
+        make = getattr(self.channel, kind)
+        call = make(
+            path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        return lambda *request, **options: call(*request, **{"metadata": self.metadata(), "timeout": 20, **options})
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """As Apache's clients send it."""
+        return (
+            ("x-mq-language", "JAVA"),
+            ("x-mq-protocol", "v2"),
+            ("x-mq-client-version", "5.0.8"),
+            ("x-mq-date-time", time.strftime("%Y%m%dT%H%M%SZ")),
+            ("x-mq-request-id", str(uuid.uuid4())),
+            ("x-mq-client-id", self.client_id),
+        )
+
+
+async def new_topic(admin: AdminClient, kind: str = "NORMAL", queues: int = 2) -> str:
+    """Of the name that it returns."""
+    topic = f"proxy_{kind.lower()}_{uuid.uuid4().hex[:12]}"
+    config = TopicConfig(
+        topic, read_queue_nums=queues, write_queue_nums=queues, attributes={"+message.type": kind} if kind else {}
+    )
+    await admin.create_topic(config, cluster="DefaultCluster")
+    return topic
+
+
+def message(topic: str, body: bytes = b"body", **system: Any) -> pb.Message:
+    """One that a client could send."""
+    properties = system.pop("user_properties", {})
+    system.setdefault("message_id", f"01{uuid.uuid4().hex[:30].upper()}")
+    system.setdefault("message_type", pb.NORMAL)
+    return pb.Message(
+        topic=pb.Resource(name=topic),
+        body=body,
+        user_properties=properties,
+        system_properties=pb.SystemProperties(**system),
+    )
+
+
+def producer_settings(topic: str) -> rpc_pb.TelemetryCommand:
+    """What a producer tells when it comes."""
+    return rpc_pb.TelemetryCommand(
+        settings=pb.Settings(
+            client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name=topic)]), user_agent=pb.UA()
+        )
+    )
