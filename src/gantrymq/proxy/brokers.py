@@ -1,0 +1,75 @@
+"""Brokers: the proxy's way to brokers and NameServers, with our own client over the remoting protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.popping.pop_api import PopApi
+from gantrymq.client.routes import Routes
+from gantrymq.errors import NoRouteInfo
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2.definition_pb2 import Code
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.system import tls
+
+
+class Brokers:
+    """One connection to each broker, shared by all clients of the proxy.
+
+    `handlers` is what brokers may ask the proxy, by request code; parts add theirs before `start`.
+    """
+
+    def __init__(
+        self, name_servers: str, *, ssl_context: tls.SSLContext | None = None, hooks: Sequence[RpcHook] = ()
+    ) -> None:
+        self.handlers: dict[int, RequestHandler] = {}
+        self._ssl_context = ssl_context
+        self._hooks = hooks
+        self.client = ClientInstance(name_servers, handlers=self.handlers, ssl_context=ssl_context, hooks=hooks)
+
+    @property
+    def api(self) -> BrokerApi:
+        return self.client.api
+
+    @property
+    def remoting(self) -> RemotingClient:
+        return self.client.remoting
+
+    @property
+    def routes(self) -> Routes:
+        return self.client.routes
+
+    def start(self) -> None:
+        self.client.start()
+
+    async def stop(self) -> None:
+        await self.client.close()
+
+    def pops(self, group: str) -> PopApi:
+        """POP for a group."""
+        return PopApi(self.client, group)
+
+    def another_connection(self, on_close: Callable[[str], None]) -> RemotingClient:
+        """A way to the same brokers, which take what comes by it for another client's. Who asks for it closes it."""
+        return RemotingClient(self.handlers, ssl_context=self._ssl_context, hooks=self._hooks, on_close=on_close)
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Where a topic is, from memory if it is known. Raises NoRouteInfo or a RemotingError."""
+        return await self.routes.get(topic)
+
+    async def master(self, broker_name: str) -> str:
+        """host:port of a broker's master. Raises ProxyError when no NameServer knows one of that name."""
+        address = self.routes.master_address(broker_name)
+        if address is None:
+            # Each broker has a topic of its own name; a handle may name a broker of which nobody has asked so far.
+            with suppress(NoRouteInfo):
+                await self.routes.get(broker_name)
+            address = self.routes.master_address(broker_name)
+        if address is None:
+            raise ProxyError(Code.BAD_REQUEST, f"the master of broker {broker_name} isn't known")
+        return address

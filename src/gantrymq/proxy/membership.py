@@ -1,0 +1,76 @@
+"""Heartbeat and NotifyClientTermination: clients stay as long as they are heard of (`ClientActivity`)."""
+
+from __future__ import annotations
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.logs import peer_log
+from gantrymq.proxy.call import Call, Handlers
+from gantrymq.proxy.clients import Client, Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.statuses import ProxyError, status
+from gantrymq.proxy.v2.definition_pb2 import ClientType, Code
+from gantrymq.proxy.v2.service_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    NotifyClientTerminationRequest,
+    NotifyClientTerminationResponse,
+)
+from gantrymq.proxy.validation import check_group
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+_CONSUMERS = (ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER)
+#: How often silent clients are looked for, s.
+_LOOK_S = 5.0
+
+
+class Membership:
+    """Who is there, as clients tell."""
+
+    def __init__(self, config: ProxyConfig, clients: Clients, jobs: Jobs) -> None:
+        self._clients = clients
+        self._silence_s = config.channel_expired_timeout / 1000
+        self._expiring = jobs.repeating("look for silent clients", self._expire, min(_LOOK_S, self._silence_s / 4))
+
+    @property
+    def handlers(self) -> Handlers:
+        return {"Heartbeat": self.heartbeat, "NotifyClientTermination": self.notify_client_termination}
+
+    def start(self) -> None:
+        self._expiring.start()
+
+    async def stop(self) -> None:
+        await self._expiring.stop()
+
+    async def heartbeat(self, call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
+        client = self._clients.heard(call.client_id, monotonic())
+        if client is None:
+            raise _unknown()
+        _check_type(client, request.group.name)
+        return HeartbeatResponse(status=status(Code.OK))
+
+    async def notify_client_termination(
+        self, call: Call, request: NotifyClientTerminationRequest
+    ) -> NotifyClientTerminationResponse:
+        client = self._clients.get(call.client_id)
+        if client is None:
+            raise _unknown()
+        _check_type(client, request.group.name)
+        self._clients.remove(client.client_id)
+        return NotifyClientTerminationResponse(status=status(Code.OK))
+
+    def _expire(self) -> None:
+        for client in self._clients.expire(monotonic() - self._silence_s):
+            log.info("client %s is silent, and taken for gone", client.client_id)
+
+
+def _unknown() -> ProxyError:
+    return ProxyError(Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client")
+
+
+def _check_type(client: Client, group: str) -> None:
+    if client.client_type in _CONSUMERS:
+        check_group(group)
+    elif client.client_type != ClientType.PRODUCER:
+        raise ProxyError(Code.UNRECOGNIZED_CLIENT_TYPE, ClientType.Name(client.client_type))

@@ -1,0 +1,136 @@
+"""Metadata: what brokers know of topics and groups, remembered for some seconds (`ClusterMetadataService`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from gantrymq.background.shared import result_of
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.group import GetSubscriptionGroupConfigRequestHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.system import randomness
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+T = TypeVar("T")
+
+#: The attribute that says what kind of message a topic takes (`TopicAttributes`).
+MESSAGE_TYPE = "message.type"
+#: What the attribute's values may be (`TopicMessageType`).
+UNSPECIFIED = "UNSPECIFIED"
+NORMAL = "NORMAL"
+FIFO = "FIFO"
+DELAY = "DELAY"
+TRANSACTION = "TRANSACTION"
+MIXED = "MIXED"
+TOPIC_TYPES = frozenset({UNSPECIFIED, NORMAL, FIFO, DELAY, TRANSACTION, MIXED})
+
+
+class _Remembered(Generic[T]):
+    """Answers by name. One that is older than `refresh_s` is still given, once more, while it is asked for anew."""
+
+    def __init__(self, ask: Callable[[str], Awaitable[T]], refresh_s: float, most: int) -> None:
+        self._ask = ask
+        self._refresh_s = refresh_s
+        self._most = most
+        #: The oldest first: what is asked for, and when it was.
+        self._known: dict[str, tuple[float, T]] = {}
+        self._asking: dict[str, asyncio.Task[T]] = {}
+
+    async def get(self, name: str) -> T:
+        """Raises what asking raises, if nothing is known."""
+        known = self._known.get(name)
+        if known is not None and monotonic() - known[0] < self._refresh_s:
+            return known[1]
+        task = self._asking.get(name) or self._begin(name)
+        return known[1] if known is not None else await result_of(task)
+
+    def _begin(self, name: str) -> asyncio.Task[T]:
+        task = self._asking[name] = asyncio.ensure_future(self._ask(name))
+        task.add_done_callback(lambda done: self._asked(name, done))
+        return task
+
+    def _asked(self, name: str, task: asyncio.Task[T]) -> None:
+        del self._asking[name]
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.info("can't ask for %s: %s", name, error)
+            return
+        self._known.pop(name, None)
+        self._known[name] = monotonic(), task.result()
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
+
+
+class Metadata:
+    """Of topics and groups, asked of any broker that has them."""
+
+    def __init__(self, config: ProxyConfig, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._cluster = config.rocket_mq_cluster_name
+        self._topics = _Remembered(
+            self._ask_for_topic, config.topic_config_cache_refresh_seconds, config.topic_config_cache_max_num
+        )
+        self._groups = _Remembered(
+            self._ask_for_group,
+            config.subscription_group_config_cache_refresh_seconds,
+            config.subscription_group_config_cache_max_num,
+        )
+
+    async def topic_type(self, topic: str) -> str:
+        """One of TOPIC_TYPES; UNSPECIFIED for a topic that no broker can tell of."""
+        try:
+            config = await self._topics.get(topic)
+        except GantryError:
+            return UNSPECIFIED
+        kind = config.attributes.get(MESSAGE_TYPE, NORMAL)
+        return kind if kind in TOPIC_TYPES else UNSPECIFIED
+
+    async def group(self, group: str) -> SubscriptionGroupConfig | None:
+        """A consumer group; None when no broker can tell of it."""
+        try:
+            return await self._groups.get(group)
+        except GantryError:
+            return None
+
+    async def _ask_for_topic(self, topic: str) -> TopicConfig:
+        address = _any_address(await self._brokers.route(topic))
+        request = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic=topic))
+        response = await self._brokers.remoting.call(address, request)
+        return decode_json(response.body, TopicConfig)
+
+    async def _ask_for_group(self, group: str) -> SubscriptionGroupConfig | None:
+        # Each broker has a topic of its cluster's name.
+        try:
+            address = _any_address(await self._brokers.route(self._cluster))
+        except NoRouteInfo:
+            return None
+        request = RemotingCommand.request(
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GetSubscriptionGroupConfigRequestHeader(group=group)
+        )
+        try:
+            response = await self._brokers.remoting.call(address, request)
+        except BrokerError as e:
+            if e.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                return None
+            raise
+        return decode_json(response.body, SubscriptionGroupConfig)
+
+
+def _any_address(route: TopicRouteData) -> str:
+    """Of a broker that has the topic, its master if there is one."""
+    broker = randomness.choice(route.broker_datas)
+    return broker.master_address or next(iter(broker.broker_addrs.values()))
