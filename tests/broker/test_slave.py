@@ -18,6 +18,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.broker.replication.metrics import replication_metrics
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import BodyError, BrokerError, ConfigError
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -345,3 +346,43 @@ async def test_without_credentials_nothing_is_copied_from_a_guarded_master(tmp_p
         with pytest.raises(BrokerError):
             await copy_now(replicas)
         assert replicas.slave.offsets.query("readers", "orders", 1) is None
+
+
+async def test_how_far_a_slave_is_behind(replicas: Replicas) -> None:
+    replicas.master.config.replication.in_sync_replicas = 1
+    replicas.master._config_changed()
+    peer = await replicas.peer()
+    assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+    await replicas.caught_up()
+    (status,) = replicas.master.replicating.status().connections
+    await until(lambda: replicas.master.replicating.status().connections[0].diff == 0)
+    (status,) = replicas.master.replicating.status().connections
+    assert (status.broker_id, status.diff, status.behind_millis) == (1, 0, 0)
+    # What the slave has no more is what the record is at which it stands.
+    (slave,) = replicas.master.replicating.slaves()
+    slave.acknowledged = 0
+    (status,) = replicas.master.replicating.status().connections
+    age_ms = clock.now_ms() - replicas.master.store.read_record(0).store_timestamp
+    assert status.diff == replicas.master.store.max_physical_offset
+    assert 0 <= status.behind_millis <= age_ms
+    # In the midst of a record, where Java's slaves may be.
+    slave.acknowledged = 1
+    assert replicas.master.replicating.status().connections[0].behind_millis == -1
+
+
+async def test_what_prometheus_hears_of_replication(replicas: Replicas) -> None:
+    peer = await replicas.peer()
+    assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+    await until(lambda: replicas.master.replicating.status().connections[0].diff == 0)
+
+    def told(broker: Broker) -> dict[str, list[float]]:
+        metrics = replication_metrics(broker.config, broker.replicating, broker.acting.is_acting, {})
+        return {metric.name: [value for _, value in metric.samples] for metric in metrics}
+
+    master, slave = told(replicas.master), told(replicas.slave)
+    assert master["gantry_replication_slaves"] == [1]
+    assert master["gantry_replication_in_sync"] == [2]
+    assert master["gantry_replication_lag_bytes"] == master["gantry_replication_lag_seconds"] == [0]
+    assert slave["gantry_replication_slaves"] == slave["gantry_replication_in_sync"] == [0]
+    assert len(slave["gantry_replication_transferred_bytes_per_second"]) == 1
+    assert master["gantry_replication_role_changes_total"] == slave["gantry_replication_role_changes_total"] == [1]

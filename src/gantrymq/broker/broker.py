@@ -291,6 +291,8 @@ class Broker:
             self._schedule,
             jobs,
             self._server.loop_watch,
+            replicating,
+            self.acting,
         )
         #: What a slave does that stands in for its master.
         self._acting_parts: tuple[Part, ...] = (self._transactions, self._timer, self._schedule, self.pops)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker.acting.acting import Acting
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import Client, GroupMembers
@@ -17,6 +18,8 @@ from gantrymq.broker.consumer_lag import ConsumerLag
 from gantrymq.broker.deliveries import Deliveries
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.service import PopService
+from gantrymq.broker.replication.metrics import replication_metrics
+from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
@@ -62,6 +65,8 @@ class BrokerMetrics(Part):
         schedule: Schedule,
         jobs: Jobs,
         loop_watch: LoopWatch,
+        replicating: Replicating,
+        acting: Acting,
     ) -> None:
         self._config = config
         self._labels = {
@@ -83,6 +88,8 @@ class BrokerMetrics(Part):
         self._schedule = schedule
         self._jobs = jobs
         self._loop_watch = loop_watch
+        self._replicating = replicating
+        self._acting = acting
         self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
 
     async def start(self) -> None:
@@ -103,6 +110,7 @@ class BrokerMetrics(Part):
             yield from self._timers()
         yield from self._popping()
         yield from self._skipped()
+        yield from replication_metrics(self._config, self._replicating, self._acting.is_acting, self._labels)
         yield from job_metrics(self._jobs, self._labels)
         yield from self._loop_watch.metrics(self._labels)
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
 from gantrymq.remoting.arrivals import Arrivals
@@ -16,10 +17,10 @@ from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
 from gantrymq.replication.sending import PlainSending, Sending
-from gantrymq.replication.slaves import Slaves
+from gantrymq.replication.slaves import Slave, Slaves
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import network
-from gantrymq.system.clock import monotonic
+from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
@@ -128,9 +129,21 @@ class HaMaster:
                     in_sync,
                     connection.bytes_per_second(),
                     slave.next_offset,
+                    slave.broker_id,
+                    self._behind_millis(slave, end),
                 )
             )
         return status
+
+    def _behind_millis(self, slave: Slave, end: int) -> int:
+        """The age of the oldest record that it lacks; -1 where it is in the midst of one, as Java's slaves may be."""
+        if slave.acknowledged >= end:
+            return 0
+        try:
+            stored_ms = self.store.read_record(slave.acknowledged).store_timestamp
+        except GantryError:
+            return -1
+        return max(now_ms() - stored_ms, 0)
 
     # -- for connections ----------------------------------------------------------------------------------------
 

@@ -86,6 +86,8 @@ class Replicating(Part):
         self.epoch_file: EpochFile | None = None
         self.begins: Callable[[], None] = lambda: None
         self.confirm_offset: Callable[[], int] = lambda: 0
+        #: How often the broker has become master or slave.
+        self.role_changes = 0
         self._master: HaMaster | None = None
         self._slave: HaSlave | None = None
         self._looking = jobs.repeating("look for the master", self._look)
@@ -112,6 +114,7 @@ class Replicating(Part):
     async def become_master(self) -> None:
         """Takes slaves. Raises GantryError when haListenPort is taken."""
         await self._end_slave()
+        self.role_changes += 1
         self._store.set_slave(False)
         self._flush_offset = self._store.max_physical_offset
         self.begins()
@@ -122,6 +125,7 @@ class Replicating(Part):
         """Follows whom the NameServers, haMasterAddress, or in controller mode the controller say."""
         await self._end_master()
         await self._end_slave()
+        self.role_changes += 1
         self._store.set_slave(True)
         config = self._config
         self._slave = HaSlave(

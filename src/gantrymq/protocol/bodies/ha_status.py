@@ -11,7 +11,10 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 
 
 class HaConnectionStatus(msgspec.Struct, rename="camel"):
-    """One slave, as its master sees it."""
+    """One slave, as its master sees it; `broker_id` and `behind_millis` are told by our brokers only, else -1.
+
+    `behind_millis` is the age of the oldest message that the slave lacks, 0 when it has all.
+    """
 
     addr: str = ""
     slave_ack_offset: int = 0
@@ -19,6 +22,8 @@ class HaConnectionStatus(msgspec.Struct, rename="camel"):
     in_sync: bool = False
     transferred_byte_in_second: int = 0
     transfer_from_where: int = 0
+    broker_id: int = -1
+    behind_millis: int = -1
 
 
 class HaClientStatus(msgspec.Struct, rename="camel"):
