@@ -56,6 +56,7 @@ class Clients:
         self._world = world
         self._plan = plan
         self._history = history
+        self._servers = servers
         self._names = servers.addresses
         self.scene = Scene(world, plan, history, servers)
         self.watch = Watch(self.scene)
@@ -125,10 +126,9 @@ class Clients:
 
     async def _make_topic(self, program: Program) -> None:
         async with AdminClient(self._names) as admin:
-            while True:
+            while not self._servers.have_topic(TOPIC):
                 try:
                     await admin.ensure_topic(TOPIC, queues=QUEUES)
-                    break
                 except GantryError:
                     await asyncio.sleep(AGAIN_S)
         self.is_set_up.set()
@@ -173,24 +173,23 @@ class Clients:
                 self._history.sent[name].not_before = now + {1.0: 1, 3.0: 5, 10.0: 10}[delay_s]
             else:
                 message = Message(TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
-            await producer.send(message)
-            self.scene.stored(name)
+            self.scene.stored(name, await producer.send(message))
             return
         kind -= plan.delayed
         if kind < plan.batches:
             names = [f"{name}.{part}" for part in range(chance.randrange(2, 20))]
             for part in names:
                 self.scene.ask(Sent(part, TOPIC, asked_at=now))
-            await producer.send_batch([Message(TOPIC, part.encode()) for part in names])
-            for part in names:
-                self.scene.stored(part)
+            result = await producer.send_batch([Message(TOPIC, part.encode()) for part in names])
+            for place, part in enumerate(names):
+                self.scene.stored(part, result, place)
             return
         kind -= plan.batches
         if kind < plan.transactions:
             self.scene.ask(Sent(name, TOPIC, asked_at=now, is_void=chance.random() < 0.3))
             sent = await producer.send_in_transaction(Message(TOPIC, name.encode()))
-            if not self._history.sent[name].is_void and sent is not None:
-                self.scene.stored(name)
+            if not self._history.sent[name].is_void:
+                self.scene.stored(name, sent.result)
             return
         kind -= plan.transactions
         self.scene.ask(Sent(name, TOPIC, asked_at=now))
@@ -202,16 +201,15 @@ class Clients:
             return
         body = name.encode() + b" " * chance.choice((0, 0, 100, 3000))
         self.scene.lengths[name] = len(body)
-        await producer.send(Message(TOPIC, body))
-        self.scene.stored(name)
+        self.scene.stored(name, await producer.send(Message(TOPIC, body)), 0)
 
     async def _send_ordered(self, producer: TransactionProducer, program: Program, chance: Random) -> None:
         key = f"{program.name}-{chance.randrange(KEYS)}"
         number = self._keys.get(key, 0)
         name = f"{key}:{number}"
         self.scene.ask(Sent(name, TOPIC, key, number, self._world.loop.time()))
-        await producer.send_with(Message(TOPIC, name.encode(), sharding_key=key), select_by_hash, key)
-        self.scene.stored(name)
+        message = Message(TOPIC, name.encode(), sharding_key=key)
+        self.scene.stored(name, await producer.send_with(message, select_by_hash, key), 0)
         self._keys[key] = number + 1
 
     # -- consumers ----------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""The servers of a run: the package's own, with small files so that what needs a full file happens soon."""
+"""The servers of a run: the package's own, with small files so that what needs a full file happens soon.
+
+Brokers of one name are programs of their own: broker-0 begins as the master, where no controller says otherwise, and
+broker-0.1 is a slave of its.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,36 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from gantrymq.broker.admin.broker_config import properties_of
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.config import from_properties, parse_properties, replace_file
+from gantrymq.controller.config import ControllerConfig
+from gantrymq.controller.server import Controller
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.remoting.tls import TlsMode
+from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from gantrymq.system import files
 from sim.machine import Host, Process, State
-from sim.plan import Plan
+from sim.plan import Plan, broker_name
+from sim.replicas_plan import CONTROLLED, SYNC_MASTER
+from sim.state_store import SimEtcd, SimStateStore
 from sim.system import World
 
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
+CONTROLLER_PORT = 9878
+#: The third number of brokers' addresses, and of their replicas'; of the controllers'.
+_BROKERS, _REPLICAS, _CONTROLLERS = 2, 20, 19
+#: No program is there, but links to it may be cut.
+ETCD_ADDRESS = "10.0.18.1"
+#: A broker of a controller is dead that is silent for so long, and one that lags so long is in sync no more, ms.
+_SILENT_MS, _LAGS_MS = 5_000, 6_000
 #: What administrators change is written to it.
 _BROKER_FILE = Path("/broker/broker.properties")
 #: Brokers tell the NameServers about themselves so often, ms: two of these are over soon.
@@ -56,6 +73,8 @@ class Program:
         #: SIGTERM: the program ends by itself.
         self.ending: asyncio.Event | None = None
         self.failure: BaseException | None = None
+        #: There is no machine for it.
+        self.is_away = False
 
     @property
     def is_alive(self) -> bool:
@@ -72,7 +91,7 @@ class Program:
         return self.host.process.context.run(work)
 
     def start(self) -> None:
-        if self.is_alive:
+        if self.is_alive or self.is_away:
             return
         self.ending = asyncio.Event()
         self.host.start(self._run)
@@ -99,9 +118,17 @@ class Servers:
         self.name_servers = [
             Program(world.host(f"ns-{n}", f"10.0.1.{n + 1}"), self._name_server) for n in range(plan.name_servers)
         ]
-        self.brokers = [
-            Program(world.host(f"broker-{n}", f"10.0.2.{n + 1}"), self._broker) for n in range(plan.brokers)
+        self.brokers = [Program(world.host(name, _broker_address(name)), self._broker) for name in plan.broker_programs]
+        self.controllers = [
+            Program(world.host(f"controller-{n}", f"10.0.{_CONTROLLERS}.{n + 1}"), self._controller)
+            for n in range(plan.controllers)
         ]
+        self._world = world
+        #: Where the controllers' state is, and the share of their requests to it that something happens to.
+        self.etcd = SimEtcd(world.loop.time)
+        self.stores: dict[str, SimStateStore] = {}
+        #: When a broker of a name became master last, s.
+        self.became_master: dict[str, float] = {}
         self.addresses = ";".join(f"{program.host.address}:{NAMESRV_PORT}" for program in self.name_servers)
         #: What runs, or ran last, for those who look into it.
         self.running: dict[str, Broker] = {}
@@ -110,7 +137,33 @@ class Servers:
 
     @property
     def all(self) -> list[Program]:
-        return self.name_servers + self.brokers
+        return self.name_servers + self.brokers + self.controllers
+
+    def replicas(self) -> dict[str, list[Program]]:
+        """The brokers of each name, those that begin as masters first."""
+        found: dict[str, list[Program]] = {}
+        for program in self.brokers:
+            found.setdefault(broker_name(program.name), []).append(program)
+        return found
+
+    def looked_into_by_name(self) -> Iterator[tuple[str, Broker]]:
+        """As `looked_into`."""
+        return ((program.name, broker) for program, broker in self.looked_into())
+
+    def masters(self) -> dict[str, Broker]:
+        """The master of each name, as it knows itself to be; a broker that is taken for dead may, too."""
+        return {
+            broker.config.broker_name: broker
+            for program, broker in self.looked_into()
+            if broker.config.broker_role is not BrokerRole.SLAVE
+        }
+
+    def have_topic(self, topic: str) -> bool:
+        """Each name has a master, and this has the topic."""
+        masters = self.masters()
+        return len(masters) == self._plan.brokers and all(
+            broker.topics.get(topic) is not None for broker in masters.values()
+        )
 
     def name_servers_looked_into(self) -> Iterator[tuple[Program, NameServer]]:
         """As `looked_into`."""
@@ -143,6 +196,14 @@ class Servers:
 
     async def _broker(self, program: Program) -> None:
         broker = Broker(self._broker_config(program))
+        if broker.controlled is not None:
+            make_master, name = broker.controlled.make_master, broker.config.broker_name
+
+            async def became_master() -> None:
+                await make_master()
+                self.became_master[name] = self._world.loop.time()
+
+            broker.controlled.make_master = became_master
         await broker.start()
         self.running[program.name] = broker
         self._lives[program.name] = program.host.process
@@ -150,10 +211,34 @@ class Servers:
         await program.ending.wait()
         await broker.stop()
 
+    async def _controller(self, program: Program) -> None:
+        loop, own = self._world.loop, program.host.address
+        there, back = loop.network.link(own, ETCD_ADDRESS), loop.network.link(ETCD_ADDRESS, own)
+        chance = Random(f"{self._plan.seed} {program.name} {loop.time()}")
+        before = self.stores.get(program.name)
+        store = SimStateStore(self.etcd, chance, lambda: there.is_cut or back.is_cut)
+        store.trouble = before.trouble if before is not None else 0.0
+        self.stores[program.name] = store
+        controller = Controller(
+            ControllerConfig(
+                bind_address=own,
+                listen_port=CONTROLLER_PORT,
+                tls_server_mode=TlsMode.DISABLED,
+                self_id=program.name,
+                config_store_path=Path("/controller/controller.properties"),
+                scan_not_active_broker_interval=1_000,
+            ),
+            store=store,
+        )
+        await controller.start()
+        assert program.ending is not None
+        await program.ending.wait()
+        await controller.stop()
+
     def _broker_config(self, program: Program) -> BrokerConfig:
         """The run's, with what administrators have changed."""
         config = BrokerConfig(
-            broker_name=program.name,
+            broker_name=broker_name(program.name),
             broker_ip1=program.host.address,
             bind_address=program.host.address,
             listen_port=BROKER_PORT,
@@ -166,10 +251,42 @@ class Servers:
             broker_config_path=_BROKER_FILE,
             store=store_config(self._plan),
         )
+        if self._plan.mode:
+            config = self._replicated(config, program)
         if not files.exists(_BROKER_FILE):
             files.make_directory(_BROKER_FILE.parent)
             replace_file(_BROKER_FILE, b"")
         text = files.read_bytes(_BROKER_FILE).decode()
         properties = properties_of(config) | parse_properties(text, source=str(_BROKER_FILE))
         store = from_properties(StoreConfig, properties, source=str(_BROKER_FILE))
-        return replace(from_properties(BrokerConfig, properties, source=str(_BROKER_FILE)), store=store)
+        replication = from_properties(ReplicationConfig, properties, source=str(_BROKER_FILE))
+        read = from_properties(BrokerConfig, properties, source=str(_BROKER_FILE))
+        return replace(read, store=store, replication=replication)
+
+    def _replicated(self, config: BrokerConfig, program: Program) -> BrokerConfig:
+        plan = self._plan
+        replication = ReplicationConfig(
+            ha_send_heartbeat_interval=1_000,
+            ha_housekeeping_interval=5_000,
+            ha_max_time_slave_not_catchup=_LAGS_MS,
+            slave_timeout=3_000,
+        )
+        config = replace(config, slave_read_enable=True, replication=replication)
+        if plan.mode == CONTROLLED:
+            replication.all_ack_in_sync_state_set, replication.min_in_sync_replicas = True, plan.in_sync
+            addresses = [f"{controller.host.address}:{CONTROLLER_PORT}" for controller in self.controllers]
+            return replace(
+                config,
+                enable_controller_mode=True,
+                controller_addr=addresses,
+                controller_heart_beat_timeout_mills=_SILENT_MS,
+            )
+        replication.in_sync_replicas = plan.in_sync
+        number = int(program.name.partition(".")[2] or 0)
+        master = BrokerRole.SYNC_MASTER if plan.mode == SYNC_MASTER else BrokerRole.ASYNC_MASTER
+        return replace(config, broker_id=number, broker_role=BrokerRole.SLAVE if number else master)
+
+
+def _broker_address(name: str) -> str:
+    number, _, replica = name.partition("-")[2].partition(".")
+    return f"10.0.{_REPLICAS + int(replica) if replica else _BROKERS}.{int(number) + 1}"

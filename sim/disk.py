@@ -254,6 +254,17 @@ class Disk:
         assert isinstance(inode, Inode)
         inode.flip(position, bit)
 
+    def copy(self, source: Disk, below: str) -> None:
+        """All that `source` has below a path, as its programs see it; it is on the disk at once."""
+        for path, inode in source.files():
+            if path.startswith(f"{below}/"):
+                self.make_directory(os.path.dirname(path), lasting=True)
+                fd = self.open(path, os.O_RDWR | os.O_CREAT)
+                self.pwrite(fd, inode.read(0, inode.size), 0)
+                self.fsync(fd)
+                self.close(fd)
+                self._parent(path)[0].sync()
+
     def files(self) -> Iterator[tuple[str, Inode]]:
         """Every file by its path, in order."""
         yield from self._files("", self._root)

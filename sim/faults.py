@@ -6,19 +6,20 @@ A new kind is a class here with `begin` and `end`, and its name in plan.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.record import BODY_AT_V4, offset_of
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.message_store import MessageStore
 from sim.clients import QUEUES, TOPIC, Clients
-from sim.cluster import Program, Servers, store_config
+from sim.cluster import ETCD_ADDRESS, Program, Servers, store_config
 from sim.history import History
-from sim.machine import State
+from sim.machine import Host, State
 from sim.plan import Fault
 from sim.system import World
 
@@ -37,12 +38,23 @@ class Site:
         self.clients = clients
         self.history = history
         self.programs = {program.name: program for program in servers.all + clients.all}
+        self._operator: Host | None = None
 
     def addresses_but(self, program: Program) -> list[str]:
-        return [other.host.address for other in self.programs.values() if other is not program]
+        others = [other.host.address for other in self.programs.values() if other is not program]
+        return [*others, ETCD_ADDRESS] if program in self.servers.controllers else others
 
     def died(self, program: Program) -> None:
         self.clients.died(program)
+
+    def operate(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Somebody at a host of his own does something; what he was at he leaves."""
+        host = self._operator
+        if host is None:
+            host = self._operator = self.world.host("operator", "10.0.17.1")
+        if host.process is not None:
+            host.process.kill()
+        host.start(work)
 
 
 class Kind(Protocol):

@@ -22,6 +22,11 @@ class Sent:
     stored_at: float | None = None
     #: Rolled back: never to be delivered.
     is_void: bool = False
+    #: Who acknowledged it, the broker's name and its host:port, where in its log, and in which queue at which offset.
+    broker: str = ""
+    stored_by: str = ""
+    physical_offset: int = -1
+    place: tuple[str, int, int] | None = None
 
 
 @dataclass

@@ -84,6 +84,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network = Network(self, chance)
         #: Exceptions that nobody handled, as asyncio tells them: a message and the error.
         self.unhandled: list[dict[str, Any]] = []
+        #: How often it went round.
+        self.turns = 0
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def time(self) -> float:
@@ -136,6 +138,7 @@ class SimLoop(asyncio.BaseEventLoop):
         running, stopped = State.RUNNING, State.STOPPED
         while True:
             now = self.now = self.now + _TURN_S
+            self.turns += 1
             while timers and timers[0][2]._cancelled:
                 self._cancelled_count -= 1
                 heappop(timers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sim.run import Outcome
+
+#: A run takes about a second of a processor.
+_MOST_CPU_S = 120
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ def _fork(seed: str, execute: Callable[[str], Outcome]) -> tuple[int, int]:
 
 
 def _child(seed: str, writer: int, execute: Callable[[str], Outcome]) -> NoReturn:
+    # What never ends ends so, and is told by its status.
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     try:
         outcome = execute(seed)
         result = {

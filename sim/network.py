@@ -30,6 +30,8 @@ _TINY_READS = 16
 _CONNECT_TIMEOUT_S = 127.0
 _DEAD_PEER_S = 60.0
 _FIRST_PORT = 20_000
+#: Where masters listen for slaves: the port after the broker's.
+LOG_PORT = 10912
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Link:
     jitter_s: float = 0.0005
     #: Nothing gets through.
     is_cut: bool = False
+    #: Of what brokers send of their logs, the share of writes in which a bit flips.
+    garbled: float = 0.0
 
 
 class SimSocket:
@@ -127,6 +131,7 @@ class Stream:
         self._source = source
         self._target = target
         self._link = network.link(source.name[0], target.name[0])
+        self._is_log = LOG_PORT in (source.name[1], target.name[1])
         self._pieces: deque[tuple[float, bytes | None]] = deque()
         self._arrives = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -141,6 +146,8 @@ class Stream:
             # In order, whatever chance says.
             arrives = self._arrives
         self._arrives = arrives
+        if link.garbled and data and self._is_log and network.chance.random() < link.garbled:
+            data = _garbled(data, network.chance)
         self._pieces.append((arrives, data))
         if data is not None:
             self.under_way += len(data)
@@ -194,6 +201,13 @@ class Stream:
             target.received(data[begin:end] if end - begin < len(data) else data)
             begin = end
         self._source.drained()
+
+
+def _garbled(data: bytes, chance: Random) -> bytes:
+    """With another bit."""
+    changed, place = bytearray(data), chance.randrange(len(data))
+    changed[place] ^= 1 << chance.randrange(8)
+    return bytes(changed)
 
 
 class End(asyncio.Transport):

@@ -67,6 +67,35 @@ class Plan:
     #: Workloads beside producers and consumers, see workloads/.
     extras: tuple[str, ...] = ()
     faults: list[Fault] = field(default_factory=list)
+    #: Brokers of each name, and what they are: ASYNC_MASTER or SYNC_MASTER with slaves, or CONTROLLED.
+    replicas: int = 1
+    mode: str = ""
+    #: Of a SYNC_MASTER inSyncReplicas, with controllers minInSyncReplicas.
+    in_sync: int = 1
+    controllers: int = 0
+
+    @property
+    def broker_programs(self) -> list[str]:
+        """The names of all brokers' programs."""
+        others = [f"broker-{n}.{k}" for k in range(1, self.replicas) for n in range(self.brokers)]
+        return [f"broker-{n}" for n in range(self.brokers)] + others
+
+    @property
+    def servers(self) -> list[str]:
+        """The names of all servers' programs."""
+        controllers = [f"controller-{n}" for n in range(self.controllers)]
+        return [f"ns-{n}" for n in range(self.name_servers)] + self.broker_programs + controllers
+
+    @property
+    def clients(self) -> list[str]:
+        """Of the clients that each seed has."""
+        clients = [f"producer-{n}" for n in range(self.producers)]
+        return clients + [f"{kind}-{n}" for kind, count in self.consumers.items() for n in range(count)]
+
+
+def broker_name(program: str) -> str:
+    """The name that a broker's program has in common with its replicas: broker-0 and broker-0.1 are the same one's."""
+    return program.partition(".")[0]
 
 
 def make_plan(seed: str) -> Plan:
@@ -92,9 +121,7 @@ def make_plan(seed: str) -> Plan:
         failures=chance.choice((0.0, 0.0, 0.02)),
         tiny_reads=chance.choice((0.0, 0.0, 0.1)),
     )
-    servers = [f"ns-{n}" for n in range(plan.name_servers)] + [f"broker-{n}" for n in range(plan.brokers)]
-    clients = [f"producer-{n}" for n in range(plan.producers)]
-    clients += [f"{kind}-{n}" for kind, count in plan.consumers.items() for n in range(count)]
+    servers, clients = plan.servers, plan.clients
     kinds = ["kill", "kill", "stop", "end", "cut", "slow", "reset", "clock", "open-errors", "full"]
     if plan.is_synced:
         kinds += ["power", "power", "sync-error"]

@@ -117,9 +117,9 @@ BUGS = (
     Planted(
         "what there is no room for is acknowledged",
         "broker/appender.py",
-        _REFUSED + "self._polling.message_arrived(queue)",
+        _REFUSED + "self._arrived(queue)",
         "            return PutResult(queue.max_offset, self.store.max_physical_offset, 0, 0)\n"
-        "        self._polling.message_arrived(queue)",
+        "        self._arrived(queue)",
     ),
     Planted(
         "a group's offsets are not saved",

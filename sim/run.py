@@ -8,7 +8,8 @@ import logging
 from dataclasses import dataclass
 
 from gantrymq.remoting import loop_watch, server
-from sim import audit, checkers
+from gantrymq.replication import master
+from sim import audit, checkers, replica_faults
 from sim.clients import Clients
 from sim.cluster import Servers
 from sim.faults import KINDS, Site, happen
@@ -18,6 +19,7 @@ from sim.plan import Fault, Plan
 from sim.shrink import plan_of
 from sim.system import World, begin
 
+KINDS |= replica_faults.KINDS
 #: When these have settled, producers come, s.
 _PRODUCERS_S = 8.0
 #: After the last fault everything must be delivered within, s: locks, pops, retries and routes run out first.
@@ -58,6 +60,8 @@ class Run:
         # the look for idle connections.
         loop_watch.BEAT_S = 30.0
         server.LOOK_S = 5.0
+        # A hundred times a second masters look whether there is something for slaves; who waits has them look at once.
+        master._LOOK_AT_LOG_S = 0.1
         self.servers = Servers(self.world, plan)
         self.clients = Clients(self.world, plan, self.history, self.servers)
         self._site = Site(self.world, self.servers, self.clients, self.history)
@@ -116,7 +120,7 @@ class Run:
     def _end_faults(self) -> None:
         """Faults may overlap: an end of one undoes another's, or not."""
         for fault in self.plan.faults:
-            if fault.kind in ("cut", "slow", "clock", "open-errors", "full"):
+            if fault.kind in ("cut", "slow", "clock", "open-errors", "full", "garble", "trouble"):
                 KINDS[fault.kind].end(self._site, self._site.programs[fault.whom])
         for program in self.servers.all + self.clients.all:
             if program.host.process is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
+from math import inf
 from typing import Any, TypeVar
 
+from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.message_id import decode_offset_message_id
 from sim.cluster import Program, Servers
 from sim.history import Handling, History, Received, Sent
-from sim.plan import Plan
+from sim.plan import Plan, broker_name
 from sim.system import World
 
 T = TypeVar("T")
@@ -47,7 +50,7 @@ class Scene:
         self.rewound: set[str] = set()
         #: Those who may say that a message need not have come: whatever took it was meant to.
         self.excuses: list[Callable[[Sent], bool]] = []
-        #: When a broker died last. Its locks die with it, here as in Java, and who had one believes in it for a while.
+        #: When a broker of a name died last. Its locks die with it, here as in Java, and who had one believes in it.
         self._broker_died: dict[str, float] = {}
 
     def now(self) -> float:
@@ -75,7 +78,20 @@ class Scene:
     def ask(self, message: Sent) -> None:
         self.history.ask(message)
 
-    def stored(self, name: str) -> None:
+    def stored(self, name: str, result: SendResult | None = None, number: int | None = None) -> None:
+        """It was acknowledged; where there are replicas only SEND_OK is a promise.
+
+        `number` is that of the message among those of `result`; None when it goes into its queue later.
+        """
+        if result is not None:
+            if self.plan.mode and result.status is not SendStatus.SEND_OK:
+                self.history.note(self.now(), f"{name}: {result.status.name}")
+                return
+            sent, ids = self.history.sent[name], result.offset_msg_id.split(",")
+            sent.stored_by, sent.physical_offset = decode_offset_message_id(ids[number or 0])
+            sent.broker = result.queue.broker_name
+            if number is not None:
+                sent.place = sent.broker, result.queue.queue_id, result.queue_offset + number
         self.history.acknowledge(name, self.now())
 
     def receive(self, message: MessageExt, group: str, by: str) -> str:
@@ -106,8 +122,8 @@ class Scene:
 
     def begin(self, group: str, queue: Queue, by: str) -> None:
         """A handler of an orderly group begins: no other may be at work on the queue."""
-        died = self._broker_died.get(queue[0])
-        if died is not None and self.now() < died + _LOCK_LIFE_S:
+        gone = max(self._broker_died.get(queue[0], -inf), self.servers.became_master.get(queue[0], -inf))
+        if self.now() < gone + _LOCK_LIFE_S:
             return
         for other in self.history.handling:
             if (other.group, other.queue) == (group, queue):
@@ -125,5 +141,5 @@ class Scene:
     def died(self, program: Program) -> None:
         """Its handlers are no more, or its locks."""
         if program.name.startswith("broker"):
-            self._broker_died[program.name] = self.now()
+            self._broker_died[broker_name(program.name)] = self.now()
         self.history.handling = [one for one in self.history.handling if one.by != program.name]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from sim.plan import Fault, Plan, make_plan
+from sim.replicas_plan import CONTROLLED, with_replicas
 
 #: The problems of runs of several plans, in their order.
 Try = Callable[[list[Plan]], list[list[str]]]
@@ -34,7 +35,10 @@ def from_json(text: str) -> Plan:
 
 def plan_of(seed: str) -> Plan:
     """Of a seed, or of a plan as `to_json` writes it."""
-    return from_json(seed) if seed.startswith("{") else make_plan(seed)
+    if seed.startswith("{"):
+        return from_json(seed)
+    plan = make_plan(seed)
+    return with_replicas(plan) or plan
 
 
 def kinds(problems: list[str]) -> set[str]:
@@ -63,7 +67,8 @@ def size(plan: Plan) -> str:
     """What is left of a plan, in words."""
     return (
         f"{len(plan.faults)} faults, {plan.producers} x {plan.messages} messages, {plan.name_servers} NameServers, "
-        f"{plan.brokers} brokers, {sum(plan.consumers.values())} consumers, {len(plan.extras)} workloads more"
+        f"{plan.brokers} x {plan.replicas} brokers, {sum(plan.consumers.values())} consumers, "
+        f"{len(plan.extras)} workloads more"
     )
 
 
@@ -85,6 +90,12 @@ def smaller(plan: Plan) -> Iterator[Plan]:
         number: int = getattr(plan, field)
         if number > 1:
             yield _known(replace(plan, **{field: number - 1}))  # type: ignore[arg-type]
+    if plan.replicas > 2:
+        yield _known(replace(plan, replicas=plan.replicas - 1))
+    if plan.replicas > 1 and plan.mode != CONTROLLED:
+        yield _known(replace(plan, replicas=1, mode="", in_sync=1))
+    if plan.controllers > 1:
+        yield _known(replace(plan, controllers=1))
     for group, number in plan.consumers.items():
         # Some workloads count on a first consumer of each group that there always is.
         if number > (group in ("push", "orderly")):
@@ -100,10 +111,5 @@ def smaller(plan: Plan) -> Iterator[Plan]:
 
 def _known(plan: Plan) -> Plan:
     """Without faults of programs that the plan has no longer."""
-    counts = {"ns": plan.name_servers, "broker": plan.brokers, "producer": plan.producers, **plan.consumers}
-
-    def is_there(name: str) -> bool:
-        kind, _, number = name.rpartition("-")
-        return kind not in counts or int(number) < counts[kind]
-
-    return replace(plan, faults=[fault for fault in plan.faults if is_there(fault.whom)])
+    known = {*plan.servers, *plan.clients}
+    return replace(plan, faults=[fault for fault in plan.faults if fault.whom in known])

@@ -1,13 +1,14 @@
 """SimStateStore: etcd as controllers see it (`controller/etcd_store.py`), on the loop's time, with what can go wrong.
 
 One `SimEtcd` for all controllers of a run; each has a store of its own, whose requests take their time, are lost before
-or after they were done, or are done when nobody waits for them any more.
+or after they were done, or are done when nobody waits for them any more. None gets through while `is_cut` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -86,8 +87,9 @@ class SimStateStore:
 
     interval_s = 1.5
 
-    def __init__(self, etcd: SimEtcd, chance: Random) -> None:
+    def __init__(self, etcd: SimEtcd, chance: Random, is_cut: Callable[[], bool] = lambda: False) -> None:
         self.trouble = 0.0
+        self._is_cut = is_cut
         self._etcd = etcd
         self._chance = chance
         self._loop = asyncio.get_running_loop()
@@ -141,11 +143,12 @@ class SimStateStore:
     async def _request(self, work: Callable[[], T]) -> T:
         chance = self._chance
         await asyncio.sleep(chance.expovariate(1000))
-        if chance.random() >= self.trouble:
+        is_cut = self._is_cut()
+        if not is_cut and chance.random() >= self.trouble:
             result = work()
             await asyncio.sleep(chance.expovariate(1000))
             return result
-        match chance.randrange(4):
+        match 0 if is_cut else chance.randrange(4):
             case 0:
                 what = "lost"
             case 1:
@@ -153,7 +156,8 @@ class SimStateStore:
                 work()
             case 2:
                 what = "late"
-                self._loop.call_later(chance.uniform(0, _LATE_S), work)
+                # Also when the controller is gone by then.
+                self._loop.call_later(chance.uniform(0, _LATE_S), work, context=Context())
             case _:
                 # Whoever asked stands still meanwhile, and its request arrives then.
                 await asyncio.sleep(chance.uniform(0, _LATE_S))

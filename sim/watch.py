@@ -15,13 +15,18 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.background.repeating import Repeating, Work
 from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from sim.cluster import REGISTER_MS, Program
+from sim.cluster import BROKER_PORT, REGISTER_MS, Program
+from sim.compare import compare
 from sim.machine import State
+from sim.plan import broker_name
 from sim.scene import Scene
 
 #: How often it looks, s.
 _LOOK_S = 2.0
+#: The loop goes round so often in that time at most: busy programs took some hundred times a message.
+_MOST_TURNS = 100_000
 #: A job whose interval is shorter runs in this time, s; so do these threads.
 _JOBS_S = 20.0
 _OFTEN_S = 5.0
@@ -69,18 +74,25 @@ class Watch:
         self._scene = scene
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
-        self._are_deaths_seen = not kinds & set(_UNSEEN)
+        # A controller's broker may be nobody for a while.
+        self._are_deaths_seen = not kinds & set(_UNSEEN) and not scene.plan.controllers
         #: Of each life of a broker: what its groups have committed.
         self._offsets: dict[str, dict[_Place, int]] = {}
         #: How often each job of a life had run, at several times.
         self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
         #: Since when a NameServer has been wrong about a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
+        #: By a broker's name and epoch.
+        self._masters: dict[tuple[str, int], int] = {}
 
     async def main(self) -> None:
         """Until the run is over."""
         while True:
+            turns = self._scene.world.loop.turns
             await asyncio.sleep(_LOOK_S)
+            turns = self._scene.world.loop.turns - turns
+            if turns > _MOST_TURNS:
+                self.problems.append(f"at {self._scene.now():.0f} s somebody is busy: {turns} turns in {_LOOK_S:.0f} s")
             self._look_at_routes()
             for program, broker in self._scene.servers.looked_into():
                 assert program.host.process is not None
@@ -88,8 +100,9 @@ class Watch:
                     life = program.host.process.name
                     self._look_at_jobs(life, broker.jobs)
                     self._look_at_polls(life, broker)
-                    if self._are_offsets_sure:
-                        self._look_at_offsets(life, broker.offsets)
+                    if self._are_offsets_sure and broker.config.broker_role is not BrokerRole.SLAVE:
+                        self._look_at_offsets(f"{life}{self._epoch(broker)}", broker.offsets)
+                    self._look_at_roles(broker)
             for program, server in self._scene.servers.name_servers_looked_into():
                 assert program.host.process is not None
                 if program.host.process.state is State.RUNNING:
@@ -100,6 +113,23 @@ class Watch:
         late_s = self._scene.now() - min(broker.polling._by_second, default=inf)
         if late_s > _POLL_LATE_S:
             self.problems.append(f"at {self._scene.now():.0f} s {life} holds a pull {late_s:.0f} s beyond its time")
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _epoch(broker: Broker) -> str:
+        """Of whom a controller may make a slave meanwhile: what it is."""
+        roles = broker.controlled._roles if broker.controlled is not None else None
+        return f" in epoch {roles.role.epoch}" if roles is not None else ""
+
+    def _look_at_roles(self, broker: Broker) -> None:
+        """All who know of an epoch know the same master of it."""
+        roles = broker.controlled._roles if broker.controlled is not None else None
+        if roles is not None and roles.role.master_id is not None:
+            key = broker.config.broker_name, roles.role.epoch
+            master = self._masters.setdefault(key, roles.role.master_id)
+            if master != roles.role.master_id:
+                self.problems.append(f"epoch {key[1]} of {key[0]} has the masters {master} and {roles.role.master_id}")
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
@@ -147,7 +177,8 @@ class Watch:
         for name_server, server in servers.name_servers_looked_into():
             for broker in servers.brokers:
                 key = name_server.name, broker.name
-                is_known = bool(server.table.broker_addresses(broker.name))
+                address = f"{broker.host.address}:{BROKER_PORT}"
+                is_known = address in server.table.broker_addresses(broker_name(broker.name)).values()
                 # As long as it takes to start or to end it may be either.
                 is_right = name_server.is_ending or broker.is_ending or is_known == broker.is_alive
                 since = self._wrong_since.setdefault(key, now)
@@ -171,7 +202,9 @@ class Watch:
         await self._end(clients)
         # The word of it is under way.
         await asyncio.sleep(_HEARD_S)
-        if self._are_deaths_seen:
+        if self._scene.plan.mode:
+            self.problems += await compare(servers)
+        elif self._are_deaths_seen:
             for program, broker in servers.looked_into():
                 self.problems += [
                     f"{program.name} has {count} {what}, and no client is there"

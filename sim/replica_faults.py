@@ -1,0 +1,104 @@
+"""What goes wrong with brokers that have replicas, beside what goes wrong with any (faults.py)."""
+
+from __future__ import annotations
+
+from random import Random
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import GantryError
+from sim.cluster import CONTROLLER_PORT, Program
+from sim.disk import Disk
+from sim.faults import Kill, Kind, Power, Site
+from sim.plan import broker_name
+from sim.replicas_plan import CONTROLLED
+
+#: Below it is all that a slave has of its master.
+_STORE = "/store"
+
+
+class Wreck:
+    """A machine and its disk are gone. A new one comes, empty; its operator gives a master the store of a slave.
+
+    In controller mode it is a new broker, which the controller gives an id of its own.
+    """
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        Power().begin(site, program, strength)
+        program.is_away = True
+        address = program.host.address
+        site.world.disks[address] = Disk(Random(f"{site.world.seed} new disk of {program.name}"))
+
+    def end(self, site: Site, program: Program) -> None:
+        if site.clients.scene.plan.mode != CONTROLLED:
+            self._restore(site, program)
+        program.is_away = False
+        Power().end(site, program)
+
+    def _restore(self, site: Site, program: Program) -> None:
+        slaves = [one for one in site.servers.replicas()[broker_name(program.name)] if one is not program]
+        best = max(slaves, key=lambda one: site.servers.running[one.name].store.max_physical_offset)
+        Kill().begin(site, best, 0.0)
+        site.world.disks[program.host.address].copy(site.world.disks[best.host.address], _STORE)
+        best.start()
+
+
+class Garble:
+    """Its links to other brokers lie: a bit of what they carry of the log is another one, now and then."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        self._set(site, program, strength / 4)
+
+    def end(self, site: Site, program: Program) -> None:
+        self._set(site, program, 0.0)
+
+    def _set(self, site: Site, program: Program, share: float) -> None:
+        own = program.host.address
+        for other in site.servers.replicas()[broker_name(program.name)]:
+            for link in (
+                site.world.loop.network.link(own, other.host.address),
+                site.world.loop.network.link(other.host.address, own),
+            ):
+                link.garbled = share
+
+
+class Trouble:
+    """Requests of a controller to the store of its state are lost, late, or done without an answer."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        self._set(site, program, strength / 3)
+
+    def end(self, site: Site, program: Program) -> None:
+        self._set(site, program, 0.0)
+
+    def _set(self, site: Site, program: Program, share: float) -> None:
+        if (store := site.servers.stores.get(program.name)) is not None:
+            store.trouble = share
+
+
+class HandOver:
+    """An administrator makes it the master, if it is in sync."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.operate(lambda: self._elect(site, program))
+
+    def end(self, site: Site, program: Program) -> None:
+        """It stays so."""
+
+    async def _elect(self, site: Site, program: Program) -> None:
+        broker = site.servers.running.get(program.name)
+        broker_id = broker.controlled._identity.broker_id if broker is not None and broker.controlled else None
+        if broker is None or broker_id is None:
+            return
+        async with AdminClient(site.servers.addresses) as admin:
+            for controller in site.servers.controllers:
+                try:
+                    address = f"{controller.host.address}:{CONTROLLER_PORT}"
+                    await admin.elect_master(
+                        address, broker.config.broker_cluster_name, broker.config.broker_name, broker_id
+                    )
+                    return
+                except GantryError as e:
+                    site.history.note(site.world.loop.time(), f"{program.name} isn't made master: {e}")
+
+
+KINDS: dict[str, Kind] = {"wreck": Wreck(), "garble": Garble(), "trouble": Trouble(), "hand-over": HandOver()}

@@ -1,0 +1,67 @@
+"""What a seed means whose brokers have replicas: how many, of which mode, and what goes wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from sim.plan import FAULTS_S, Fault, Plan
+
+#: What a plan's `mode` may be.
+ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLLED"
+#: The share of seeds that are of this kind.
+_SHARE = 0.25
+_MOST_MESSAGES = 100
+
+
+def with_replicas(plan: Plan) -> Plan | None:
+    """The same work for brokers that have replicas, with faults of its own; None where the seed isn't of that kind."""
+    chance = Random(f"{plan.seed} replicas")
+    if chance.random() >= _SHARE:
+        return None
+    mode = chance.choice((CONTROLLED, CONTROLLED, CONTROLLED, SYNC_MASTER, SYNC_MASTER, ASYNC_MASTER))
+    is_controlled = mode == CONTROLLED
+    replicas = chance.choice((2, 3, 3)) if is_controlled else chance.choice((2, 2, 3))
+    plan = replace(
+        plan,
+        mode=mode,
+        replicas=replicas,
+        brokers=chance.choice((1, 1, 2)),
+        in_sync=(chance.choice((1, 2)) if replicas == 2 else 2) if is_controlled else 1 + (mode == SYNC_MASTER),
+        controllers=chance.choice((1, 3)) if is_controlled else 0,
+        messages=min(plan.messages, _MOST_MESSAGES),
+        failures=0.0,
+        oneway=0.0,
+        extras=(),
+        faults=[],
+    )
+    kinds = ["kill", "kill", "stop", "end", "cut", "cut", "slow", "reset"]
+    if is_controlled:
+        kinds += ["stop", "cut", "hand-over", "hand-over"]
+    elif plan.is_synced or mode == ASYNC_MASTER:
+        kinds += ["garble"]
+    for _ in range(chance.choice((0, 1, 2, 4, 8))):
+        kind = chance.choice(kinds)
+        whom = chance.choice(plan.broker_programs * 2 + plan.servers + plan.clients)
+        if kind in ("hand-over", "garble"):
+            whom = chance.choice(plan.broker_programs)
+        plan.faults.append(_fault(chance, kind, whom))
+    if plan.controllers and chance.random() < 0.5:
+        plan.faults.append(_fault(chance, "trouble", f"controller-{chance.randrange(plan.controllers)}"))
+    # A disk that is lost takes what no other has; only one of a name.
+    wrecked = ""
+    if plan.in_sync > 1 and chance.random() < 0.3:
+        wrecked = chance.choice(plan.broker_programs if is_controlled else [f"broker-{n}" for n in range(plan.brokers)])
+        plan.faults.append(_fault(chance, "wreck", wrecked))
+    if plan.is_synced:
+        # After a power failure a master without a controller may lack what its slaves have.
+        dark = plan.broker_programs if is_controlled else plan.broker_programs[plan.brokers :] if not wrecked else []
+        for _ in range(chance.choice((0, 1, 2)) if dark else 0):
+            plan.faults.append(_fault(chance, "power", chance.choice(dark)))
+    plan.faults.sort(key=lambda fault: fault.at)
+    return plan
+
+
+def _fault(chance: Random, kind: str, whom: str) -> Fault:
+    lasts = chance.uniform(0.1, 40) if chance.random() < 0.3 else chance.uniform(0.1, 8)
+    return Fault(kind, whom, round(chance.uniform(0, FAULTS_S), 2), round(lasts, 2), round(chance.random(), 2))
