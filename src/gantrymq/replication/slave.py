@@ -262,8 +262,9 @@ class HaSlave:
             while (queues := link.step()) is not None:
                 if queues:
                     self._on_messages(queues)
-                self._show(link)
+                # What it has it has, also when there is no room yet to show it.
                 self._report(link)
+                self._show(link)
                 if monotonic() > until:
                     connection.pause()
                     return 0.0

@@ -318,6 +318,7 @@ class Controlled(Part):
         # The controller may have said something else meanwhile.
         self._is_deposed = self._is_master and not roles.is_master
         self._look_at_lease()
+        self._leasing.wake()
         self.register(role.epoch)
         log.info("this broker is %s in epoch %d", "the master" if self._is_master else "a slave", role.epoch)
 
@@ -382,7 +383,8 @@ class Controlled(Part):
             self._appender.refusal = "no controller has said of late that this broker is still the master"
         else:
             self._appender.refusal = None
-            return max(self._lease.until - now, 0.0)
+            # That of a slave may be over; it is looked at again when it becomes master.
+            return self._lease.until - now if self._is_master else inf
         return inf
 
     # -- requests -----------------------------------------------------------------------------------------------

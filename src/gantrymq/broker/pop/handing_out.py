@@ -190,7 +190,9 @@ class HandingOut:
                 self._offsets.commit(group, queue.topic, queue.queue_id, found.next_begin_offset)
             else:
                 self._buffer.skip((queue.topic, group, queue.queue_id), found.next_begin_offset)
-        batch.rest += max(0, queue.max_offset - found.next_begin_offset)
+        if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
+            # What there is beyond that isn't shown yet: who waits for it is woken then.
+            batch.rest += max(0, queue.max_offset - found.next_begin_offset)
 
     def _hand_out(
         self,
