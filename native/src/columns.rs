@@ -1,5 +1,6 @@
 //! Columns as Arrow has them in memory: validity bits, offsets, data.
 
+use crate::inflate::{Failed, Inflater};
 use crate::properties;
 use crate::record::Record;
 
@@ -43,6 +44,11 @@ impl Binary {
         self.end_value(false)
     }
 
+    /// Ends a value whose bytes were added to `data`.
+    pub fn end_pushed(&mut self) -> Result<(), TooLarge> {
+        self.end_value(true)
+    }
+
     fn end_value(&mut self, is_valid: bool) -> Result<(), TooLarge> {
         let number = self.count();
         if !is_valid {
@@ -79,6 +85,28 @@ pub fn bodies(buffer: &[u8], records: &[Record]) -> Result<Binary, TooLarge> {
     let mut column = Binary::with_capacity(records.len(), size);
     for record in records {
         column.push(&buffer[record.body_at..record.body_end])?;
+    }
+    Ok(column)
+}
+
+/// The plain bodies of the first so many of `numbers`, until they have `max_bytes`; of each `max_body` at most.
+pub fn inflated(
+    buffer: &[u8],
+    records: &[Record],
+    numbers: &[i64],
+    max_bytes: usize,
+    max_body: usize,
+) -> Result<Binary, Failed> {
+    let mut column = Binary::with_capacity(numbers.len(), 0);
+    let mut inflater = Inflater::default();
+    for &number in numbers {
+        let record = usize::try_from(number).ok().and_then(|number| records.get(number)).ok_or(Failed)?;
+        let body = &buffer[record.body_at..record.body_end];
+        inflater.append(body, record.sys_flag, max_body, &mut column.data)?;
+        column.end_pushed().map_err(|TooLarge| Failed)?;
+        if column.data.len() >= max_bytes {
+            break;
+        }
     }
     Ok(column)
 }

@@ -3,6 +3,7 @@
 
 mod bytes;
 pub mod columns;
+pub mod inflate;
 pub mod properties;
 #[cfg(feature = "python")]
 mod python;

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from gantrymq.protocol.compression import CompressionType, compress, compression
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import decode_records, encode_host, encode_record
-from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from gantrymq.spark.arrow_records import ARROW_TYPES, ArrowRecords
 from gantrymq.spark.native_records import NativeRecords
 from gantrymq.spark.numpy_records import NumpyRecords
@@ -167,10 +168,28 @@ def all_of(kind: type[ArrowRecords], buffer: bytes) -> list[object] | None:
         return None
     wanted = [name for name in COLUMNS if not name.startswith("body")]
     arrays = [*records.columns([*wanted, "a"], None, None), records.topics(), records.stored_bodies()]
+    bodies, problems = records.bodies(np.arange(len(records)), INFLATED_BYTES)
+    arrays.append(bodies)
     for array in arrays:
         array.validate(full=True)
     numbers = [records.has_wrong_crc(), records.starts, records.physical_offsets]
-    return [*arrays, *(column.tolist() for column in numbers)]
+    return [*arrays, problems, *(column.tolist() for column in numbers)]
+
+
+PACKED = [compress(b"name=value;" * n, kind) for n in (0, 1, 20, 9000) for kind in CompressionType]
+
+
+@pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+@given(st.lists(st.sampled_from(PACKED), min_size=1, max_size=3), st.sampled_from([0, *CompressionType]), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_both_inflate_the_same_of_any_bytes(packed: list[bytes], number: int, data: st.DataObject) -> None:
+    # A frame, then something else, which may be another frame.
+    damaged = bytearray(b"".join(packed))
+    for _ in range(data.draw(st.integers(0, 2))):
+        damaged[data.draw(st.integers(0, min(len(damaged) - 1, 40)))] = data.draw(st.integers(0, 255))
+    body = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    buffer = encode_record(0, 0, 0, 0, COMPRESSED | number << 8, 0, V4, 0, V4, 0, 0, body, b"orders", b"")
+    assert all_of(NumpyRecords, buffer) == all_of(NativeRecords, buffer)
 
 
 @both

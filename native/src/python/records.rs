@@ -1,5 +1,6 @@
 //! The records of a buffer for Python: what `gantrymq/spark/arrow_records.py` asks of them.
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -74,6 +75,20 @@ impl Records {
 
     fn bodies(&self, py: Python<'_>) -> PyResult<Column> {
         column(py, || columns::bodies(&self.buffer, &self.records))
+    }
+
+    /// The plain bodies of the first so many of `numbers`, until they have `max_bytes`; None where one doesn't inflate,
+    /// or to more than `max_body` bytes.
+    fn inflated(
+        &self,
+        py: Python<'_>,
+        numbers: PyBuffer<i64>,
+        max_bytes: usize,
+        max_body: usize,
+    ) -> PyResult<Option<Column>> {
+        let numbers = numbers.to_vec(py)?;
+        let found = py.detach(|| columns::inflated(&self.buffer, &self.records, &numbers, max_bytes, max_body));
+        Ok(found.ok().map(parts))
     }
 
     fn property(&self, py: Python<'_>, name: &str) -> PyResult<Column> {

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 1
+INTERFACE = 2
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -34,6 +34,13 @@ class Records(Protocol):
 
     def topics(self) -> Column: ...
     def bodies(self) -> Column: ...
+    def inflated(self, numbers: Buffer, max_bytes: int, max_body: int, /) -> Column | None:
+        """The plain bodies of the first so many of the records, until they have `max_bytes`.
+
+        None where one doesn't inflate, or to more than `max_body` bytes.
+        """
+        ...
+
     def property(self, name: str, /) -> Column: ...
     def properties(self) -> tuple[Buffer, Column, Column]:
         """Where each record's begin among all, the names, the values."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gantrymq.errors import RecordError
+from gantrymq.errors import CompressionError, RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
@@ -141,6 +141,27 @@ class ArrowRecords(ABC):
     def body(self, i: int) -> bytes:
         """One body, inflated. Raises CompressionError."""
         return decompress(self.stored_body(i), int(self._sys_flags[i]))
+
+    def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
+        """The bodies of the first so many of the records `numbers`, inflated, until they have `max_bytes`.
+
+        Null where one doesn't inflate; why is said by its place in the array.
+        """
+        found: list[bytes | None] = []
+        problems: dict[int, str] = {}
+        size = 0
+        for place, i in enumerate(numbers.tolist()):
+            try:
+                body = self.body(i)
+            except CompressionError as e:
+                problems[place] = str(e)
+                found.append(None)
+            else:
+                found.append(body)
+                size += len(body)
+            if size >= max_bytes:
+                break
+        return pa.array(found, pa.binary()), problems
 
     def columns(self, wanted: Sequence[str], topic: str | None, broker_name: str | None) -> list[pa.Array]:
         """One array for each name of `wanted`: those of `ARROW_TYPES` but the body, and names of properties.

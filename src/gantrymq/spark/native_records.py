@@ -13,6 +13,7 @@ import pyarrow as pa
 from gantrymq.errors import RecordError
 from gantrymq.kernels import native
 from gantrymq.kernels.interface import Column, Records
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.record import decode_record
 from gantrymq.spark.arrow_records import ArrowRecords, Ints
 
@@ -53,6 +54,11 @@ class NativeRecords(ArrowRecords):
 
     def stored_bodies(self) -> pa.Array:
         return _array(pa.binary(), self._records.bodies())
+
+    def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
+        found = self._records.inflated(np.ascontiguousarray(numbers).data, max_bytes, MAX_DECOMPRESSED_SIZE)
+        # Python says what is wrong.
+        return super().bodies(numbers, max_bytes) if found is None else (_array(pa.binary(), found), {})
 
     def stored_body(self, i: int) -> bytes:
         start, end = self._records.body_place(i)

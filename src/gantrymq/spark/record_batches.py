@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gantrymq.errors import CodecError, CompressionError, RecordError
+from gantrymq.errors import CodecError, CompressionError
 from gantrymq.kernels import native
 from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, ArrowRecords
 from gantrymq.spark.bodies.body_format import VALUE, BodyOptions
@@ -81,47 +81,35 @@ def record_batches(
         yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
         return
     numbers = np.arange(len(records)) if wanted is None else np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
-    for start, bodies, errors in _in_pieces(records, numbers, wrong_crc, corrupt):
+    start = 0
+    while start < len(numbers):
+        bodies, problems = records.bodies(numbers[start:], INFLATED_BYTES)
+        if wrong_crc is not None:
+            bodies, problems = _without_wrong(bodies, problems, wrong_crc[numbers[start : start + len(bodies)]])
+        if problems and corrupt is CorruptBodies.FAIL:
+            place = min(problems)
+            raise CompressionError(_told(records, int(numbers[start + place]), problems[place]))
         piece = {name: array.slice(start, len(bodies)) for name, array in arrays.items()}
         if values is not None:
-            piece[VALUE], wrong = values.decode(bodies)
+            piece[VALUE], wrong = values.decode(bodies.to_pylist())
             for place, error in wrong.items():
                 if corrupt is CorruptBodies.FAIL:
                     raise CodecError(_told(records, int(numbers[start + place]), error))
-                errors[place] = error
-        piece[BODY] = pa.array(bodies, ARROW_TYPES[BODY])
-        piece[BODY_ERROR] = pa.array(errors, ARROW_TYPES[BODY_ERROR])
+            problems |= wrong
+        piece[BODY] = bodies
+        piece[BODY_ERROR] = pa.array([problems.get(place) for place in range(len(bodies))], ARROW_TYPES[BODY_ERROR])
         yield pa.RecordBatch.from_arrays([piece[name] for name in columns.names], schema=columns)
+        start += len(bodies)
 
 
-def _in_pieces(
-    records: ArrowRecords,
-    numbers: npt.NDArray[np.int64],
-    wrong_crc: npt.NDArray[np.bool_] | None,
-    corrupt: CorruptBodies,
-) -> Iterator[tuple[int, list[bytes | None], list[str | None]]]:
-    """(place among `numbers`, bodies from there on, what is wrong with each)."""
-    bodies: list[bytes | None] = []
-    errors: list[str | None] = []
-    size = start = 0
-    for n, i in enumerate(numbers.tolist()):
-        body, error = None, None
-        try:
-            if wrong_crc is not None and wrong_crc[i]:
-                raise RecordError("the body has another CRC32 than its record says")
-            body = records.body(i)
-        except (CompressionError, RecordError) as e:
-            if corrupt is CorruptBodies.FAIL:
-                raise CompressionError(_told(records, i, str(e))) from e
-            error = str(e)
-        bodies.append(body)
-        errors.append(error)
-        size += len(body or b"")
-        if size >= INFLATED_BYTES:
-            yield start, bodies, errors
-            bodies, errors, size, start = [], [], 0, n + 1
-    if bodies:
-        yield start, bodies, errors
+def _without_wrong(
+    bodies: pa.Array, problems: dict[int, str], wrong: npt.NDArray[np.bool_]
+) -> tuple[pa.Array, dict[int, str]]:
+    """Null where the CRC32 is wrong: what such a body is, or why it doesn't inflate, says nothing."""
+    if not wrong.any():
+        return bodies, problems
+    told = dict.fromkeys(np.flatnonzero(wrong).tolist(), "the body has another CRC32 than its record says")
+    return pc.if_else(pa.array(wrong), pa.scalar(None, bodies.type), bodies), problems | told
 
 
 def _told(records: ArrowRecords, i: int, problem: str) -> str:
