@@ -84,7 +84,8 @@ def test_a_shell_completes(tmp_path: Path) -> None:
 
 def test_completion_is_installed(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m gantrymq.cli --show-completion"],
+        # With a command behind it the shell stays: it is found among the parents, whoever runs this test.
+        ["bash", "-c", f"{sys.executable} -m gantrymq.cli --show-completion; exit $?"],
         env=os.environ | {"HOME": str(tmp_path)},
         capture_output=True,
         text=True,
