@@ -14,6 +14,7 @@ from transaction_support import Producer
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker import new_topics
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.saving import Saving
@@ -25,6 +26,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.client import RemotingClient
 
@@ -73,14 +75,14 @@ async def test_an_error_takes_nobody_along(what: str) -> None:
     requests = [RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, body=b"x") for _ in range(4)]
     await waiting.start()
     for request in requests[:3]:
-        waiting.hold(connection, request, lambda connection, request: RemotingCommand.response())
+        waiting.hold(connection, request, lambda connection, request: RemotingCommand.response(), "orders")
     await until(lambda: not errors)
     await until(lambda: jobs.failing())
-    waiting.hold(connection, requests[3], lambda connection, request: RemotingCommand.response())
+    waiting.hold(connection, requests[3], lambda connection, request: RemotingCommand.response(), "orders")
     # The one whose answer couldn't be given has had his turn.
     expected = requests if what == "written" else requests[1:]
     await until(lambda: answered == expected)
-    assert not waiting.has_line
+    assert not waiting.has_line("orders")
     await waiting.stop()
 
 
@@ -169,6 +171,39 @@ async def test_a_topic_knows_until_its_last_change_is_written(disk: Disk, tmp_pa
     assert [topics.is_written(name) for name in "abc"] == [True, True, True]
     assert not topics._unwritten
     await saving.stop()
+
+
+async def test_nobody_waits_for_the_topics_of_others(disk: Disk, broker: Broker, peer: Peer) -> None:
+    assert (await peer.send("known", b"x")).code == ResponseCode.SUCCESS
+    disk.may_go_on.clear()
+    others = asyncio.ensure_future(peer.send("orders", b"x"))
+    await until(lambda: broker.topics.get("orders"))
+    # As after queues were deleted: all topics are looked at anew.
+    broker._sending.topics_changed()
+    async with asyncio.timeout(10):
+        assert (await peer.send("known", b"y")).code == ResponseCode.SUCCESS
+    assert not others.done()
+    disk.may_go_on.set()
+    assert (await others).code == ResponseCode.SUCCESS
+
+
+async def test_first_sends_of_a_connection_keep_their_order(
+    disk: Disk, broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those too that come while the ones before them go on in many turns."""
+    monkeypatch.setattr(new_topics, "TURN_S", 0.0)
+    disk.may_go_on.clear()
+    bodies = [b"%d" % number for number in range(30)]
+    sends = [asyncio.ensure_future(peer.send("orders", body)) for body in bodies[:15]]
+    await until(lambda: broker.topics.get("orders"))
+    disk.may_go_on.set()
+    for body in bodies[15:]:
+        sends.append(asyncio.ensure_future(peer.send("orders", body)))
+        await asyncio.sleep(0)
+    assert {answer.code for answer in await asyncio.gather(*sends)} == {ResponseCode.SUCCESS}
+    found = broker.store.get(broker.store.queue("orders", 0), 0, 100, 1 << 20)
+    stored = decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))
+    assert [message.body for message in stored] == bodies
 
 
 async def test_thousands_of_first_sends_go_on_in_many_turns(broker: Broker, remoting: RemotingClient) -> None:

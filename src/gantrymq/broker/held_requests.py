@@ -23,13 +23,14 @@ TURN_S = 0.005
 
 
 class Held(NamedTuple):
-    """A request that `handler` is to answer; `deadline` is of the monotonic clock, s."""
+    """A request that `handler` is to answer; `deadline` is of the monotonic clock, s. `topic` is what it waits for."""
 
     connection: Connection
     request: RemotingCommand
     handler: RequestHandler
     size: int
     deadline: float
+    topic: str = ""
 
 
 class HeldRequests:
@@ -43,18 +44,19 @@ class HeldRequests:
         self._for_what = for_what
         self._size = 0
 
-    def __bool__(self) -> bool:
-        """Whether any wait, those included that were taken out of `line` and aren't answered yet."""
-        return self._size > 0
-
     def add(
-        self, connection: Connection, request: RemotingCommand, handler: RequestHandler, deadline: float = inf
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        handler: RequestHandler,
+        deadline: float = inf,
+        topic: str = "",
     ) -> None:
         """Puts a request at the line's end. Raises RequestRefused when too much waits."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if self._size + size > MAX_HELD_BYTES:
             raise self.busy()
-        self.line.append(Held(connection, request, handler, size, deadline))
+        self.line.append(Held(connection, request, handler, size, deadline, topic))
         self._size += size
 
     def again(self, handler: RequestHandler) -> Held:

@@ -6,7 +6,7 @@ Nobody would find their messages after the broker was killed. Java writes the ta
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.held_requests import TURN_S, HeldRequests
@@ -24,22 +24,29 @@ class NewTopics(Part):
     def __init__(self, topics: BrokerTopics, jobs: Jobs) -> None:
         self._topics = topics
         self._held = HeldRequests("new topics are written")
+        #: How many wait for each topic.
+        self._waiting: Counter[str] = Counter()
         self._job = jobs.repeating("go on with requests for new topics", self._go_on)
 
     @property
-    def has_line(self) -> bool:
-        """Others wait, who are to have their answers before who comes now."""
-        return bool(self._held) and self._held.current is None
+    def is_answering(self) -> bool:
+        """Whoever is handled now has waited."""
+        return self._held.current is not None
+
+    def has_line(self, topic: str) -> bool:
+        """Others wait for this topic, who are to have their answers before who comes now."""
+        return topic in self._waiting
 
     async def start(self) -> None:
         self._job.start()
 
-    def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
+    def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler, topic: str) -> None:
         """Has `handler` answer when all topics are on the disk as they are now; an error, if they can't be written.
 
         Raises RequestRefused when too much waits.
         """
-        self._held.add(connection, request, handler)
+        self._held.add(connection, request, handler, topic=topic)
+        self._waiting[topic] += 1
         self._job.wake()
 
     async def stop(self) -> None:
@@ -57,12 +64,18 @@ class NewTopics(Part):
                 error = e
             end = monotonic() + TURN_S
             while line:
+                held = line.popleft()
+                self._leaves(held.topic)
                 # Each has an error of its own: one that is raised again and again keeps all their tracebacks.
-                self._held.answer(line.popleft(), None if error is None else StoreError(str(error)))
+                self._held.answer(held, None if error is None else StoreError(str(error)))
                 if monotonic() >= end:
-                    # Sends that come meanwhile may be stored first, as Java's many threads may do it.
                     await asyncio.sleep(0)
                     end = monotonic() + TURN_S
         finally:
             # Whatever went wrong, the others still wait: the job runs again.
             self._held.line.extendleft(reversed(line))
+
+    def _leaves(self, topic: str) -> None:
+        self._waiting[topic] -= 1
+        if not self._waiting[topic]:
+            del self._waiting[topic]

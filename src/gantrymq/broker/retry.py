@@ -92,7 +92,7 @@ class RetryTopics(Part):
                 )
             queue = self._appender.store.queue(topic.topic_name, randomness.randrange(group.retry_queue_nums))
         if not self._topics.is_written(queue.topic):
-            self._new_topics.hold(connection, request, self._send_back)
+            self._new_topics.hold(connection, request, self._send_back, queue.topic)
             return None
         if not is_dead:
             delayed = self._schedule.redirect(queue, properties, level, now_ms())

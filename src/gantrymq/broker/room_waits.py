@@ -37,6 +37,11 @@ class RoomWaits(Part):
         self._has_room = False
         self._job = jobs.repeating("go on with sends that waited for a file", self._go_on)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whoever is handled now has waited."""
+        return self._held.current is not None
+
     async def start(self) -> None:
         self._job.start()
 

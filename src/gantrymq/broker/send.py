@@ -131,7 +131,7 @@ class Sending(Part):
             return self.send_batch(connection, request)
         queue = self._queue(target, options, connection)
         if queue is None:
-            self._new_topics.hold(connection, request, self.send)
+            self._new_topics.hold(connection, request, self.send, target.topic)
             return None
         if self._is_safe and self._flush_waits.lacks_replicas and is_waited_for(properties):
             raise not_enough()
@@ -143,7 +143,7 @@ class Sending(Part):
             dead = self._retry.dead_letter_queue_for(target.topic, options.reconsume_times, options.max_reconsume_times)
         if dead is not None:
             if not self._topics.is_written(dead.topic):
-                self._new_topics.hold(connection, request, self.send)
+                self._new_topics.hold(connection, request, self.send, dead.topic)
                 return None
             queue = dead
         elif b"DELAY" in properties or b"TIMER_DELIVER_MS" in properties or b"TRAN_MSG" in properties:
@@ -202,7 +202,7 @@ class Sending(Part):
             )
         queue = self._queue(target, options, connection)
         if queue is None:
-            self._new_topics.hold(connection, request, self.send_batch)
+            self._new_topics.hold(connection, request, self.send_batch, target.topic)
             return None
         waits = self._is_safe and is_waited_for(properties)
         if is_half:
@@ -317,7 +317,7 @@ class Sending(Part):
     ) -> list[ConsumeQueue | None] | None:
         """The topic's queues, once it is clear that this topic may be written; creates it where that is allowed.
 
-        None while it isn't on the disk.
+        None while it isn't on the disk, or others wait for it.
         """
         topic = target.topic
         problem = topic_problem(topic)
@@ -328,10 +328,14 @@ class Sending(Part):
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
-        if not self._topics.is_written(topic) or self._new_topics.has_line:
+        has_line = self._new_topics.has_line(topic)
+        has_waited = self._new_topics.is_answering or self._room_waits.is_answering
+        if not self._topics.is_written(topic) or (has_line and not has_waited):
             return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
-        self._writable[topic] = queues
+        if not has_line:
+            # Else who comes now would be served before them.
+            self._writable[topic] = queues
         return queues
 
     def _create(self, target: SendTarget, options: SendOptions, connection: Connection) -> TopicConfig:
