@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,15 +91,15 @@ class Target:
         self.figures = await self._prober.stop()
         self.is_probed_out = True
 
-    async def start_again(self) -> None:
-        """After its end: on the same store, and stopped again at once."""
+    async def start_again(self, work: Callable[[Peer], Awaitable[None]]) -> None:
+        """After its end: on the same store, and stopped again when `work` is done."""
         properties = load_properties(self.config)
-        again = ServerProcess("broker", "broker-a", self.directory, properties, ())
+        self.process = again = ServerProcess("broker", "broker-a", self.directory, properties, ())
         try:
             again.wait_until_ready(time.monotonic() + 30)
+            await work(await self.peer())
         finally:
             again.stop()
-        self.process = again
 
     @property
     def config(self) -> Path:

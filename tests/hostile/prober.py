@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -37,7 +38,15 @@ ROUNDS_AFTER = 10
 ANSWER_TIMEOUT_S = 60.0
 _MOST_ERRORS = 20
 _PAGE_SIZE = resource.getpagesize()
-_OWN_SCHEDSTAT = Path("/proc/self/schedstat")
+_OWN = Path("/proc/self")
+
+
+class Schedule(NamedTuple):
+    """What the processor did for a server so far, ms: its loop ran, waited for a processor, and so did its threads."""
+
+    run: float
+    starved: float
+    threads_starved: float
 
 
 @dataclass
@@ -71,19 +80,35 @@ class _Server:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.frames = FrameReader()
         self._statm = Path(f"/proc/{pid}/statm")
-        self._schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat")
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._pid = str(pid)
 
     def memory(self) -> float:
         resident, shared = map(int, self._statm.read_text().split()[1:3])
         return (resident - shared) * _PAGE_SIZE / (1 << 20)
 
-    def starved_ms(self) -> float:
-        """How long its loop and this process wanted a processor and had none, since they began."""
-        try:
-            return sum(int(path.read_text().split()[1]) for path in (self._schedstat, _OWN_SCHEDSTAT)) / 1e6
-        except OSError:
-            # A kernel that doesn't count it.
-            return 0.0
+    def schedule(self) -> Schedule:
+        run, starved = _schedstat(self._tasks / self._pid)
+        threads = sum(_schedstat(task)[1] for task in self._tasks.iterdir() if task.name != self._pid)
+        return Schedule(run, starved + _schedstat(_OWN)[1], threads)
+
+
+def _schedstat(task: Path) -> tuple[float, float]:
+    """How long it ran and was starved, ms; 0 for a thread that has ended, and where the kernel doesn't count."""
+    try:
+        run, starved = (task / "schedstat").read_text().split()[:2]
+    except OSError:
+        return 0.0, 0.0
+    return int(run) / 1e6, int(starved) / 1e6
+
+
+def starved_ms(took_ms: float, before: Schedule, after: Schedule) -> float:
+    """For how long a server's loop and this process wanted a processor and had none.
+
+    So did a thread of the server's for which its loop waited: the loop slept meanwhile.
+    """
+    run, starved, threads = (max(now - then, 0.0) for now, then in zip(after, before, strict=True))
+    return min(took_ms, starved + min(threads, max(took_ms - run - starved, 0.0)))
 
 
 class Prober:
@@ -135,11 +160,11 @@ class Prober:
         request.serialize_type = SerializeType.ROCKETMQ
         request.opaque = self._opaque
         frame = request.encode()
-        starved, began = server.starved_ms(), time.monotonic()
+        before, began = server.schedule(), time.monotonic()
         server.socket.sendall(frame)
         answer = self._answer(server, began + ANSWER_TIMEOUT_S)
         took_ms = 1000 * (time.monotonic() - began)
-        starved = min(took_ms, server.starved_ms() - starved)
+        starved = starved_ms(took_ms, before, server.schedule())
         figures = self.figures
         if took_ms - starved > figures.stall_ms:
             figures.slowest_ms, figures.starved_ms, figures.slowest_of = took_ms, starved, what

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from every_request import Known, Request, hostile_bodies, hostile_fields
-from hostile_support import UnderAttack
+from hostile_support import Peer, UnderAttack, send_header
 from test_every_request import known_to_broker
 from waiting import wait_until
 
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 from gantrymq.testing.processes import ServerProcess
 
 _CONNECTIONS = 20
@@ -22,6 +23,8 @@ _REQUESTS = 400
 #: The innocent's topics and rights go with these.
 _LEFT_OUT = {RequestCode.UPDATE_BROKER_CONFIG}
 _NAMES = ("orders", "other", "%RETRY%attackers", "%DLQ%attackers")
+#: As many as a topic of these may have had.
+_QUEUES = 16
 _PROPERTIES = (
     "",
     "DELAY\x011\x02",
@@ -40,6 +43,7 @@ async def test_all_at_once(under_attack: UnderAttack, tmp_path: Path, seed: int)
     async with under_attack(properties=_DELAYS, log_may_have=_GIVEN_UP) as broker:
         chances = [random.Random(f"{seed} {number}") for number in range(_CONNECTIONS)]
         await asyncio.gather(*(run_riot(broker.process, known, chance) for chance in chances))
+        await fill_queues(await broker.peer())
 
 
 async def test_a_kill_in_the_middle_of_it(under_attack: UnderAttack, tmp_path: Path) -> None:
@@ -55,7 +59,19 @@ async def test_a_kill_in_the_middle_of_it(under_attack: UnderAttack, tmp_path: P
         os.kill(broker.pid, signal.SIGKILL)
         wait_until(lambda: not broker.process.is_running)
         await asyncio.gather(*riots)
-        await broker.start_again()
+        await broker.start_again(fill_queues)
+
+
+async def fill_queues(peer: Peer) -> None:
+    """Each queue gets a message: a topic that was deleted and made again looks as if its units were lost."""
+    for topic in _NAMES:
+        header = CreateTopicRequestHeader(
+            topic=topic, default_topic="TBW102", read_queue_nums=_QUEUES, write_queue_nums=_QUEUES, perm=6
+        )
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        for queue_id in range(_QUEUES):
+            answer = await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic, queue_id=queue_id), b"x")
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
 async def run_riot(server: ServerProcess, known: list[Known], chance: random.Random) -> None:
