@@ -23,6 +23,7 @@ from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.verify import verify
 from gantrymq.system import files
 
 #: Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and Nut, with and
@@ -164,6 +165,28 @@ def test_found_by_each_of_its_keys(store):
     assert finish(store.keys.find_by_unique_key("T", "b")) == []
     tagged = finish(store.keys.find_by_tags("T", "b", 0, FOREVER, 64))
     assert [store.read_record(at).body for at in tagged] == [b"three"]
+
+
+@pytest.mark.parametrize("was_javas", [False, True])
+def test_half_messages_of_batches_are_left_out(tmp_path, monkeypatch, was_javas):
+    half_topic, mark = "RMQ_SYS_TRANS_HALF_TOPIC", b"GANTRY_HALF\x01true\x02"
+    with monkeypatch.context() as javas:
+        if was_javas:
+            javas.setattr(message_index, "is_left_out", lambda *_: False)
+        store = open_store(tmp_path / "store")
+        put(store, store.queue(half_topic, 0), b"alone", properties=properties("U0", "a"))
+        put(store, store.queue(half_topic, 0), b"of a batch", properties=properties("U1", "a") + mark)
+        put(store, store.queue("orders", 0), b"not of one", properties=properties("U2", "a") + mark)
+        assert find(store, half_topic, "a") == ([b"alone", b"of a batch"] if was_javas else [b"alone"])
+        assert find(store, "orders", "a") == [b"not of one"]
+        store.close()
+    store = open_store(tmp_path / "store")
+    put(store, store.queue(half_topic, 0), b"another", properties=properties("U3", "b") + mark)
+    put(store, store.queue("orders", 0), b"last", properties=properties("U4", "b"))
+    assert (find(store, half_topic, "b"), find(store, "orders", "b")) == ([], [b"last"])
+    assert find(store, half_topic, "U0") == [b"alone"]
+    store.close()
+    assert verify(store.config).problems == []
 
 
 def test_other_keys_of_the_same_hash_are_not_found(store):

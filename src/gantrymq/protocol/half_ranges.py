@@ -18,6 +18,9 @@ from typing import NamedTuple, overload
 
 from gantrymq.errors import BodyError
 
+#: The property that marks a half message that came in a batch, and how the properties of such ones end.
+GANTRY_HALF = "GANTRY_HALF"
+HALF_MARK = f"\x02{GANTRY_HALF}\x01true\x02".encode()
 #: So many ranges one request has at most: of half messages in batches of 1,000 that is 50,000,000.
 MAX_RANGES = 50_000
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from gantrymq.protocol.half_ranges import HALF_MARK
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.properties import KEYS, TAGS, UNIQUE_KEY
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 
 #: The start of a key is often that of the one before: a unique key ends in four hex digits of a time, ms, and four of a
 #: counter.
@@ -12,6 +14,7 @@ _MAX_HEADS = 10_000
 #: Longer ones aren't kept: a key may have 32 KiB.
 _MAX_HEAD_LENGTH = 256
 
+_HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
 _UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
 #: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
 TAGS_PREFIX = b"T#"
@@ -48,6 +51,14 @@ class KeyHash:
             shifted = (before + string_hash_code(text.decode())) * 31**_TAIL & 0xFFFFFFFF
             self._heads[head] = shifted
         return shifted
+
+
+def is_left_out(topic: bytes, properties: bytes) -> bool:
+    """Whether the index leaves a record out: a half message that came in a batch.
+
+    There are as many as messages that they become, which have the same keys, and nobody looks for one.
+    """
+    return topic == _HALF_TOPIC and properties.endswith(HALF_MARK)
 
 
 def keys_of(properties: bytes) -> list[bytes]:

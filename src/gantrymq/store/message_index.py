@@ -1,9 +1,10 @@
 """Finds messages by their keys: the files of `index/`, built from the log (`index/IndexService`).
 
 Indexed are a message's UNIQ_KEY and each of its KEYS, as `topic#key`, and its TAGS as `topic#T#tags` (new in RocketMQ
-5.5); not those of a ROLLBACK. `append` knows nothing of it: `build` follows the log in slices, in the broker's thread,
-when there is time; no record is left out, and `behind_bytes` says how much is still to do. The last file needn't be on
-the disk: after a crash those that may not be there as a whole are deleted, and built anew.
+5.5); not those of a ROLLBACK, nor of half messages that came in batches. `append` knows nothing of it: `build` follows
+the log in slices, in the broker's thread, when there is time; no other record is left out, and `behind_bytes` says how
+much is still to do. The last file needn't be on the disk: after a crash those that may not be there as a whole are
+deleted, and built anew.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gantrymq.protocol.record import (
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
-from gantrymq.store.index_keys import KeyHash, keys_of
+from gantrymq.store.index_keys import KeyHash, is_left_out, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import clock, files
@@ -240,7 +241,7 @@ class MessageIndex:
                     break
                 size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag
                 topic, properties = record.topic, record.properties
-            if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
+            if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK and not is_left_out(topic, properties):
                 keys = keys_of(properties)[skip:]
                 room = _SLICE_KEYS - len(entries)
                 if not room and keys:

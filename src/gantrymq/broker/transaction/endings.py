@@ -18,13 +18,14 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import ROOM_S, Appender, is_passing
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision
-from gantrymq.broker.transaction.half_batches import GANTRY_HALF, batch_properties
+from gantrymq.broker.transaction.half_batches import batch_properties
 from gantrymq.broker.transaction.half_messages import destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.committed_copy import CommittedCopies
+from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.properties import decode_properties, find_property
 from gantrymq.protocol.record import HOST_SIZE_V4, Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK

@@ -22,6 +22,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id
@@ -39,8 +40,6 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 
-#: Marks a half message that came in a batch.
-GANTRY_HALF = "GANTRY_HALF"
 #: After their time, CHECK_IMMUNITY_TIME_IN_SECONDS, they may be committed for so long: a driver that has begun with
 #: other brokers' waits for one that is away. A moment later they are rolled back.
 GRACE_MS = 600_000

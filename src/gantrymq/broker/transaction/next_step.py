@@ -6,9 +6,10 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS, GANTRY_HALF
+from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS
 from gantrymq.broker.transaction.half_messages import destination
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.record import Record
 
 _HOUR_MS = 3_600_000

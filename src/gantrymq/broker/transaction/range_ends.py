@@ -21,13 +21,13 @@ from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_verdict, written_decisions
 from gantrymq.broker.transaction.endings import Ending, Endings
-from gantrymq.broker.transaction.half_batches import GANTRY_HALF, GRACE_MS
+from gantrymq.broker.transaction.half_batches import GRACE_MS
 from gantrymq.broker.transaction.half_messages import destination, half_queue
 from gantrymq.errors import GantryError, IllegalMessage, RequestRefused, StoreBusy
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.half_ranges import MAX_RANGES, HalfRange, HalfRanges
+from gantrymq.protocol.half_ranges import GANTRY_HALF, MAX_RANGES, HalfRange, HalfRanges
 from gantrymq.protocol.headers.half_ranges import EndHalfMessagesRequestHeader, EndHalfMessagesResponseHeader
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Record

@@ -23,7 +23,6 @@ from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.decisions import name_of_verdict
 from gantrymq.broker.transaction.endings import Endings
-from gantrymq.broker.transaction.half_batches import GANTRY_HALF
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.next_step import first_half_offset
 from gantrymq.broker.transaction.op_messages import OpMessages
@@ -33,6 +32,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import decode_offset_message_id
