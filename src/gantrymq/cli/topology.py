@@ -23,6 +23,7 @@ from gantrymq.errors import GantryError
 REFRESH_INTERVAL_S = 1.0
 #: A broker that doesn't answer holds the table up for so long.
 TIMEOUT_MS = 2000
+_IN_SYNC = {None: "-", True: "yes", False: "no"}
 
 
 def run_topology(target: Target, *, once: bool, json: bool) -> None:
@@ -76,15 +77,21 @@ def _table(brokers: Sequence[BrokerState], error: str | None = None) -> Table:
     for heading in ("Cluster", "Broker", "Role", "Address", "Version"):
         table.add_column(heading, overflow="fold")
     has_slaves = masters < len(brokers)
-    for heading in ("Topics", "Queues", "In/s", "Out/s", *(["Behind, bytes"] if has_slaves else [])):
+    for heading in ("Topics", "Queues", "In/s", "Out/s", *(("Behind, bytes", "Behind, s") if has_slaves else ())):
         table.add_column(heading, justify="right")
+    controllers = {controller: None for broker in brokers for controller in broker.controllers or ()}
+    if controllers:
+        table.add_column("Epoch", justify="right")
+        table.add_column("In sync")
+        caption.append(f"   controllers {', '.join(controllers)}")
     for broker in brokers:
         last = Text(broker.error, "bold red") if broker.error else Text(broker.version or "?")
         table.add_row(
             *(Text(text) for text in (broker.cluster, broker.broker_name, broker.role, broker.address)),
             last,
             *(_number(number) for number in (broker.topics, broker.queues, broker.in_tps, broker.out_tps)),
-            *([_number(broker.lag_bytes)] if has_slaves else []),
+            *((_number(broker.lag_bytes), _number(broker.lag_seconds)) if has_slaves else ()),
+            *((_number(broker.epoch), _IN_SYNC[broker.in_sync]) if controllers else ()),
         )
     return table
 

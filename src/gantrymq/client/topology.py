@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.sync_state_sets import SyncStateSetSeen, sync_state_set
 from gantrymq.errors import BrokerError, GantryError
+from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import is_system_topic
@@ -37,6 +40,12 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
     #: Where its log ends, and how many bytes of its master's a slave lacks.
     log_end: int | None = None
     lag_bytes: int | None = None
+    #: The age of the oldest message that a slave lacks; None where its master doesn't say.
+    lag_seconds: float | None = None
+    #: In controller mode: the controller's epoch, and whether the broker is in its sync-state set.
+    epoch: int | None = None
+    in_sync: bool | None = None
+    controllers: list[str] | None = None
     error: str | None = None
 
     @property
@@ -47,6 +56,8 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
 class _Counted(NamedTuple):
     topics: int | None
     queues: int | None
+    #: Of one that has replicas.
+    config: dict[str, str]
     at_s: float
 
 
@@ -68,19 +79,37 @@ class Topology:
         ]
         brokers.sort(key=lambda broker: (broker.cluster, broker.broker_name, broker.broker_id))
         replicated = {broker.broker_name for broker in brokers if broker.broker_id != MASTER_ID}
-        states = await asyncio.gather(*(self._ask(broker, broker.broker_name in replicated) for broker in brokers))
-        ends = {state.broker_name: state.log_end for state in states if state.broker_id == MASTER_ID}
-        return [_with_lag(state, ends.get(state.broker_name)) for state in states]
+        asked = await asyncio.gather(*(self._ask(broker, broker.broker_name in replicated) for broker in brokers))
+        states = [state for state, _ in asked]
+        masters = {state.broker_name: (state, status) for state, status in asked if status and status.master}
+        sets = await self._sync_state_sets(states)
+        return [
+            _with_set(_with_lag(state, *masters.get(state.broker_name, (None, None))), sets.get(state.broker_name))
+            for state in states
+        ]
 
-    async def _ask(self, broker: BrokerState, is_replicated: bool) -> BrokerState:
+    async def _sync_state_sets(self, states: list[BrokerState]) -> dict[str, SyncStateSetSeen | None]:
+        """By broker name, of those whose configuration is known; each broker of a name has the same controllers."""
+        configs = {
+            state.broker_name: counted.config
+            for state in states
+            if (counted := self._counted.get(state.address)) is not None and counted.config
+        }
+        found = await asyncio.gather(*(sync_state_set(self._admin, name, config) for name, config in configs.items()))
+        return dict(zip(configs, found, strict=True))
+
+    async def _ask(self, broker: BrokerState, is_replicated: bool) -> tuple[BrokerState, HaStatus | None]:
         async with self._limit:
             try:
                 figures = await self._admin.runtime_info(broker.address)
-                counted = await self._count(broker)
-                log_end = await self._log_end(broker) if is_replicated else None
+                counted = await self._count(broker, is_replicated)
+                status = await self._status(broker) if is_replicated else None
             except GantryError as e:
-                return msgspec.structs.replace(broker, error=str(e))
-        return msgspec.structs.replace(
+                return msgspec.structs.replace(broker, error=str(e)), None
+        log_end = None
+        if status is not None:
+            log_end = status.master_commit_log_max_offset if status.master else status.client.max_offset
+        state = msgspec.structs.replace(
             broker,
             version=figures.get("brokerVersionDesc"),
             topics=counted.topics,
@@ -89,31 +118,48 @@ class Topology:
             out_tps=_latest(figures.get("getTransferredTps")),
             log_end=log_end,
         )
+        return state, status
 
-    async def _log_end(self, broker: BrokerState) -> int | None:
+    async def _status(self, broker: BrokerState) -> HaStatus | None:
         try:
-            status = await self._admin.ha_status(broker.address)
+            return await self._admin.ha_status(broker.address)
         except BrokerError:
             # It doesn't tell, or not this user.
             return None
-        return status.master_commit_log_max_offset if status.master else status.client.max_offset
 
-    async def _count(self, broker: BrokerState) -> _Counted:
+    async def _count(self, broker: BrokerState, is_replicated: bool) -> _Counted:
         now_s = asyncio.get_running_loop().time()
         counted = self._counted.get(broker.address)
         if counted is None or now_s - counted.at_s >= TOPICS_INTERVAL_S:
             topics = (await self._admin.topic_configs(broker.address)).values()
             users = [topic for topic in topics if not _is_system(topic, broker)]
             queues = sum(max(topic.read_queue_nums, topic.write_queue_nums) for topic in users)
-            counted = self._counted[broker.address] = _Counted(len(users), queues, now_s)
+            config: dict[str, str] = {}
+            if is_replicated:
+                with suppress(BrokerError):
+                    config = await self._admin.broker_config(broker.address)
+            counted = self._counted[broker.address] = _Counted(len(users), queues, config, now_s)
         return counted
 
 
-def _with_lag(state: BrokerState, masters_end: int | None) -> BrokerState:
-    if state.broker_id == MASTER_ID or state.log_end is None or masters_end is None:
+def _with_lag(state: BrokerState, master: BrokerState | None, status: HaStatus | None) -> BrokerState:
+    if master is None or status is None or master is state or state.log_end is None or master.log_end is None:
         return state
+    behind = {slave.broker_id: slave.behind_millis for slave in status.connections}
+    millis = behind.get(state.broker_id, -1)
     # They were asked one after the other.
-    return msgspec.structs.replace(state, lag_bytes=max(masters_end - state.log_end, 0))
+    lag_bytes = max(master.log_end - state.log_end, 0)
+    return msgspec.structs.replace(state, lag_bytes=lag_bytes, lag_seconds=millis / 1000 if millis >= 0 else None)
+
+
+def _with_set(state: BrokerState, seen: SyncStateSetSeen | None) -> BrokerState:
+    if seen is None:
+        return state
+    state = msgspec.structs.replace(state, controllers=seen.controllers)
+    if seen.info is None:
+        return state
+    in_sync = any(replica.broker_address == state.address for replica in seen.info.in_sync_replicas)
+    return msgspec.structs.replace(state, epoch=seen.info.master_epoch, in_sync=in_sync)
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:

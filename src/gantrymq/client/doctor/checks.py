@@ -108,9 +108,12 @@ def _check_masters(brokers: list[BrokerSeen]) -> Iterator[Finding]:
     names = {broker.name for broker in brokers}
     for name in sorted(names - {broker.name for broker in brokers if broker.is_master}):
         slaves = named(broker.address for broker in brokers if broker.name == name)
+        acts = any(broker.name == name and broker.config.get("enableSlaveActingMaster") == "true" for broker in brokers)
+        standing_in = " A slave stands in for it: what is due is delivered by brokers of other names." if acts else ""
         yield problem(
             f"broker {name} has no master, only {slaves}",
-            "its master (brokerId=0) is down or has not registered: its queues can be read, but take no messages.",
+            "its master (brokerId=0) is down or has not registered: its queues can be read, but take no messages."
+            + standing_in,
             f"Start the master of {name} again, or see its log for why it can't register.",
         )
 

@@ -11,6 +11,7 @@ from gantrymq.client.doctor.group_checks import check_groups
 from gantrymq.client.doctor.job_checks import check_jobs
 from gantrymq.client.doctor.observation import Observation, observe
 from gantrymq.client.doctor.one_group_checks import check_one_group
+from gantrymq.client.doctor.replication_checks import check_replication
 from gantrymq.client.doctor.rights import check_rights
 from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
@@ -47,7 +48,7 @@ async def diagnose(
 def judge(seen: Observation) -> list[Finding]:
     """What follows from what was seen, the way a message would go: NameServers, brokers, the topic."""
     findings = [ok(f"this is gantrymq {__version__}, RocketMQ's protocol as of MQVersion {PROTOCOL_VERSION}")]
-    servers = [*check_name_servers(seen), *check_brokers(seen), *check_rights(seen)]
+    servers = [*check_name_servers(seen), *check_brokers(seen), *check_replication(seen), *check_rights(seen)]
     if seen.group is not None:
         return [finding for finding in servers if finding.severity is not Severity.OK] + [*check_one_group(seen.group)]
     findings += [

@@ -13,7 +13,9 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.groups_seen import GroupSeen, groups_seen
 from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
+from gantrymq.client.sync_state_sets import SyncStateSetSeen, sync_state_set
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
+from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
@@ -72,6 +74,9 @@ class BrokerSeen:
     topic: TopicConfig | None = None
     #: How far its clock is ahead of the one here, s; None when it can't be seen.
     clock_ahead_s: float | None = None
+    #: None where it doesn't tell, or has no controllers.
+    ha_status: HaStatus | None = None
+    sync_state_set: SyncStateSetSeen | None = None
     #: What it doesn't let this user have, and its words.
     refusals: dict[str, BrokerError] = field(default_factory=dict)
 
@@ -239,6 +244,9 @@ async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None)
             broker.config = await admin.broker_config(broker.address)
         except BrokerError as e:
             _note(broker, CONFIGURATION, e)
+        with suppress(BrokerError):
+            broker.ha_status = await admin.ha_status(broker.address)
+        broker.sync_state_set = await sync_state_set(admin, broker.name, broker.config)
         if topic is not None:
             with suppress(BrokerError):
                 broker.topic = await admin.topic_config(broker.address, topic)

@@ -1,0 +1,117 @@
+"""Replicas of one broker name: who follows, how far behind, who is in sync, and whether their controllers answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gantrymq.client.doctor.finding import Finding, ok, problem, warning
+from gantrymq.client.doctor.observation import BrokerSeen, Observation, named
+from gantrymq.client.sync_state_sets import SyncStateSetSeen
+
+#: A slave that lacks a message for so long is behind, ms; one that just came is for a while.
+LATE_MS = 10_000
+
+
+def check_replication(seen: Observation) -> Iterator[Finding]:
+    """For each name with several brokers, or with controllers."""
+    for name in dict.fromkeys(broker.name for broker in seen.brokers):
+        brokers = [broker for broker in seen.brokers if broker.name == name and broker.error is None]
+        findings = [*_check_controllers(name, brokers), *_check_slaves(brokers)]
+        count = len(brokers)
+        if findings:
+            yield from findings
+        elif count > 1 and any(broker.is_master for broker in brokers):
+            yield ok(f"broker {name}: all {count} replicas have all{_in_sync(brokers)}")
+
+
+def _in_sync(brokers: list[BrokerSeen]) -> str:
+    info = next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
+    if info is None:
+        return ""
+    ids = ", ".join(str(replica.broker_id) for replica in info.in_sync_replicas)
+    return f"; in sync, of epoch {info.master_epoch}, are {ids}"
+
+
+def _check_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
+    master = next((broker for broker in brokers if broker.is_master), None)
+    if master is None or master.ha_status is None or not master.ha_status.master:
+        return
+    connections = master.ha_status.connections
+    slaves = [broker for broker in brokers if not broker.is_master]
+    if len(connections) < len(slaves):
+        yield problem(
+            f"{master.label} has {len(slaves)} registered slaves, of which {len(connections)} are connected with it",
+            "who isn't connected gets none of its messages: they would be lost with the master's disk.",
+            "The slave's log says why it doesn't follow. It must reach haListenPort (the port after listenPort by "
+            "default) of the master; where their logs differ move the slave's store away and start it anew.",
+        )
+    for slave in connections:
+        if slave.behind_millis >= LATE_MS:
+            yield warning(
+                f"the slave {slave.broker_id if slave.broker_id >= 0 else slave.addr} of {master.label} is "
+                f"{slave.behind_millis / 1000:.0f} s behind ({slave.diff:,} bytes)",
+                "so much would be lost with the master's disk; one that was just started is behind for a while.",
+                "Look again. If it grows: network, disk or haFlowControlEnable "
+                f"(now {slave.transferred_byte_in_second:,} bytes a second go to it).",
+            )
+    config = master.config
+    needed = _number(config.get("inSyncReplicas"))
+    is_controlled = config.get("enableControllerMode") == "true"
+    if config.get("brokerRole") == "SYNC_MASTER" and not is_controlled and needed > len(connections) + 1:
+        yield problem(
+            f"{master.label} waits for {needed} copies, and {len(connections)} slaves are connected",
+            "each send is answered FLUSH_SLAVE_TIMEOUT after slaveTimeout.",
+            "Start the slaves that are missing, or set inSyncReplicas to as many as are to be waited for.",
+        )
+
+
+def _check_controllers(name: str, brokers: list[BrokerSeen]) -> Iterator[Finding]:
+    sets = [broker.sync_state_set for broker in brokers if broker.sync_state_set is not None]
+    if not sets:
+        return
+    yield from _check_one_set(name, sets[0], brokers)
+    if len({tuple(sorted(each.controllers)) for each in sets}) > 1:
+        told = "; ".join(f"{broker.address}: {broker.config.get('controllerAddr')}" for broker in brokers)
+        yield warning(
+            f"the brokers named {name} have different controllers: {told}",
+            "those that ask other ones hear nothing of their master, or have one of their own.",
+            "Give all of them the same controllerAddr.",
+        )
+
+
+def _check_one_set(name: str, seen: SyncStateSetSeen, brokers: list[BrokerSeen]) -> Iterator[Finding]:
+    controllers = ";".join(seen.controllers)
+    if seen.error is not None:
+        yield problem(
+            f"the controllers of broker {name} ({controllers}) can't be asked: {seen.error}",
+            "while none answers no other master is elected, and with ours masters stop taking messages.",
+            "Start a controller there (gantry controller), or see why it can't be reached from here.",
+        )
+        return
+    info = seen.info
+    if info is None or info.master_address is None:
+        yield problem(
+            f"the controllers of broker {name} ({controllers}) know no master",
+            "all that were in sync are away; only one of these has every message that was acknowledged.",
+            "Start the brokers of its sync-state set (gantry admin getSyncStateSet); docs/controller.md says more.",
+        )
+        return
+    needed = max((_number(broker.config.get("minInSyncReplicas")) for broker in brokers), default=1)
+    count = len(info.in_sync_replicas)
+    missing = named(replica.broker_address for replica in info.not_in_sync_replicas)
+    if count < needed:
+        yield problem(
+            f"{count} of broker {name} are in sync, and minInSyncReplicas is {needed}",
+            'sends are refused ("in-sync replicas not enough").',
+            f"Start the others{f' ({missing})' if missing else ''}, or see in their logs why they don't follow.",
+        )
+    elif missing:
+        yield warning(
+            f"not in sync of broker {name} are {missing}",
+            "they can't become master before they have all.",
+            "Start those that are down; one that was just started is behind for a while.",
+        )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else 1

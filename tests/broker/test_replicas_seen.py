@@ -1,0 +1,88 @@
+"""What `gantry topology` and `gantry doctor` see of replicas: roles, how far behind, who is in sync, what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from controlled_support import Controlled
+from replicated_brokers import Replicas
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.doctor import replication_checks
+from gantrymq.client.doctor.diagnosis import diagnose
+from gantrymq.client.doctor.finding import Finding, Severity
+from gantrymq.client.topology import Topology
+from gantrymq.protocol.codes import ResponseCode
+
+
+@pytest.fixture
+async def controlled(tmp_path: Path) -> AsyncIterator[Controlled]:
+    async with Controlled(tmp_path, 2) as controlled:
+        yield controlled
+
+
+async def wrong(name_server: str) -> list[Finding]:
+    return [finding for finding in await diagnose(name_server) if finding.severity is not Severity.OK]
+
+
+async def test_topology_shows_who_is_in_sync(controlled: Controlled) -> None:
+    await controlled.all_in_sync()
+    async with AdminClient(controlled.name_server.address) as admin:
+        topology = Topology(admin)
+        await until(lambda: len(controlled.brokers) == 2)
+        master, slave = await topology.look()
+        assert (master.role, master.in_sync, master.lag_seconds) == ("master", True, None)
+        assert (slave.role, slave.in_sync, slave.lag_bytes, slave.lag_seconds) == ("slave 2", True, 0, 0.0)
+        assert master.epoch == slave.epoch
+        assert master.controllers == [controlled.controller.address]
+
+
+async def test_doctor_says_that_all_have_all(controlled: Controlled) -> None:
+    await controlled.all_in_sync()
+    told = [finding.what for finding in await diagnose(controlled.name_server.address)]
+    assert any("broker broker-a: all 2 replicas have all; in sync, of epoch" in what for what in told), told
+
+
+async def test_doctor_says_that_sends_are_refused(controlled: Controlled) -> None:
+    await controlled.all_in_sync()
+    await controlled.stop(2)
+    await until(lambda: controlled.in_sync() == {1})
+    findings = {finding.what: finding for finding in await wrong(controlled.name_server.address)}
+    finding = findings["1 of broker broker-a are in sync, and minInSyncReplicas is 2"]
+    assert finding.severity is Severity.PROBLEM
+    assert "in-sync replicas not enough" in finding.why
+
+
+async def test_doctor_says_that_no_controller_answers(controlled: Controlled) -> None:
+    await controlled.all_in_sync()
+    address = controlled.controller.address
+    await controlled.controller.stop()
+    what = [finding.what for finding in await wrong(controlled.name_server.address)]
+    assert any(text.startswith(f"the controllers of broker broker-a ({address}) can't be asked") for text in what), what
+
+
+async def test_doctor_says_that_a_slave_is_missing(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        replicas.master.config.replication.slave_timeout = 100
+        # It is registered, and follows nobody.
+        await replicas.slave.replicating.stop()
+        await until(lambda: not replicas.statuses())
+        findings = {finding.what: finding.severity for finding in await wrong(replicas.name_server.address)}
+        label = "broker broker-a (master)"
+        assert findings[f"{label} has 1 registered slaves, of which 0 are connected with it"] is Severity.PROBLEM
+        assert findings[f"{label} waits for 2 copies, and 0 slaves are connected"] is Severity.PROBLEM
+
+
+async def test_doctor_says_that_a_slave_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        assert not [finding for finding in await wrong(replicas.name_server.address) if "behind" in finding.what]
+        (slave,) = replicas.master.replicating.slaves()
+        slave.acknowledged = 0
+        monkeypatch.setattr(replication_checks, "LATE_MS", 0)
+        what = [finding.what for finding in await wrong(replicas.name_server.address)]
+        assert any(text.startswith("the slave 1 of broker broker-a (master) is 0 s behind") for text in what), what
