@@ -208,6 +208,10 @@ class MessageStore:
         text = "this broker is a slave: messages go to its master, and come from there"
         with self.waiting():
             self.replica.show_all()
+        if not is_slave and self._log.is_copy:
+            # Consumers may have had more from the former master.
+            for queue in self._queues:
+                queue.recovered_end = queue.max_offset
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
         if is_slave:
