@@ -43,7 +43,7 @@ _POLL_LATE_S = 5.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
 #: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power", "lies")
+_UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck")
 
 _Place = tuple[str, str, int]
 

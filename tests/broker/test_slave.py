@@ -26,7 +26,7 @@ from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader, ResetMasterFlushOffsetHeader
-from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
+from gantrymq.protocol.headers.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.system import clock
 
@@ -228,6 +228,23 @@ async def test_a_slave_serves_while_its_master_is_away(replicas: Replicas) -> No
     await replicas.start(0)
     assert (await (await replicas.peer()).send("orders", b"3")).code == ResponseCode.SUCCESS
     assert [message.body for message in decode_messages((await waiting).body)] == [b"3"]
+
+
+async def test_a_slave_without_tables_sends_no_group_to_the_beginning(replicas: Replicas) -> None:
+    """A machine that came anew at the place of another: whoever asks it must not take it for one that knows."""
+    peer = await replicas.peer()
+    await peer.send("orders", b"x")
+    await commit(peer, 1, group="consumers")
+    await replicas.stop(0)
+    await replicas.start(2)
+    slave = await replicas.peer(2)
+    header = QueryConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0)
+    assert (await slave.ask(CODE.QUERY_CONSUMER_OFFSET, header)).code == ResponseCode.SYSTEM_BUSY
+    await replicas.start(0)
+    part = next(part for part in replicas.brokers[2]._parts if isinstance(part, MetadataSync))
+    await until(lambda: part.copied_from is not None)
+    answer = await slave.ask(CODE.QUERY_CONSUMER_OFFSET, header)
+    assert answer.ext_fields["offset"] == "1"
 
 
 async def test_a_slave_delivers_nothing(tmp_path: Path) -> None:

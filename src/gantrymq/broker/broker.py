@@ -275,6 +275,7 @@ class Broker:
             jobs,
         )
         replicating.copy_tables = tables.copy_soon
+        self._clients.lacks_tables = lambda: self._is_slave and tables.copied_from is None
         lag = ConsumerLag(store, topics, members, offsets, deliveries, self.pops.queues)
         metrics = BrokerMetrics(
             config,

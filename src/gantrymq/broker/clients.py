@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
@@ -75,6 +75,8 @@ class Clients(Part):
         self._offsets = offsets
         self._filters = filters
         self._consumer_filters = consumer_filters
+        #: At a slave: what it doesn't know its master may.
+        self.lacks_tables: Callable[[], bool] = lambda: False
         self._loop = asyncio.get_running_loop()
         #: Groups whose members are to be told that they have changed; who isn't told yet of what had by the last round;
         #: when the next round may begin.
@@ -236,6 +238,8 @@ class Clients(Part):
         header = request.read_header(QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         may_be_zero = header.set_zero_if_not_found is not False
+        if offset is None and self.lacks_tables():
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "this slave has not copied its master's offsets yet")
         if offset is None and may_be_zero and self._is_young(header.topic, header.queue_id):
             offset = 0
         if offset is None:
