@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import jinja2
 import msgspec
+from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -20,14 +20,18 @@ from starlette.types import Scope
 
 from gantrymq import __version__
 from gantrymq.console import figures
-from gantrymq.console.eye import Eye
+from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
+from gantrymq.console.audit import Audit
+from gantrymq.console.changes import CHANGES, MESSAGE_TYPES, Change
 from gantrymq.console.guard import LOCAL_NAMES, Guard
 from gantrymq.console.language import LANGUAGES, language_of, translator
 from gantrymq.console.limited import Limits
+from gantrymq.console.links import link, local
 from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openapi
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.queries.dead_letters import ExportArguments, export
 from gantrymq.console.queries.messages import MessageArguments, find
+from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
@@ -35,11 +39,15 @@ from gantrymq.protocol.codes import ResponseCode
 
 HERE = Path(__file__).parent
 LANGUAGE_COOKIE = "gantry_language"
+#: What a change did, for the page after it.
+DONE_COOKIE = "gantry_done"
+_DONE_S = 60
 _A_YEAR_S = 365 * 86400
+_MAX_FIELDS = 40
 
 
 class _Static(StaticFiles):
-    """Files whose names have the version in their query: they never change."""
+    """Files whose addresses have the version in their query: they never change."""
 
     def file_response(self, full_path: Any, stat_result: Any, scope: Scope, status_code: int = 200) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
@@ -48,7 +56,7 @@ class _Static(StaticFiles):
 
 
 class Console:
-    """The application, `app`, for one cluster."""
+    """The application, `app`, for one cluster. Raises ConfigError for a users' file that can't be read."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -63,9 +71,15 @@ class Console:
             self._templates.filters[name] = getattr(figures, name)
         self._tails = 0
         self._openapi = openapi(PAGES)
+        self._done = URLSafeTimedSerializer(new_id(), salt="gantrymq.console.done")
+        self._access = Access(settings, Limits())
+        directory = settings.directory
+        self._audit = Audit(None if directory is None else directory / "audit.log")
         routes = [
             Route("/", lambda request: RedirectResponse("/overview")),
             Route("/language", self._choose_language),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
             Route(f"{API}/openapi.json", lambda request: JSONResponse(self._openapi)),
             Route("/message/body", self._body),
             Route("/tail/stream", self._tail),
@@ -74,20 +88,32 @@ class Console:
         ]
         for page in PAGES:
             routes += [Route(f"/{page.name}", self._html(page)), Route(f"{API}/{page.name}", self._json(page))]
+        for change in CHANGES:
+            routes += [
+                Route(f"/do/{change.name}", self._change(change), methods=["POST"]),
+                Route(f"{API}/do/{change.name}", self._change(change), methods=["POST"]),
+            ]
         self.app = Starlette(
             routes=routes,
-            middleware=[Middleware(Guard, names=LOCAL_NAMES)],
+            middleware=[
+                Middleware(Guard, names=None if self._access.asks else LOCAL_NAMES),
+                Middleware(Gate, access=self._access),
+            ],
             lifespan=self._lifespan,
-            exception_handlers={404: self._not_found},
+            exception_handlers={404: self._not_found, ClientDisconnect: self._too_long},
         )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self._eye = Eye(self._settings, Limits(), self._settings.hooks)
         try:
             yield
         finally:
-            await self._eye.close()
+            await self._access.close()
+
+    def _visitor(self, request: Request) -> Visitor:
+        visitor = self._access.visitor(request)
+        assert visitor is not None, "the gate is before all routes"
+        return visitor
 
     # -- pages --------------------------------------------------------------------------------------------------
 
@@ -95,7 +121,7 @@ class Console:
         async def answer(request: Request) -> Response:
             try:
                 arguments = arguments_of(page.arguments, request.query_params)
-                result = await page.query(self._eye, arguments)
+                result = await page.query(self._visitor(request).eye, arguments)
             except (BadArguments, GantryError) as e:
                 return self._error(request, e)
             return self._render(request, f"{page.name}.html", page.title, page=page, arguments=arguments, it=result)
@@ -105,26 +131,120 @@ class Console:
     def _json(self, page: Page) -> Any:
         async def answer(request: Request) -> Response:
             try:
-                result = await page.query(self._eye, arguments_of(page.arguments, request.query_params))
+                arguments = arguments_of(page.arguments, request.query_params)
+                result = await page.query(self._visitor(request).eye, arguments)
             except (BadArguments, GantryError) as e:
                 return JSONResponse({"error": str(e)}, _status(e))
             return Response(msgspec.json.encode(result), media_type="application/json")
 
         return answer
 
-    def _error(self, request: Request, error: Exception) -> Response:
-        return self._render(request, "error.html", "Error", status=_status(error), error=str(error))
+    def _error(self, request: Request, error: Exception, status: int = 0) -> Response:
+        return self._render(request, "error.html", "Error", status=status or _status(error), error=str(error))
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         if request.url.path.startswith(API):
             return JSONResponse({"error": "there is no such address"}, 404)
-        return self._render(request, "error.html", "Error", status=404, error="there is no such page")
+        return self._error(request, GantryError("there is no such page"), 404)
+
+    async def _too_long(self, request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": "that is more than a form of this console has"}, 413)
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def _change(self, change: Change) -> Any:
+        async def answer(request: Request) -> Response:
+            is_api = request.url.path.startswith(API)
+            form = await self._form(request)
+            try:
+                done, arguments = await self._perform(request, change, form)
+            except (BadArguments, GantryError) as e:
+                status = e.status if isinstance(e, _Refused) else _status(e)
+                return JSONResponse({"error": str(e)}, status) if is_api else self._error(request, e, status)
+            if is_api:
+                return JSONResponse({"done": done})
+            response = RedirectResponse(change.back(arguments), 303)
+            response.set_cookie(
+                DONE_COOKIE,
+                self._done.dumps(done[:500]),
+                max_age=_DONE_S,
+                httponly=True,
+                samesite="strict",
+                secure=self._settings.is_https,
+            )
+            return response
+
+        return answer
+
+    async def _perform(self, request: Request, change: Change, form: dict[str, str]) -> tuple[str, msgspec.Struct]:
+        visitor = self._visitor(request)
+        token = form.pop("csrf", "") or request.headers.get("x-csrf-token", "")
+        if not self._access.is_own_form(request, token):
+            raise _Refused("this form is too old, or isn't one of this console: open its page again")
+        if not visitor.may_change:
+            raise _Refused("you may look, and change nothing")
+        arguments = arguments_of(change.arguments, form)
+        shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
+        address = request.client.host if request.client is not None else "?"
+        self._audit.write(visitor.user, address, change.name, shown, "asked for")
+        outcome = "it was given up"
+        try:
+            outcome = await change.perform(visitor.eye, arguments)
+        except (BadArguments, GantryError) as e:
+            outcome = f"failed: {e}"
+            raise
+        finally:
+            visitor.eye.forget()
+            self._audit.write(visitor.user, address, change.name, shown, outcome)
+        return outcome, arguments
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """What was filled in."""
+        async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
+            return {name: value for name, value in form.items() if isinstance(value, str) and value != ""}
+
+    # -- login --------------------------------------------------------------------------------------------------
+
+    async def _login(self, request: Request) -> Response:
+        back = local(request.query_params.get("next", "/"))
+        if not self._access.asks:
+            return RedirectResponse("/", 303)
+        problem, status = "", 200
+        if request.method == "POST":
+            form = await self._form(request)
+            if not self._access.is_own_form(request, form.get("csrf", "")):
+                problem, status = "this form is too old: try again", 403
+            else:
+                try:
+                    session_id = await self._access.enter(request, form.get("name", ""), form.get("password", ""))
+                    if session_id is not None:
+                        response = RedirectResponse(back, 303)
+                        self._access.set_cookie(response, session_id)
+                        return response
+                    problem, status = "the name or the password is wrong", 403
+                except TooManyAttempts as e:
+                    problem, status = str(e), 429
+                except GantryError as e:
+                    problem, status = str(e), 502
+        return self._render(request, "login.html", "Log in", status=status, problem=problem, back=back)
+
+    async def _logout(self, request: Request) -> Response:
+        visitor = self._visitor(request)
+        form = await self._form(request)
+        if not self._access.is_own_form(request, form.get("csrf", "")):
+            return self._error(request, _Refused("this form is too old: try again"), 403)
+        self._access.sessions.end(visitor.session_id)
+        response = RedirectResponse("/", 303)
+        self._access.set_cookie(response, new_id())
+        return response
+
+    # -- what isn't a page ----------------------------------------------------------------------------------------
 
     async def _body(self, request: Request) -> Response:
         """A message's body as it is, to be kept and not to be shown."""
         try:
-            found = await find(self._eye, arguments_of(MessageArguments, request.query_params))
-            body = found.body
+            arguments = arguments_of(MessageArguments, request.query_params)
+            body = (await find(self._visitor(request).eye, arguments)).body
         except (BadArguments, GantryError) as e:
             return self._error(request, e)
         return Response(body, media_type="application/octet-stream", headers=_attachment("body.bin"))
@@ -137,34 +257,30 @@ class Console:
             return JSONResponse({"error": str(e)}, 400)
         if self._tails >= MAX_TAILS:
             return JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
-        return StreamingResponse(self._events(arguments), media_type="text/event-stream")
+        return StreamingResponse(self._events(self._visitor(request), arguments), media_type="text/event-stream")
 
-    async def _events(self, arguments: TailArguments) -> AsyncIterator[bytes]:
+    async def _events(self, visitor: Visitor, arguments: TailArguments) -> AsyncIterator[bytes]:
         self._tails += 1
         try:
-            async for one in tail(self._eye, arguments):
+            async for one in tail(visitor.eye, arguments):
                 yield b"data: %b\n\n" % msgspec.json.encode(one)
-            yield b"event: over\ndata: {}\n\n"
         except GantryError as e:
             yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
-            yield b"event: over\ndata: {}\n\n"
         finally:
             self._tails -= 1
+        yield b"event: over\ndata: {}\n\n"
 
     async def _export(self, request: Request) -> Response:
         try:
             arguments = arguments_of(ExportArguments, request.query_params)
         except BadArguments as e:
             return self._error(request, e)
-        lines = export(self._eye, arguments)
+        lines = export(self._visitor(request).eye, arguments)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=_attachment("dead-letters.jsonl"))
 
     async def _choose_language(self, request: Request) -> Response:
         """Sets the cookie, and goes back to a page of this console."""
-        back = request.query_params.get("back", "/")
-        if not back.startswith("/") or back.startswith(("//", "/\\")):
-            back = "/"
-        response = RedirectResponse(back, 303)
+        response = RedirectResponse(local(request.query_params.get("back", "/")), 303)
         code = request.query_params.get("to", "")
         if code in LANGUAGES:
             response.set_cookie(LANGUAGE_COOKIE, code, max_age=_A_YEAR_S, samesite="lax", httponly=True)
@@ -173,38 +289,45 @@ class Console:
     def _render(self, request: Request, template: str, title: str, *, status: int = 200, **values: Any) -> Response:
         language = language_of(request.cookies.get(LANGUAGE_COOKIE), request.headers.get("accept-language", ""))
         translate = translator(language)
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        visitor = self._access.visitor(request)
+        done = self._take_done(request)
         text = self._templates.get_template(template).render(
             _=translate,
+            csrf=self._access.csrf_of(request),
+            done=done,
             language=language,
             languages=LANGUAGES,
-            pages=PAGES,
-            path=path,
-            title=translate(title),
-            version=__version__,
             link=link,
+            may_change=visitor is not None and visitor.may_change,
+            message_types=MESSAGE_TYPES,
+            pages=PAGES if visitor is not None else (),
+            path=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            title=translate(title),
+            user=visitor.user if visitor is not None else "",
+            version=__version__,
             **values,
         )
-        return HTMLResponse(text, status)
+        response = HTMLResponse(text, status)
+        if done:
+            response.delete_cookie(DONE_COOKIE)
+        return response
+
+    def _take_done(self, request: Request) -> str:
+        try:
+            done = self._done.loads(request.cookies.get(DONE_COOKIE, ""), max_age=_DONE_S)
+        except BadSignature:
+            return ""
+        return done if isinstance(done, str) else ""
 
 
-def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object) -> str:
-    """The address of a page; with `_base` its other arguments are as they are there."""
-    given: dict[str, object] = {}
-    if _base is not None:
-        defaults: Mapping[str, Any] = {f.name: f.default for f in msgspec.structs.fields(_base)}
-        given = {key: value for key, value in msgspec.structs.asdict(_base).items() if value != defaults.get(key)}
-    given |= arguments
-    texts = {key: _text(value) for key, value in given.items() if value not in (None, "")}
-    return f"/{name}?{urlencode(texts)}" if texts else f"/{name}"
+class _Refused(GantryError):
+    """A change that isn't made."""
+
+    status = 403
 
 
 def _attachment(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"'}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _status(error: Exception) -> int:

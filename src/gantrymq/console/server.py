@@ -15,6 +15,8 @@ from gantrymq.errors import GantryError
 def run_console(settings: Settings) -> None:
     """Returns after SIGINT or SIGTERM. Raises ConfigError, or GantryError when the port can't be had."""
     settings.check()
+    if settings.directory is not None:
+        settings.directory.mkdir(parents=True, exist_ok=True)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(settings))
 
@@ -27,8 +29,9 @@ class _Server(uvicorn.Server):
         self._settings = settings
 
     def _log_started_message(self, listeners: object) -> None:
+        scheme = "https" if self._settings.is_https else "http"
         port = self.servers[0].sockets[0].getsockname()[1]
-        print(f"console of {self._settings.name_servers}: http://{self._settings.host}:{port}/", flush=True)
+        print(f"console of {self._settings.name_servers}: {scheme}://{self._settings.host}:{port}/", flush=True)
 
 
 async def _serve(settings: Settings) -> None:
@@ -43,6 +46,8 @@ async def _serve(settings: Settings) -> None:
         lifespan="on",
         timeout_graceful_shutdown=2,
         limit_concurrency=500,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
     )
     server = _Server(config, settings)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantrymq.console.listing import ListArguments
 from gantrymq.console.pages import Page
-from gantrymq.console.queries import dead_letters, groups, messages, servers, topics
+from gantrymq.console.queries import dead_letters, groups, messages, replicas, servers, topics, users, waiting
 from gantrymq.console.tail import TailArguments, TailPage, tail_page
 
 PAGES = (
@@ -27,4 +27,10 @@ PAGES = (
         dead_letters.DeadLettersPage,
         "Dead letters",
     ),
+    Page("delays", "Delayed messages", servers.Nothing, waiting.delays, waiting.DelaysPage, "Delays", 10),
+    Page(
+        "transactions", "Transactions", servers.Nothing, waiting.transactions, waiting.TransactionsPage, "Transactions"
+    ),
+    Page("replicas", "Replicas", servers.Nothing, replicas.replicas, replicas.ReplicasPage, "Replicas", 5),
+    Page("users", "Users", ListArguments, users.users, users.UsersPage, "Users"),
 )

@@ -105,6 +105,8 @@ class GroupQueue(msgspec.Struct):
 
 class GroupPage(msgspec.Struct):
     name: str
+    #: All that there are: a group belongs to none of them.
+    clusters: list[str]
     topics: list[str]
     tps: float
     behind: int
@@ -189,6 +191,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
     told = {tuple(member.subscriptions) for member in members.values() if member.subscriptions is not None}
     return GroupPage(
         name,
+        sorted(servers.info.cluster_addr_table),
         sorted({queue.topic for queue in progress if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}),
         tps,
         sum(queue.behind for queue in queues),

@@ -43,6 +43,7 @@ class Topics(msgspec.Struct):
     #: None while they are being asked for.
     table: Cut[Topic] | None
     kind: str
+    clusters: list[str]
     unasked: list[Unasked]
 
 
@@ -89,9 +90,10 @@ class TopicPage(msgspec.Struct):
 
 async def topics(eye: Eye, arguments: TopicsArguments) -> Topics:
     known = await eye.topics.get()
-    if known is None:
-        return Topics(None, arguments.kind, [])
     servers = await servers_of(eye)
+    clusters = sorted(servers.info.cluster_addr_table)
+    if known is None:
+        return Topics(None, arguments.kind, clusters, [])
     rows = [
         _topic(name, kind, configs)
         for name, configs in known.configs.items()
@@ -105,7 +107,8 @@ async def topics(eye: Eye, arguments: TopicsArguments) -> Topics:
         "brokers": lambda t: len(t.brokers),
         "perm": lambda t: t.perm,
     }
-    return Topics(cut(rows, arguments, columns, text=lambda t: t.name, default="name"), arguments.kind, known.unasked)
+    table = cut(rows, arguments, columns, text=lambda t: t.name, default="name")
+    return Topics(table, arguments.kind, clusters, known.unasked)
 
 
 async def topic(eye: Eye, arguments: TopicArguments) -> TopicPage:

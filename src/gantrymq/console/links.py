@@ -1,0 +1,29 @@
+"""Addresses of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+
+def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object) -> str:
+    """The address of a page; with `_base` its other arguments are as they are there."""
+    given: dict[str, object] = {}
+    if _base is not None:
+        defaults: Mapping[str, Any] = {f.name: f.default for f in msgspec.structs.fields(_base)}
+        given = {key: value for key, value in msgspec.structs.asdict(_base).items() if value != defaults.get(key)}
+    given |= arguments
+    texts = {key: _text(value) for key, value in given.items() if value not in (None, "")}
+    return f"/{name}?{urlencode(texts)}" if texts else f"/{name}"
+
+
+def local(address: str) -> str:
+    """An address of this console as it is, / for any other."""
+    return address if address.startswith("/") and not address.startswith(("//", "/\\")) else "/"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

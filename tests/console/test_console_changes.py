@@ -1,0 +1,265 @@
+"""What is changed by clicking, checked with an AdminClient; and the pages of delays, transactions, replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+import httpx
+import pytest
+from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
+from test_console_access import change
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.console.settings import Settings
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.message import Message
+from gantrymq.sync import SyncProducer
+from gantrymq.testing.embedded import EmbeddedCluster
+
+__all__ = ["cluster", "producer", "visitor"]
+
+
+async def filled(cluster: EmbeddedCluster, producer: SyncProducer, topic: str, count: int = 10) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic(topic, queues=1)
+    for number in range(count):
+        producer.send(Message(topic, b"%d" % number))
+
+
+async def consumed(cluster: EmbeddedCluster, group: str, topic: str, count: int = 10) -> None:
+    seen: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        seen.append(message.body)
+
+    consumer = PushConsumer(cluster.name_server, group, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe(topic)
+    async with consumer:
+        await until(lambda: len(seen) >= count)
+
+
+async def behind(cluster: EmbeddedCluster, group: str) -> int:
+    async with AdminClient(cluster.name_server) as admin:
+        return (await admin.consume_stats(group)).total_diff
+
+
+async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await filled(cluster, producer, "reset")
+    await consumed(cluster, "resetters", "reset")
+    assert await behind(cluster, "resetters") == 0
+    for form, left in (
+        ({"to": "earliest"}, 10),
+        ({"to": "latest"}, 0),
+        ({"to": "time", "time": "2020-01-01T00:00"}, 10),
+    ):
+        answer = await change(visitor, "reset-offset", group="resetters", topic="reset", **form)
+        assert answer.status_code == 200, answer.text
+        assert await behind(cluster, "resetters") == left
+    for form in ({"to": "time"}, {"to": "time", "time": "yesterday"}, {"to": "nowhere"}):
+        answer = await change(visitor, "reset-offset", group="resetters", topic="reset", **form)
+        assert answer.status_code == 400
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_group(SubscriptionGroupConfig("clones"), cluster=CLUSTER)
+    answer = await change(visitor, "clone-offsets", group="resetters", target="clones", topic="reset")
+    assert answer.status_code == 200, answer.text
+    async with AdminClient(cluster.name_server) as admin:
+        assert await admin.committed_offset(cluster.brokers[0], "clones", "reset", 0) is not None
+
+
+async def test_a_group_is_deleted(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await filled(cluster, producer, "left")
+    await consumed(cluster, "leavers", "left")
+    answer = await change(visitor, "delete-group", name="leavers", cluster=CLUSTER, typed="x")
+    assert answer.status_code == 400
+    answer = await change(visitor, "delete-group", name="leavers", cluster=CLUSTER, typed="leavers")
+    assert answer.status_code == 200
+    async with AdminClient(cluster.name_server) as admin:
+        assert "leavers" not in await admin.group_configs(cluster.brokers[0])
+
+
+async def test_dead_letters_are_sent_again(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await filled(cluster, producer, "revived", 3)
+    fails = True
+    seen: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        if fails:
+            raise ValueError("not yet")
+        seen.append(message.body)
+
+    consumer = PushConsumer(
+        cluster.name_server, "revivers", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
+    )
+    consumer.subscribe("revived")
+    async with consumer:
+
+        async def died() -> bool:
+            page = await json_of(visitor, "dead-letters", search="revivers")
+            return page["table"] is not None and page["letters"] == 3
+
+        await until(died)
+        fails = False
+        answer = await change(visitor, "resend-dead-letters", group="revivers", max_messages=2)
+        assert answer.json()["done"] == "2 dead letters sent again, 0 left out, 0 unreadable"
+        await until(lambda: len(seen) == 2)
+        assert (await change(visitor, "resend-dead-letters", group="revivers")).json()["done"].startswith("1 dead")
+        await until(lambda: len(seen) == 3)
+
+
+async def test_a_message_is_consumed_now(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await filled(cluster, producer, "direct", 1)
+    seen: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        seen.append(message.body)
+
+    consumer = PushConsumer(cluster.name_server, "directs", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe("direct")
+    async with consumer:
+        await until(lambda: len(seen) == 1)
+
+        async def member() -> Any:
+            return (await json_of(visitor, "group", name="directs"))["members"]
+
+        (one,) = await until(member)
+        (row,) = (await json_of(visitor, "messages", topic="direct"))["rows"]
+        place = {"topic": "direct", "broker": row["broker"], "queue": row["queue_id"], "offset": row["offset"]}
+        answer = await change(visitor, "consume-directly", group="directs", client_id=one["client_id"], **place)
+        assert "CR_SUCCESS" in answer.json()["done"]
+        assert seen == [b"0", b"0"]
+        tracks = (await json_of(visitor, "message", **place))["tracks"]
+        assert [(track["group"], track["status"]) for track in tracks] == [("directs", "CONSUMED")]
+
+
+async def test_an_error_is_a_page(visitor: httpx.AsyncClient) -> None:
+    html = (await visitor.get("/topics")).text
+    token = html.partition('name="csrf" value="')[2].partition('"')[0]
+    form = {"name": "<b>", "cluster": CLUSTER, "csrf": token}
+    answer = await visitor.post("/do/create-topic", data=form)
+    assert answer.status_code >= 400
+    assert "<b>" not in answer.text
+
+
+async def test_delays(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await filled(cluster, producer, "late", 0)
+    producer.send(Message("late", b"an hour", delay_level=17))
+    page = await until(lambda: _with_levels(visitor))
+    assert [level["level"] for level in page["levels"]] == [17]
+    assert len(page["timers"]) == 2
+    assert "17" in await html_of(visitor, "delays")
+
+
+async def _with_levels(visitor: httpx.AsyncClient) -> Any:
+    page = await json_of(visitor, "delays")
+    return page if page["levels"] else None
+
+
+async def test_transactions(visitor: httpx.AsyncClient) -> None:
+    assert await json_of(visitor, "transactions") == {"given_up": [], "is_all": True}
+    assert "No messages." in await html_of(visitor, "transactions")
+    answer = await change(visitor, "end-given-up", how="commit")
+    assert answer.json()["done"] == "0 transactions ended: commit"
+    assert (await change(visitor, "end-given-up", how="perhaps")).status_code == 400
+
+
+async def test_replicas() -> None:
+    with EmbeddedCluster(replicas=2) as replicated:
+        async with browser(Settings(replicated.name_server)) as visitor:
+            page = await until(lambda: _with_slaves(visitor))
+            assert [slave["broker"] for slave in page["slaves"]] == ["broker-a"]
+            assert page["sets"] == []
+            assert "broker-a" in await html_of(visitor, "replicas")
+            brokers = (await json_of(visitor, "brokers"))["table"]["rows"]
+            assert [broker["broker_id"] for broker in brokers] == [0, 1]
+
+
+async def _with_slaves(visitor: httpx.AsyncClient) -> Any:
+    page = await json_of(visitor, "replicas")
+    return page if page["slaves"] else None
+
+
+async def test_users_of_a_cluster_without(visitor: httpx.AsyncClient) -> None:
+    page = await json_of(visitor, "users")
+    assert page["table"]["rows"] == []
+
+
+async def test_partial_answers_say_so() -> None:
+    """A broker that is gone, and still named by the NameServer, is missing on the pages and named there."""
+    with EmbeddedCluster(2) as two:
+        settings = Settings(two.name_server, timeout_ms=500, tables_fresh_s=0.1)
+        async with browser(settings) as visitor, AdminClient(two.name_server) as admin:
+            before = await json_of(visitor, "topics")
+            assert before["unasked"] == []
+            # Registered by hand: nobody is there.
+            from gantrymq.protocol.bodies.topic_config import RegisterBrokerBody, TopicConfigTable, encode_register_body
+            from gantrymq.protocol.codes import RequestCode
+            from gantrymq.protocol.command import RemotingCommand
+            from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
+
+            header = RegisterBrokerRequestHeader(
+                broker_name="ghost",
+                broker_addr="127.0.0.1:1",
+                cluster_name=CLUSTER,
+                ha_server_addr="127.0.0.1:2",
+                broker_id=0,
+            )
+            body = encode_register_body(RegisterBrokerBody(TopicConfigTable()))
+            request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+            await admin.remoting.call(two.name_server, request)
+
+            async def told() -> Any:
+                return (await json_of(visitor, "topics"))["unasked"]
+
+            assert [unasked["what"] for unasked in await until(told)] == ["127.0.0.1:1"]
+
+            async def third() -> Any:
+                page = await json_of(visitor, "overview")
+                return page if len(page["brokers"]) == 3 else None
+
+            overview = await until(third)
+            assert "127.0.0.1:1" in {unasked["what"] for unasked in overview["unasked"]}
+            assert "complete" in await html_of(visitor, "brokers")
+
+
+async def test_the_command(cluster: EmbeddedCluster) -> None:
+    """`gantry console` says where it is, answers there, and ends with SIGTERM."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        address = line.rpartition(" ")[2].strip()
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{address}overview")
+            assert answer.status_code == 200
+            assert "server" not in answer.headers
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() in (0, -signal.SIGTERM)
+
+
+def test_the_command_refuses_strangers() -> None:
+    from gantrymq.cli.main import run
+
+    assert run(["console", "-n", "127.0.0.1:1", "--host", "0.0.0.0"]) == 1
+
+
+@pytest.mark.parametrize("field", ["size", "offset"])
+async def test_numbers_that_are_none(visitor: httpx.AsyncClient, field: str) -> None:
+    for value in ("x", "9" * 400, "-1", "1e9"):
+        answer = await visitor.get("/messages" if field == "size" else "/message", params={"topic": "t", field: value})
+        assert answer.status_code in (400, 404, 502), (field, value)
