@@ -37,7 +37,9 @@ log = peer_log(__name__)
 #: heartbeatBrokerInterval.
 HEARTBEAT_INTERVAL_S = 30.0
 #: A broker whose connection was lost is tried again after so long, and after twice as long each time.
-RECONNECT_S = 0.5
+RECONNECT_S = 0.25
+#: A producer waits for a former master that says nothing for so long after another is known.
+FORMER_S = 0.5
 #: A broker that has not answered a heartbeat while somebody waited so long isn't waited for again.
 IN_VAIN_S = 0.1
 
@@ -96,6 +98,9 @@ class ClientInstance:
         self._greeting: dict[str, asyncio.Task[None]] = {}
         #: Brokers whose heartbeats were waited for in vain, or failed; until they are heard of again.
         self._given_up: set[str] = set()
+        #: Masters in whose place there are others, and when this client learned of that, loop time.
+        self._former: dict[str, float] = {}
+        self._leaving = Repeating("the end of waiting for former masters", self._leave_former)
         self._is_closing = False
         self._reconnect_s = RECONNECT_S
         self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
@@ -106,7 +111,10 @@ class ClientInstance:
             looking_again,
             Repeating("the heartbeat", self.heartbeat, HEARTBEAT_INTERVAL_S),
             self._reconnecting,
+            self._leaving,
         ]
+        if producer_data is not None:
+            self.routes.watch(self._route_changed)
         if discovery is not None:
             self._jobs.append(Repeating("the search for NameServers", self.routes.rediscover, POLL_INTERVAL_S))
 
@@ -175,16 +183,36 @@ class ClientInstance:
     async def _reconnect(self) -> float:
         """Tries those brokers whose connections were lost; how long to wait until the next time, s."""
         self._lost &= self._broker_addresses()
-        await self._greet(set(self._lost))
-        self._lost -= self._greeted
-        if not self._lost:
-            return inf
+        for address in self._lost:
+            # One that hangs isn't waited for.
+            self._begin_greeting(address)
         if any(len(ids) > 1 and not self._lost.isdisjoint(ids.values()) for ids in self.routes.all_brokers().values()):
             # Their slaves may be all that is left, or another is master now. One without slaves stays in the routes: it
             # is used again as soon as it is there, not when a NameServer has told of it.
             await self.routes.refresh_all()
+            self._lost &= self._broker_addresses()
+        self._lost -= self._greeted
+        if not self._lost:
+            return inf
         self._reconnect_s = min(2 * self._reconnect_s, HEARTBEAT_INTERVAL_S)
         return self._reconnect_s
+
+    def _route_changed(self, topic: str) -> None:
+        """Masters that were told of this producer may be masters no more."""
+        former = self._announced - self._broker_addresses()
+        if former:
+            now = asyncio.get_running_loop().time()
+            self._former |= {address: now for address in former if address not in self._former}
+            self._leaving.wake(FORMER_S)
+
+    def _leave_former(self) -> float:
+        """One that lives answers what it was sent; when to look again, s."""
+        now = asyncio.get_running_loop().time()
+        for address, since in list(self._former.items()):
+            if now - since >= FORMER_S:
+                del self._former[address]
+                self.remoting.leave_silent(address, since)
+        return min(self._former.values()) + FORMER_S - now if self._former else inf
 
     def _broker_addresses(self) -> set[str]:
         # A producer has nothing to do with slaves; who is of no group has to tell nobody.

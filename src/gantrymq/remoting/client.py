@@ -88,6 +88,12 @@ class RemotingClient:
                 connection.abort()
             raise
 
+    def leave_silent(self, address: str, since: float) -> None:
+        """Ends what waits for host:port with ConnectionLost if nothing came from there since then, loop time."""
+        connection = self._connections.get(address)
+        if connection is not None and connection.awaits_answers and connection.last_read <= since:
+            connection.abort()
+
     async def _connection_within(self, address: str, timeout_ms: int) -> Connection:
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -367,6 +367,11 @@ class Connection(FlowControl):
     # -- life ---------------------------------------------------------------------------------------------------
 
     @property
+    def awaits_answers(self) -> bool:
+        """Requests wait for the peer's answers."""
+        return len(self._pending) > 0
+
+    @property
     def is_closed(self) -> bool:
         return self._closing or self._transport is None or self._transport.is_closing()
 
