@@ -140,11 +140,11 @@ def java_command(
     return ["java", *properties, *options, "-cp", class_path, main_class, *args]
 
 
-def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",)) -> Server:
-    """Apache's NameServer."""
-    port, config = _namesrv_config(directory)
+def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",), **config: object) -> Server:
+    """Apache's NameServer; `config` are further keys of its configuration file."""
+    port, file = _namesrv_config(directory, config)
     command = java_command(
-        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config), home=directory, options=options
+        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(file), home=directory, options=options
     )
     return start(command, "Java NameServer", port, directory)
 
@@ -168,10 +168,10 @@ def java_broker(
     return _registered(start(command, "Java broker", port, directory), namesrv)
 
 
-def gantry_namesrv(directory: Path) -> Server:
-    """This project's NameServer."""
-    port, config = _namesrv_config(directory)
-    return start(gantry_command("namesrv", "-c", str(config)), "gantry namesrv", port, directory)
+def gantry_namesrv(directory: Path, **config: object) -> Server:
+    """This project's NameServer; `config` as for Java's."""
+    port, file = _namesrv_config(directory, config)
+    return start(gantry_command("namesrv", "-c", str(file)), "gantry namesrv", port, directory)
 
 
 def gantry_broker(directory: Path, namesrv: str, **config: object) -> Server:
@@ -185,7 +185,7 @@ def gantry_command(*args: str) -> list[str]:
     return [sys.executable, "-m", "gantrymq.cli", *args]
 
 
-def _namesrv_config(directory: Path) -> tuple[int, Path]:
+def _namesrv_config(directory: Path, config: Mapping[str, object]) -> tuple[int, Path]:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "namesrv.conf"
     port = free_port()
@@ -194,6 +194,7 @@ def _namesrv_config(directory: Path) -> tuple[int, Path]:
         "bindAddress": "127.0.0.1",
         "kvConfigPath": directory / "kvConfig.json",
         "configStorePath": directory / "namesrv.properties",
+        **config,
     }
     _write_properties(file, settings)
     return port, file
