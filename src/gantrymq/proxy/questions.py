@@ -1,0 +1,218 @@
+"""Questions: what brokers ask of clients, on the clients' telemetry streams, and the answers.
+
+A broker asks what becomes of a half message, or for an operator where a consumer's threads are, or whether it can
+consume a message. Sources: proxy/service/client/ProxyClientRemotingProcessor, proxy/grpc/v2/channel/GrpcClientChannel,
+GrpcChannelManager, ClientActivity (report*).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from gantrymq.errors import RequestRefused
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.consumer import (
+    CR_LATER,
+    CR_SUCCESS,
+    PROP_CLIENT_VERSION,
+    PROP_CONSUME_TYPE,
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+)
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.group import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+)
+from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHeader
+from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, RETRY_TOPIC
+from gantrymq.protocol.record import decode_record
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.clients import Client, Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.messages import to_protobuf
+from gantrymq.proxy.sending.transactions import Half, Transactions
+from gantrymq.proxy.subscriptions import consume_type, subscriptions_of
+from gantrymq.proxy.v2.definition_pb2 import Code, Status
+from gantrymq.proxy.v2.service_pb2 import (
+    PrintThreadStackTraceCommand,
+    RecoverOrphanedTransactionCommand,
+    TelemetryCommand,
+    VerifyMessageCommand,
+)
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.system import clock
+
+log = peer_log(__name__)
+
+#: Questions that wait for answers: a broker asks as an operator bids it.
+MAX_OPEN = 1000
+_CR_RETURN_NULL = "CR_RETURN_NULL"
+_CONSUME_RESULTS = {
+    Code.OK: CR_SUCCESS,
+    Code.FAILED_TO_CONSUME_MESSAGE: CR_LATER,
+    Code.MESSAGE_CORRUPTED: _CR_RETURN_NULL,
+}
+
+
+class Questions:
+    """Asks clients for brokers."""
+
+    def __init__(self, config: ProxyConfig, brokers: Brokers, clients: Clients, transactions: Transactions) -> None:
+        self._timeout_s = config.grpc_proxy_relay_request_timeout_in_seconds
+        self._brokers = brokers
+        self._clients = clients
+        self._transactions = transactions
+        self._nonces = itertools.count()
+        #: By client and nonce: nobody answers for another.
+        self._open: dict[tuple[str, str], asyncio.Future[TelemetryCommand]] = {}
+        self._turn = itertools.count()
+        brokers.handlers[RequestCode.CHECK_TRANSACTION_STATE] = self.check_transaction_state
+        brokers.handlers[RequestCode.GET_CONSUMER_RUNNING_INFO] = self.running_info
+        brokers.handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self.consume_directly
+        brokers.handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = _ignored
+
+    def answer(self, client_id: str, nonce: str, command: TelemetryCommand) -> None:
+        """A client's answer; one that nobody waits for is left out."""
+        question = self._open.get((client_id, nonce))
+        if question is not None and not question.done():
+            question.set_result(command)
+
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    def check_transaction_state(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Asks one of the topic's producers, which says by EndTransaction what becomes of the half message."""
+        header = request.read_header(CheckTransactionStateRequestHeader)
+        message = MessageExt(decode_record(request.body))
+        group = message.properties.get(PRODUCER_GROUP, "")
+        listening = [client for client in self._clients.producers(group) if client.telemetry is not None]
+        if not listening:
+            log.warning("nobody can be asked for a transaction of producer group %s", group)
+            return None
+        half = Half(
+            transaction_id=header.transaction_id or message.msg_id,
+            topic=group,
+            broker_name=header.bname or self._broker_at(connection.address),
+            queue_offset=header.tran_state_table_offset,
+            commit_log_offset=header.commit_log_offset,
+        )
+        self._transactions.remember(half, clock.monotonic())
+        # It stands in the topic of all halves, as the header says, too.
+        message.topic = message.properties.get(REAL_TOPIC, group)
+        _write(
+            listening[next(self._turn) % len(listening)],
+            TelemetryCommand(
+                recover_orphaned_transaction_command=RecoverOrphanedTransactionCommand(
+                    message=to_protobuf(message), transaction_id=half.transaction_id
+                )
+            ),
+        )
+        return None
+
+    def _broker_at(self, address: str) -> str:
+        """The name of the broker there; old brokers don't say it."""
+        brokers = self._brokers.routes.all_brokers()
+        return next((name for name, replicas in brokers.items() if address in replicas.values()), "")
+
+    # -- consumers ----------------------------------------------------------------------------------------------
+
+    def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """What the proxy knows of a consumer; where its threads are, if asked."""
+        header = request.read_header(GetConsumerRunningInfoRequestHeader)
+        client = self._consumer(header.consumer_group, header.client_id)
+        connection.respond_with(request, self._running_info(client, header.jstack_enable))
+        return None
+
+    async def _running_info(self, client: Client, with_stacks: bool) -> RemotingCommand:
+        info = ConsumerRunningInfo(
+            properties={
+                "consumerGroup": client.group,
+                PROP_CONSUME_TYPE: consume_type(client),
+                PROP_CLIENT_VERSION: f"{client.language} {client.version}",
+            },
+            subscription_set=subscriptions_of(client),
+        )
+        if with_stacks:
+            nonce = self._nonce()
+            ask = TelemetryCommand(print_thread_stack_trace_command=PrintThreadStackTraceCommand(nonce=nonce))
+            answer = await self._ask(client, nonce, ask)
+            if answer.status.code != Code.OK:
+                return _refused(answer.status, "print the stacks of its threads")
+            info.jstack = answer.thread_stack_trace.thread_stack_trace
+        return RemotingCommand.response(body=info.encode())
+
+    def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Has a consumer try a message; nothing else changes, whatever becomes of it."""
+        header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
+        client = self._consumer(header.consumer_group, header.client_id or "")
+        message = MessageExt(decode_record(request.body), header.broker_name or "")
+        if message.topic.startswith(RETRY_TOPIC_PREFIX):
+            message.topic = message.properties.get(RETRY_TOPIC, message.topic)
+        connection.respond_with(request, self._verify(client, message))
+        return None
+
+    async def _verify(self, client: Client, message: MessageExt) -> RemotingCommand:
+        nonce = self._nonce()
+        began = clock.monotonic()
+        ask = TelemetryCommand(verify_message_command=VerifyMessageCommand(nonce=nonce, message=to_protobuf(message)))
+        answer = await self._ask(client, nonce, ask)
+        result = _CONSUME_RESULTS.get(answer.status.code)
+        if result is None:
+            return _refused(answer.status, "verify the message")
+        body = ConsumeMessageDirectlyResult(
+            consume_result=result,
+            remark="from gRPC client",
+            spent_time_mills=round(1000 * (clock.monotonic() - began)),
+        )
+        return RemotingCommand.response(body=encode_json(body))
+
+    def _consumer(self, group: str, client_id: str) -> Client:
+        client = self._clients.get(client_id)
+        if client is None or client.group != group:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer")
+        return client
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def _nonce(self) -> str:
+        return str(next(self._nonces))
+
+    async def _ask(self, client: Client, nonce: str, command: TelemetryCommand) -> TelemetryCommand:
+        """Raises RequestRefused when no answer comes."""
+        if client.telemetry is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"client {client.client_id} doesn't listen just now")
+        if len(self._open) >= MAX_OPEN:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{MAX_OPEN} clients are being asked: try again later")
+        key = client.client_id, nonce
+        question = self._open[key] = asyncio.get_running_loop().create_future()
+        try:
+            _write(client, command)
+            async with asyncio.timeout(self._timeout_s):
+                answer: TelemetryCommand = await question
+                return answer
+        except TimeoutError:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "call remote timeout") from None
+        finally:
+            del self._open[key]
+
+
+def _write(client: Client, command: TelemetryCommand) -> None:
+    assert client.telemetry is not None
+    client.telemetry.write_soon(command)
+
+
+def _refused(status: Status, what: str) -> RemotingCommand:
+    if status.code == Code.VERIFY_FIFO_MESSAGE_UNSUPPORTED:
+        return RemotingCommand.response(ResponseCode.NO_PERMISSION, remark="forbidden to verify message")
+    return RemotingCommand.response(
+        ResponseCode.SYSTEM_ERROR, remark=f"the client could not {what}: code {status.code} {status.message}"
+    )
+
+
+def _ignored(connection: Connection, request: RemotingCommand) -> None:
+    """Whoever else is in a group makes no difference: brokers share out messages, not queues."""
