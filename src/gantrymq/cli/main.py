@@ -20,7 +20,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if debug:
         arguments.remove("--debug")
     try:
-        if arguments[:1] in (["namesrv"], ["broker"], ["controller"]):
+        if arguments[:1] in (["namesrv"], ["broker"], ["controller"], ["proxy"]):
             from gantrymq.cli.server_options import parse_quickly
 
             options = parse_quickly(arguments[0], arguments[1:])

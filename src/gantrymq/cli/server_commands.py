@@ -1,4 +1,4 @@
-"""`gantry namesrv`, `broker` and `controller` for people: help, errors and completion as of all commands."""
+"""`gantry namesrv`, `broker`, `controller` and `proxy` for people: help, errors and completion as of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `gantry namesrv`, `broker` and `controller`, and a parser for them that is there at once.
+"""The options of `gantry namesrv`, `broker`, `controller` and `proxy`, and a parser for them that is there at once.
 
 A server is up in the time that Python needs to import it. typer costs more than a broker does, so it is asked only
 where somebody reads what it says: for help, for a command line that can't be understood, for completion.
@@ -15,6 +15,7 @@ COMMANDS = {
     "namesrv": "Run a NameServer.",
     "broker": "Run a broker, master or slave.",
     "controller": "Run a controller: it elects the masters of brokers with enableControllerMode=true.",
+    "proxy": "Run a proxy: clients that speak gRPC reach brokers by it.",
 }
 
 
@@ -43,9 +44,14 @@ def server_options(command: str) -> list[ServerOption]:
         "namesrv": "Accepted, as Java's start scripts pass it; a NameServer asks no other.",
         "broker": "The NameServers to register with.",
         "controller": "Accepted, as Java's start scripts pass it; a controller asks no NameServer.",
+        "proxy": "The NameServers that know the brokers.",
     }[command]
+    configuration = "Configuration, Java .properties."
+    if command == "proxy":
+        configuration = "Configuration, JSON as rmq-proxy.json."
+    flags = ("-c", "--config", "-pc") if command == "proxy" else ("-c", "--config")
     return [
-        ServerOption("config", ("-c", "--config"), Path, "Configuration, Java .properties.", "FILE"),
+        ServerOption("config", flags, Path, configuration, "FILE"),
         ServerOption("namesrv_addr", ("-n", "--namesrvAddr"), str, name_servers, "HOST:PORT;..."),
         ServerOption("print_config", ("-p", "--printConfig"), bool, "Print all keys and exit."),
         ServerOption("stop_on_eof", ("--stop-on-eof",), bool, "Stop, too, when standard input is closed."),

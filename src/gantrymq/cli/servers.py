@@ -1,4 +1,4 @@
-"""`gantry namesrv`, `broker` and `controller`: configuration, and the loop until a signal."""
+"""`gantry namesrv`, `broker`, `controller` and `proxy`: configuration, and the loop until a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath",
 
 
 class Server(Protocol):
-    """A NameServer, a Broker or a Controller."""
+    """A NameServer, a Broker, a Controller or a Proxy."""
 
     @property
     def address(self) -> str: ...
@@ -35,12 +35,12 @@ class Server(Protocol):
 
 
 def run_server(command: str, options: ServerOptions) -> int:
-    """Runs `gantry namesrv`, `broker` or `controller` until it is told to stop; the exit code."""
-    properties = load_properties(options.config) if options.config else {}
-    if options.config:
+    """Runs `gantry namesrv`, `broker`, `controller` or `proxy` until it is told to stop; the exit code."""
+    properties = _load(command, options.config) if options.config else {}
+    if options.config and command in _CONFIG_PATH_KEYS:
         # What is changed from outside is written to the file that the server was started with, as Java does.
         properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
-    if options.namesrv_addr and command == "broker":
+    if options.namesrv_addr and command in ("broker", "proxy"):
         properties["namesrvAddr"] = options.namesrv_addr
     source = str(options.config or "the command line")
     # Printing the configuration must not log into it.
@@ -51,6 +51,17 @@ def run_server(command: str, options: ServerOptions) -> int:
         print(format_properties(settings), end="")
         return 0
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
+
+
+def _load(command: str, path: Path) -> dict[str, str]:
+    if command == "proxy" and path.suffix == ".json":
+        from gantrymq.extras import need
+
+        need("proxy", "gantry proxy")
+        from gantrymq.proxy.config import load_json
+
+        return load_json(path)
+    return load_properties(path)
 
 
 def _serve(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
@@ -135,11 +146,24 @@ def _controller(properties: dict[str, str], source: str) -> Prepared:
     return Prepared("controller", partial(Controller, config, properties), to_properties(config))
 
 
+def _proxy(properties: dict[str, str], source: str) -> Prepared:
+    from gantrymq.extras import need
+
+    need("proxy", "gantry proxy")
+    from gantrymq.proxy.config import ProxyConfig
+    from gantrymq.proxy.proxy import Proxy
+
+    _warn_of_unknown([ProxyConfig], properties, source)
+    config = from_properties(ProxyConfig, properties, source=source)
+    return Prepared("proxy", partial(Proxy, config), to_properties(config))
+
+
 #: How each server's configuration is read, by command.
 _PREPARE: dict[str, Callable[[dict[str, str], str], Prepared]] = {
     "namesrv": _name_server,
     "broker": _broker,
     "controller": _controller,
+    "proxy": _proxy,
 }
 
 

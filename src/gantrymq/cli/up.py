@@ -18,7 +18,7 @@ from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.topic_name import topic_problem
-from gantrymq.testing.processes import HOST, IN_SYNC_REPLICAS, ProcessCluster, broker_port, replica_name
+from gantrymq.testing.processes import HOST, IN_SYNC_REPLICAS, ProcessCluster, broker_port, proxy_port, replica_name
 from gantrymq.testing.signals import Interrupted, interruptible
 
 DEFAULT_QUEUES = 8
@@ -41,17 +41,25 @@ def parse_topics(texts: Sequence[str]) -> dict[str, int]:
     return topics
 
 
-def run_cluster(brokers: int, directory: Path | None, port: int, topics: Mapping[str, int], replicas: int = 1) -> int:
+def run_cluster(
+    brokers: int,
+    directory: Path | None,
+    port: int,
+    topics: Mapping[str, int],
+    replicas: int = 1,
+    *,
+    proxy: bool = False,
+) -> int:
     """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left.
 
     `topics` are there on every broker, with so many queues on each, before it says that it is ready.
     """
     try:
         with interruptible(), ExitStack() as stack:
-            _check_ports(port, brokers, replicas)
+            _check_ports(port, brokers, replicas, proxy=proxy)
             if directory is None:
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantry-")))
-            cluster = ProcessCluster(directory.absolute(), brokers=brokers, replicas=replicas, port=port)
+            cluster = ProcessCluster(directory.absolute(), brokers=brokers, replicas=replicas, proxy=proxy, port=port)
             stack.enter_context(cluster)
             if topics:
                 asyncio.run(_make_topics(cluster.namesrv_addr, topics))
@@ -61,7 +69,8 @@ def run_cluster(brokers: int, directory: Path | None, port: int, topics: Mapping
                 print(f"{replicas} replicas of each broker; a send is answered when {IN_SYNC_REPLICAS} have it")
             for name, queues in topics.items():
                 print(f"topic {name}  {queues} queues on each broker")
-            print(f"ready: NameServer at {cluster.namesrv_addr}; Ctrl-C stops the cluster", flush=True)
+            by_grpc = f", gRPC at {cluster.proxy.address}" if cluster.proxy is not None else ""
+            print(f"ready: NameServer at {cluster.namesrv_addr}{by_grpc}; Ctrl-C stops the cluster", flush=True)
             _watch(cluster)
     except Interrupted as e:
         return INTERRUPTED if e.signal_number == signal.SIGINT else 0
@@ -73,7 +82,7 @@ async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
             await admin.ensure_topic(name, queues=queues)
 
 
-def _check_ports(port: int, brokers: int, replicas: int) -> None:
+def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool) -> None:
     """Raises GantryError when one is taken; the servers would say so of one after the other."""
     if not port:
         return
@@ -82,6 +91,8 @@ def _check_ports(port: int, brokers: int, replicas: int) -> None:
         for number in range(brokers)
         for replica in range(replicas)
     }
+    if proxy:
+        names[proxy_port(port)] = "the proxy"
     for number, name in names.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,14 +9,17 @@ from typing import Any
 
 from gantrymq.config import DAY_MS, MAX_INT, bounded, read_properties
 from gantrymq.errors import ConfigError
-from gantrymq.remoting.tls import TlsConfig, TlsMode
+from gantrymq.remoting.tls import TlsConfig
 
 _HOUR_MS = 3600 * 1000
 
 
 @dataclass
-class ProxyConfig:
-    """Defaults are Java's. Times are in ms unless the name says otherwise; a maximum of 0 is none."""
+class ProxyConfig(TlsConfig):
+    """Defaults are Java's. Times are in ms unless the name says otherwise; a maximum of 0 is none.
+
+    `tls.enable` and `tls.client.*` are for its connections with brokers and NameServers.
+    """
 
     #: The NameServers, with ; between them.
     namesrv_addr: str = ""
@@ -27,10 +30,10 @@ class ProxyConfig:
     grpc_server_port: int = bounded(8081, 0, 65535)
     #: Whether routes name the proxy with the port that the client came to it by, not with grpcServerPort.
     use_endpoint_port_from_request: bool = False
+    #: These three have other keys than those of brokers and NameServers.
     tls_test_mode_enable: bool = True
-    tls_server_mode: TlsMode = field(default=TlsMode.PERMISSIVE, metadata={"key": "tls.server.mode"})
-    tls_key_path: Path | None = None
-    tls_cert_path: Path | None = None
+    tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})
+    tls_server_cert_path: Path | None = field(default=None, metadata={"key": "tlsCertPath"})
 
     # -- requests -----------------------------------------------------------------------------------------------
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)
@@ -80,16 +83,6 @@ class ProxyConfig:
     #: How many halves of one transaction id are remembered.
     transaction_data_max_num: int = bounded(15, 1, MAX_INT)
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
-
-    @property
-    def tls(self) -> TlsConfig:
-        """As servers have it."""
-        return TlsConfig(
-            tls_test_mode_enable=self.tls_test_mode_enable,
-            tls_server_mode=self.tls_server_mode,
-            tls_server_cert_path=self.tls_cert_path,
-            tls_server_key_path=self.tls_key_path,
-        )
 
 
 def load_json(path: Path) -> dict[str, str]:

@@ -38,7 +38,8 @@ class RemotingClient:
         on_open: Callable[[str], None] | None = None,
         on_close: Callable[[str], None] | None = None,
     ) -> None:
-        self._handlers: Mapping[int, RequestHandler] = handlers or {}
+        # Not `or`: its owner may fill it later.
+        self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
         self._ssl_context = ssl_context
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s

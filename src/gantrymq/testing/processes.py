@@ -32,7 +32,7 @@ _READY = re.compile(rb"ready at (\S+)\n")
 
 
 class ServerProcess:
-    """One `gantry namesrv` or `gantry broker`, with its configuration in `directory`/conf and its log in /logs."""
+    """One `gantry namesrv`, `broker` or `proxy`, with its configuration in `directory`/conf and its log in /logs."""
 
     def __init__(
         self, command: str, name: str, directory: Path, properties: dict[str, str], pass_fds: Sequence[int]
@@ -108,8 +108,9 @@ class ProcessCluster:
     """A NameServer and `brokers` masters with `replicas` - 1 slaves each, their files under `directory`.
 
     A context manager. `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911,
-    10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With replicas a send is
-    answered when two brokers have the message. `broker_properties` are further keys of every broker's configuration.
+    10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With `proxy` there is one,
+    1795 below the NameServer (8081). With replicas a send is answered when two brokers have the message.
+    `broker_properties` are further keys of every broker's configuration.
     `pass_fds` are file descriptors that stay open as long as a server lives: a lock on them ends with the last server,
     even when the starter was killed.
     """
@@ -120,6 +121,7 @@ class ProcessCluster:
         *,
         brokers: int = 1,
         replicas: int = 1,
+        proxy: bool = False,
         port: int = 0,
         broker_properties: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
@@ -127,17 +129,19 @@ class ProcessCluster:
         self._directory = directory
         self._broker_count = brokers
         self._replicas = replicas
+        self._with_proxy = proxy
         self._port = port
         self._broker_properties = broker_properties or {}
         self._pass_fds = pass_fds
         self.name_server: ServerProcess | None = None
         #: Masters and slaves; a master comes before its slaves.
         self.brokers: list[ServerProcess] = []
+        self.proxy: ServerProcess | None = None
 
     @property
     def servers(self) -> list[ServerProcess]:
-        """All processes, the NameServer first."""
-        return ([self.name_server] if self.name_server else []) + self.brokers
+        """All processes, the NameServer first, the proxy last."""
+        return [*([self.name_server] if self.name_server else []), *self.brokers, *([self.proxy] if self.proxy else [])]
 
     @property
     def namesrv_addr(self) -> str:
@@ -158,12 +162,17 @@ class ProcessCluster:
                 self.brokers += started
                 for broker in started:
                     broker.wait_until_ready(deadline)
+            if self._with_proxy:
+                self.proxy = self._start("proxy", "proxy", self._proxy_properties())
+                self.proxy.wait_until_ready(deadline)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Stops the brokers, then the NameServer, and waits until their processes have ended."""
+        """Stops the proxy, the brokers, then the NameServer, and waits until their processes have ended."""
+        if self.proxy is not None:
+            self.proxy.stop()
         for broker in self.brokers:
             broker.begin_stop()
         for broker in self.brokers:
@@ -194,6 +203,13 @@ class ProcessCluster:
             "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
         }
 
+    def _proxy_properties(self) -> dict[str, str]:
+        return {
+            "bindAddress": HOST,
+            "grpcServerPort": str(proxy_port(self._port)),
+            "namesrvAddr": self.namesrv_addr,
+        }
+
     def _properties_of_broker(self, number: int, replica: int = 0) -> dict[str, str]:
         name = replica_name(number, replica)
         properties = {
@@ -218,6 +234,11 @@ class ProcessCluster:
 def broker_port(port: int, number: int, replica: int = 0) -> int:
     """Of a broker, beside a NameServer at `port`; 0, any free one, where that is 0."""
     return port + 1035 + 10 * number + 2 * replica if port else 0
+
+
+def proxy_port(port: int) -> int:
+    """Of a proxy, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
+    return max(port - 1795, 0)
 
 
 def replica_name(number: int, replica: int) -> str:

@@ -1,0 +1,105 @@
+"""Proxy: its parts, put together, started and stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.call import Handlers
+from gantrymq.proxy.clients import Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.grpc_call import Service
+from gantrymq.proxy.members import Members
+from gantrymq.proxy.membership import Membership
+from gantrymq.proxy.metadata import Metadata
+from gantrymq.proxy.questions import Questions
+from gantrymq.proxy.receiving.acks import Acks
+from gantrymq.proxy.receiving.pop_requests import PopRequests
+from gantrymq.proxy.receiving.pulling import Pulling
+from gantrymq.proxy.receiving.receive import Receiving
+from gantrymq.proxy.receiving.renewing import Renewing
+from gantrymq.proxy.routing import Routing
+from gantrymq.proxy.sending.send import Sending
+from gantrymq.proxy.sending.transactions import Transactions
+from gantrymq.proxy.server import ProxyServer
+from gantrymq.proxy.telemetry import Telemetry
+from gantrymq.remoting.address import reachable
+from gantrymq.remoting.connection import RpcHook
+from gantrymq.remoting.tls import client_context
+
+log = logging.getLogger(__name__)
+
+
+class Proxy:
+    """One proxy, to be made in a running loop. `address` is host:port for who is on this machine.
+
+    `hooks` see what it sends to brokers. Raises GantryError when the port is taken, ClientError for a configuration
+    without NameServers, ConfigError for what can't be used.
+    """
+
+    def __init__(self, config: ProxyConfig, *, hooks: Sequence[RpcHook] = ()) -> None:
+        self.config = config
+        self.jobs = Jobs()
+        self.clients = Clients()
+        self.brokers = Brokers(config.namesrv_addr, ssl_context=client_context(config), hooks=hooks)
+        metadata = Metadata(config, self.brokers)
+        transactions = Transactions(config)
+        routing = Routing(config, self.brokers, metadata)
+        requests = PopRequests(self.brokers)
+        self._membership = Membership(config, self.clients, self.jobs)
+        self._renewing = Renewing(config, requests, metadata, self.clients, self.jobs)
+        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing)
+        self.members = Members(config, self.brokers, self.clients, self.jobs)
+        questions = Questions(config, self.brokers, self.clients, transactions)
+        parts = (
+            routing,
+            self._membership,
+            Sending(config, self.brokers, metadata, transactions),
+            self._receiving,
+            Acks(config, requests, self._renewing),
+            Pulling(config, self.brokers),
+            Telemetry(config, metadata, self.clients, questions),
+        )
+        handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
+        #: The methods that it answers.
+        self.methods = frozenset(handlers)
+        self._server = ProxyServer(
+            Service(handlers, config.grpc_max_inbound_message_size),
+            host=config.bind_address,
+            port=config.grpc_server_port,
+            tls=config,
+            max_idle_s=config.grpc_client_idle_time_mills / 1000,
+            jobs=self.jobs,
+        )
+        routing.port = self._server.port
+        self.address = reachable(config.bind_address, self._server.port)
+        self._running = AsyncExitStack()
+        self._running.push_async_callback(self.brokers.stop)
+        self._running.push_async_callback(self._server.stop)
+
+    async def start(self) -> None:
+        """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
+
+        What had begun by then is undone.
+        """
+        async with self._running.pop_all() as stack:
+            self.brokers.start()
+            # At last: members tell brokers who is gone, renewing gives back what they held.
+            stack.push_async_callback(self.members.stop)
+            self.members.start()
+            stack.push_async_callback(self._renewing.stop)
+            self._renewing.start()
+            stack.push_async_callback(self._receiving.stop)
+            stack.push_async_callback(self._membership.stop)
+            self._membership.start()
+            await self._server.start()
+            stack.push_async_callback(self._server.stop)
+            self._running = stack.pop_all()
+        log.info("the proxy serves at %s", self.address)
+
+    async def stop(self) -> None:
+        """Ends calls, tells brokers that its clients are gone and closes all connections; once more does no harm."""
+        await self._running.aclose()
