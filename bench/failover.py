@@ -19,11 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from failover_check import Stored, again, judge
 from failover_load import PRODUCERS, QUEUES, TOPIC, Acknowledged, History
@@ -46,8 +46,9 @@ AWAY_S = (0.0, 3.0)
 PATIENCE_S = 60.0
 #: How often is looked.
 LOOK_S = 0.05
-#: What happens to the master.
-FAULTS = ("killed", "stopped", "cut off")
+#: What happens to the master; and to the controller that leads, and one of etcd's members.
+MASTER_FAULTS = ("killed", "stopped", "cut off")
+FAULTS = (*MASTER_FAULTS, "controller killed", "member killed")
 #: What is promised with our controller, s.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
@@ -59,7 +60,7 @@ class Round:
     """One fault; times are seconds."""
 
     fault: str
-    broker: str
+    whom: str
     #: For so long some producer had nothing acknowledged, at the most.
     silent_s: float
     #: From the end of the fault until all were in sync.
@@ -67,107 +68,140 @@ class Round:
 
 
 class Run:
-    """Of `servers` that run."""
+    """Of `servers` that run; an asynchronous context manager."""
 
-    def __init__(self, servers: Servers, rate: float, chance: random.Random) -> None:
+    def __init__(
+        self, servers: Servers, rate: float, chance: random.Random, faults: Sequence[str] = MASTER_FAULTS
+    ) -> None:
         self._servers = servers
         self._rate = rate
         self._chance = chance
+        self._faults = faults
+        self._stack = AsyncExitStack()
         self._history = History(servers.directory / "acknowledged")
         self.acknowledged: list[Acknowledged] = []
         #: When each producer had its last acknowledgement, and the longest time without since the fault.
         self._last = [0.0] * PRODUCERS
         self._silent = [0.0] * PRODUCERS
         self._admin: AdminClient
+        self._load: subprocess.Popen[bytes]
         self.rounds: list[Round] = []
         self.stored: list[Stored] = []
 
-    async def run(self, rounds: int) -> list[str]:
-        """What was wrong."""
-        servers = self._servers
-        async with AdminClient(servers.names) as self._admin:
-            await self._until(self._are_all_in_sync, "all brokers are in sync")
-            await self._until(self._has_topic, "the topic is there")
-            load = self._start_load()
-            try:
-                await self._until(self._have_all_sent, "every producer has sent")
-                for _ in range(rounds):
-                    if load.poll() is not None:
-                        raise RuntimeError(f"the load has ended with status {load.returncode}; see load.log")
-                    await self._one_round()
-                await self._pause(STEADY_S[1])
-            finally:
-                await asyncio.to_thread(load.communicate)
-            self._look()
-            await self._until(self._are_all_in_sync, "all brokers are in sync")
-            self.stored = await read_all(servers.names)
-        await asyncio.to_thread(servers.stop_brokers)
-        return self._judge()
+    async def __aenter__(self) -> Run:
+        """All brokers are in sync, and every producer sends."""
+        async with self._stack:
+            self._admin = await self._stack.enter_async_context(AdminClient(self._servers.names))
+            await self.until(self.are_all_in_sync, "all brokers are in sync")
+            await self.until(self._has_topic, "the topic is there")
+            self._load = await asyncio.to_thread(self._start_load)
+            self._stack.push_async_callback(asyncio.to_thread, self._load.communicate)
+            await self.sends_go_on("at the beginning")
+            self._stack = self._stack.pop_all()
+        return self
 
-    # -- rounds -------------------------------------------------------------------------------------------------
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
-    async def _one_round(self) -> None:
-        await self._pause(self._chance.uniform(*STEADY_S))
-        fault, away_s = self._chance.choice(FAULTS), self._chance.uniform(*AWAY_S)
-        master = cast(str, await self._until(self._master, "there is a master"))
-        self._silent = [0.0] * PRODUCERS
-        began = time.monotonic()
-        await asyncio.to_thread(self._begin, fault, master)
-        at, former = len(self.acknowledged), self._servers.record_of(master)
-
-        async def go_on() -> bool:
-            self._look()
-            new = (each for each in self.acknowledged[at:] if each.broker != former and each.ended > began)
-            return len({each.key % PRODUCERS for each in new}) == PRODUCERS
-
-        await self._until(go_on, f"sends go on after broker {master} was {fault}")
-        await self._pause(away_s)
-        await asyncio.to_thread(self._end, fault, master)
-        back = time.monotonic()
-        await self._until(self._are_all_in_sync, f"broker {master}, which was {fault}, is in sync again")
-        in_sync_s = time.monotonic() - back
+    async def finish(self) -> list[str]:
+        """Ends the load, reads all, stops the brokers; what was wrong."""
+        await self.pause(STEADY_S[1])
+        await asyncio.to_thread(self._load.communicate)
         self._look()
-        self.rounds.append(Round(fault, master, max(self._silent), in_sync_s))
-        print(
-            f"{len(self.rounds):3}: {master} {fault:8} nothing acknowledged for {max(self._silent):5.2f} s; back in "
-            f"sync after {in_sync_s:5.2f} s; {len(self.acknowledged):,} acknowledged",
-            flush=True,
-        )
-
-    def _begin(self, fault: str, broker: str) -> None:
-        if fault == "killed":
-            self._servers.kill(broker)
-        elif fault == "stopped":
-            self._servers.send_signal(broker, signal.SIGSTOP)
-        else:
-            self._servers.links.cut(broker)
-
-    def _end(self, fault: str, broker: str) -> None:
-        if fault == "killed":
-            self._servers.start(broker)
-        elif fault == "stopped":
-            self._servers.send_signal(broker, signal.SIGCONT)
-        else:
-            self._servers.links.heal(broker)
+        await self.until(self.are_all_in_sync, "all brokers are in sync")
+        self.stored = await read_all(self._servers.names)
+        await asyncio.to_thread(self._servers.stop_brokers)
+        return self._judge()
 
     def _start_load(self) -> subprocess.Popen[bytes]:
         servers = self._servers
         with (servers.directory / "load.log").open("wb") as log:
-            command = [sys.executable, LOAD, servers.names, servers.directory / "acknowledged", f"--rate={self._rate}"]
+            options = [servers.names, str(servers.directory / "acknowledged"), f"--rate={self._rate}"]
+            command = [sys.executable, str(LOAD), *options]
             return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    async def one_round(self) -> None:
+        if self._load.poll() is not None:
+            raise RuntimeError(f"the load has ended with status {self._load.returncode}; see load.log")
+        await self.pause(self._chance.uniform(*STEADY_S))
+        fault, away_s = self._chance.choice(self._faults), self._chance.uniform(*AWAY_S)
+        whom = await self._victim(fault)
+        what = f"{whom} was {fault}"
+        self._silent = [0.0] * PRODUCERS
+        await asyncio.to_thread(self._begin, fault, whom)
+        if whom in BROKERS:
+            await self.sends_go_on(f"after broker {what}", elsewhere_than=whom)
+        await self.pause(away_s)
+        await asyncio.to_thread(self._end, fault, whom)
+        back = time.monotonic()
+        await self.until(self.are_all_in_sync, f"all are in sync after {what}")
+        in_sync_s = time.monotonic() - back
+        await self.sends_go_on(f"after {what}, and was back")
+        self.rounds.append(Round(fault, whom, max(self._silent), in_sync_s))
+        print(
+            f"{len(self.rounds):3}: {whom} {fault:8} nothing acknowledged for {max(self._silent):5.2f} s; all in "
+            f"sync after {in_sync_s:5.2f} s; {len(self.acknowledged):,} acknowledged",
+            flush=True,
+        )
+
+    async def _victim(self, fault: str) -> str:
+        if fault == "member killed":
+            return f"etcd{self._chance.randrange(len(self._servers.etcd))}"
+        if fault == "controller killed":
+            return await self.until(self.leader, "a controller leads")
+        return await self.until(self.master, "there is a master")
+
+    def _begin(self, fault: str, whom: str) -> None:
+        servers = self._servers
+        if fault == "stopped":
+            servers.send_signal(whom, signal.SIGSTOP)
+        elif fault == "cut off":
+            servers.links.cut(whom)
+        elif fault == "member killed":
+            servers.etcd[int(whom[-1])].kill()
+        else:
+            servers.kill(whom)
+
+    def _end(self, fault: str, whom: str) -> None:
+        servers = self._servers
+        if fault == "stopped":
+            servers.send_signal(whom, signal.SIGCONT)
+        elif fault == "cut off":
+            servers.links.heal(whom)
+        elif fault == "member killed":
+            servers.etcd[int(whom[-1])].start_again()
+        else:
+            servers.start(whom)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    async def _until(self, condition: Callable[[], Awaitable[T]], what: str) -> T:
+    async def sends_go_on(self, when: str, *, elsewhere_than: str | None = None) -> None:
+        """Every producer has something acknowledged that ended after now, by another broker than that."""
+        at, began = len(self.acknowledged), time.monotonic()
+        former = None if elsewhere_than is None else self._servers.record_of(elsewhere_than)
+        producers: set[int] = set()
+
+        async def go_on() -> bool:
+            nonlocal at
+            self._look()
+            new, at = self.acknowledged[at:], len(self.acknowledged)
+            producers.update(each.key % PRODUCERS for each in new if each.broker != former and each.ended > began)
+            return len(producers) == PRODUCERS
+
+        await self.until(go_on, f"sends go on {when}")
+
+    async def until(self, condition: Callable[[], Awaitable[T | None]], what: str) -> T:
         """Its first true answer."""
         ends = time.monotonic() + PATIENCE_S
         while not (answer := await condition()):
             if time.monotonic() > ends:
                 raise RuntimeError(f"not in {PATIENCE_S:.0f} s: {what}")
-            await self._pause(LOOK_S)
+            await self.pause(LOOK_S)
         return answer
 
-    async def _pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Looks on meanwhile."""
         ends = time.monotonic() + seconds
         while (left_s := ends - time.monotonic()) > 0:
@@ -183,9 +217,6 @@ class Run:
             self._silent[producer] = max(self._silent[producer], each.ended - last)
             self._last[producer] = max(last, each.ended)
 
-    async def _have_all_sent(self) -> bool:
-        return all(self._last)
-
     async def _has_topic(self) -> bool:
         try:
             await self._admin.ensure_topic(TOPIC, queues=QUEUES)
@@ -194,11 +225,20 @@ class Run:
             return False
         return True
 
-    async def _master(self) -> str | None:
+    async def leader(self) -> str | None:
+        """The name of the controller that leads."""
+        for controller in self._servers.controllers:
+            with suppress(GantryError):
+                if (await self._admin.controller_metadata(self._servers.address(controller))).is_leader:
+                    return controller
+        return None
+
+    async def master(self) -> str | None:
+        """The name of the broker that the controllers take for the master."""
         known = await self._known()
         return self._servers.broker_at(known.master_address) if known is not None else None
 
-    async def _are_all_in_sync(self) -> bool:
+    async def are_all_in_sync(self) -> bool:
         known = await self._known()
         if known is None:
             return False
@@ -232,6 +272,14 @@ class Run:
             f"cut {sum(cut):,} bytes off their logs in {len(cut)} of {len(self.rounds)} rounds"
         )
         return problems
+
+
+async def run_rounds(run: Run, rounds: int) -> list[str]:
+    """What was wrong."""
+    async with run:
+        for _ in range(rounds):
+            await run.one_round()
+        return await run.finish()
 
 
 async def read_all(names: str) -> list[Stored]:
@@ -270,7 +318,7 @@ def log_of(store: Path) -> str:
 def table(rounds: list[Round]) -> str:
     """Median and worst of each fault, and of all."""
     lines = [
-        "| the master is | rounds | nothing acknowledged: median, s | worst | back in sync: median, s | worst |",
+        "| fault | rounds | nothing acknowledged: median, s | worst | all in sync: median, s | worst |",
         "|---|---|---|---|---|---|",
     ]
     for fault in (*FAULTS, ""):
@@ -288,6 +336,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50, help="(%(default)s)")
     parser.add_argument("--rate", type=float, default=5000.0, help="messages per second (%(default)s)")
     parser.add_argument("--controller", choices=CONTROLLERS, default="sqlite", help="(%(default)s)")
+    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=MASTER_FAULTS, help="which (the master's)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
@@ -297,8 +346,8 @@ def main() -> int:
         directory = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(exist_ok=True)
         servers = stack.enter_context(Servers(directory, args.controller))
-        run = Run(servers, args.rate, random.Random(args.seed))
-        problems = asyncio.run(run.run(args.rounds))
+        run = Run(servers, args.rate, random.Random(args.seed), args.faults)
+        problems = asyncio.run(run_rounds(run, args.rounds))
     if run.rounds:
         print(table(run.rounds))
     if args.controller != "java":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from failover_links import Links
 
+from gantrymq.config import format_properties
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
 
 _ROOT = Path(__file__).parent.parent
@@ -181,16 +182,21 @@ class Servers:
         self.etcd_endpoints = ";".join(member.url for member in self.etcd)
 
     def _start_java_controller(self) -> None:
-        from controllers import ready_java_controller
+        from servers import java_command, start
 
         [name] = self.controllers
-        controller = ready_java_controller(
-            self.directory / name,
-            self._ports[name][0],
-            **self._controller_properties(name),
-            bindAddress=HOST,
-            scanNotActiveBrokerInterval=SCAN_MS,
-            mappedFileSize=1 << 24,
+        home = self.directory / name
+        home.mkdir()
+        properties = self._controller_properties(name) | {
+            "bindAddress": HOST,
+            "scanNotActiveBrokerInterval": str(SCAN_MS),
+            "mappedFileSize": str(1 << 24),
+        }
+        file = home / "controller.conf"
+        file.write_text(format_properties(properties))
+        command = java_command(
+            "org.apache.rocketmq.controller.ControllerStartup", "-c", str(file), home=home, options=("-Xmx256m",)
         )
+        controller = start(command, "Java controller", self._ports[name][0], home)
         self._stack.callback(controller.kill)
         self.links.process(name, controller.process.pid)
