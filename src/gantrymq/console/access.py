@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gantrymq.console.attempts import Attempts
 from gantrymq.console.eye import Eye
+from gantrymq.console.history import History
 from gantrymq.console.limited import Limits
 from gantrymq.console.logins import ADMIN, ClusterLogin, FileLogin, Login
 from gantrymq.console.pages import API
@@ -46,10 +47,11 @@ class TooManyAttempts(GantryError):
 class Access:
     """Who may come in. `limits` are those of all questions."""
 
-    def __init__(self, settings: Settings, limits: Limits) -> None:
+    def __init__(self, settings: Settings, limits: Limits, history: History) -> None:
         self.settings = settings
         self._limits = limits
-        self.own_eye = Eye(settings, limits, settings.hooks)
+        self._history = history
+        self.own_eye = Eye(settings, limits, settings.hooks, history)
         self.sessions = Sessions()
         self._attempts = Attempts()
         self._login: Login | None = None
@@ -120,7 +122,7 @@ class Access:
         self._attempts.succeeded(f"from {address}")
         self._attempts.succeeded(f"as {name[:200]}")
         is_own = entry.hooks is self.settings.hooks
-        eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks)
+        eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks, self._history)
         return self.sessions.begin(entry.name, entry.role, eye, monotonic())
 
     def set_cookie(self, response: Response, session_id: str) -> None:

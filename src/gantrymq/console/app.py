@@ -24,6 +24,7 @@ from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
 from gantrymq.console.changes import CHANGES, MESSAGE_TYPES, Change
 from gantrymq.console.guard import LOCAL_NAMES, Guard
+from gantrymq.console.history import History
 from gantrymq.console.language import LANGUAGES, language_of, translator
 from gantrymq.console.limited import Limits
 from gantrymq.console.links import link, local
@@ -31,6 +32,7 @@ from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openap
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.queries.dead_letters import ExportArguments, export
 from gantrymq.console.queries.messages import MessageArguments, find
+from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
@@ -72,8 +74,10 @@ class Console:
         self._tails = 0
         self._openapi = openapi(PAGES)
         self._done = URLSafeTimedSerializer(new_id(), salt="gantrymq.console.done")
-        self._access = Access(settings, Limits())
         directory = settings.directory
+        self._history = History(directory)
+        self._access = Access(settings, Limits(), self._history)
+        self._sampler = Sampler(self._access.own_eye, self._history)
         self._audit = Audit(None if directory is None else directory / "audit.log")
         routes = [
             Route("/", lambda request: RedirectResponse("/overview")),
@@ -105,10 +109,13 @@ class Console:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._sampler.start()
         try:
             yield
         finally:
+            await self._sampler.stop()
             await self._access.close()
+            await self._history.close()
 
     def _visitor(self, request: Request) -> Visitor:
         visitor = self._access.visitor(request)

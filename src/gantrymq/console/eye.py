@@ -15,6 +15,7 @@ from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding
 from gantrymq.console.asking import Answers, Unasked, ask_each
 from gantrymq.console.gathered import Gathered
+from gantrymq.console.history import History
 from gantrymq.console.limited import LimitedAdmin, Limits
 from gantrymq.console.settings import Settings
 from gantrymq.protocol.bodies.route import ClusterInfo
@@ -74,8 +75,11 @@ class Groups:
 class Eye:
     """Questions of one user. `close` it in the end."""
 
-    def __init__(self, settings: Settings, limits: Limits, hooks: Sequence[RpcHook]) -> None:
+    def __init__(
+        self, settings: Settings, limits: Limits, hooks: Sequence[RpcHook], history: History | None = None
+    ) -> None:
         self.settings = settings
+        self.history = history
         self.hooks = hooks
         self.admin = LimitedAdmin(
             settings.name_servers,

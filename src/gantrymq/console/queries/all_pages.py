@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantrymq.console.listing import ListArguments
 from gantrymq.console.pages import Page
-from gantrymq.console.queries import dead_letters, groups, messages, replicas, servers, topics, users, waiting
+from gantrymq.console.queries import charts, dead_letters, groups, messages, replicas, servers, topics, users, waiting
 from gantrymq.console.tail import TailArguments, TailPage, tail_page
 
 PAGES = (
@@ -33,4 +33,5 @@ PAGES = (
     ),
     Page("replicas", "Replicas", servers.Nothing, replicas.replicas, replicas.ReplicasPage, "Replicas", 5),
     Page("users", "Users", ListArguments, users.users, users.UsersPage, "Users"),
+    Page("history", "History", charts.HistoryArguments, charts.charts, charts.HistoryPage, "History"),
 )

@@ -126,7 +126,7 @@ async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
         return Groups(None, arguments.system, [])
     now = now_ms()
     rows = [
-        _group(name, of_topics, now)
+        group_of(name, of_topics, now)
         for name, of_topics in known.progress.items()
         if arguments.system or not is_tools_group(name)
     ]
@@ -205,7 +205,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
     )
 
 
-def _group(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
+def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
     behind = sum(progress.behind for progress in of_topics.values())
     oldest = min(
         (progress.oldest_ms for progress in of_topics.values() if progress.behind and progress.oldest_ms), default=0

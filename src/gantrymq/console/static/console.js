@@ -1,4 +1,4 @@
-// What a page can't do without a script: times in the browser's zone, the live tail. The rest is htmx, or works without.
+// What a page can't do without a script: times in the browser's zone, the live tail, charts. The rest is htmx, or works without.
 "use strict";
 (() => {
   const format = new Intl.DateTimeFormat(document.documentElement.lang, {dateStyle: "short", timeStyle: "medium"});
@@ -47,10 +47,32 @@
     stream.addEventListener("over", () => { stream.close(); state.textContent = state.dataset.over; });
   };
 
+  // The points are asked for apart from the page: a page that is drawn needs them once.
+  const draw = async (holder) => {
+    const answer = await fetch(holder.dataset.history);
+    if (!answer.ok) return;
+    const history = await answer.json();
+    const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    for (const place of document.querySelectorAll("[data-series]")) {
+      const chart = history.charts.find((one) => one.series === place.dataset.series);
+      if (!chart || !history.times.length) continue;
+      const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line")}};
+      const options = {
+        width: Math.max(place.clientWidth - 12, 200), height: 200, legend: {show: false},
+        cursor: {y: false}, scales: {y: {range: (u, low, high) => [0, Math.max(high, 1e-9) * 1.1]}},
+        axes: [axis, {...axis, size: 70}],
+        series: [{}, {stroke: colour("--accent"), width: 2, fill: colour("--accent") + "22", spanGaps: false}],
+      };
+      place.replaceChildren();
+      new uPlot(options, [history.times, chart.values], place);
+    }
+  };
+
   const whenReady = () => {
     localize(document);
     document.body.addEventListener("htmx:afterSettle", () => localize(document));
     for (const table of document.querySelectorAll("table[data-stream]")) follow(table);
+    for (const holder of document.querySelectorAll("[data-history]")) draw(holder);
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", whenReady);
   else whenReady();

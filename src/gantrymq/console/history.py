@@ -1,0 +1,161 @@
+"""The history: figures of the cluster in SQLite, every 15 s, thinned as they get old, and bounded by size.
+
+    15 s for a day, 1 min for two weeks, 15 min for two months
+
+A series is a name, `in`, `broker/NAME/disk` or `group/NAME/behind`, and a value is what it was at a time. Values of a
+minute, and later of a quarter of an hour, become their average. When the file gets too large the oldest tenth goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gantrymq.errors import GantryError
+
+T = TypeVar("T")
+
+FILE_NAME = "history.db"
+SAMPLE_S = 15
+#: (resolution, how old its values get, the resolution that they get then), s; 0: they go.
+_AGES = ((15, 86400, 60), (60, 14 * 86400, 900), (900, 62 * 86400, 0))
+MAX_BYTES = 256 * 1024 * 1024
+#: Points of a chart.
+MAX_POINTS = 360
+_TABLES = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (
+    resolution INTEGER NOT NULL, series INTEGER NOT NULL, at INTEGER NOT NULL, value REAL NOT NULL,
+    PRIMARY KEY (series, resolution, at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_age ON samples (resolution, at);
+"""
+
+
+class Points(msgspec.Struct):
+    """Values by time: `times` in s since 1970, `values` of each name with None where nothing is known."""
+
+    times: list[int]
+    values: dict[str, list[float | None]]
+
+
+class History:
+    """In `directory`, else in memory. After `close` everything raises GantryError."""
+
+    def __init__(self, directory: Path | None, max_bytes: int = MAX_BYTES) -> None:
+        self._path = ":memory:" if directory is None else str(directory / FILE_NAME)
+        self._max_bytes = max_bytes
+        self._db: sqlite3.Connection | None = None
+        self._ids: dict[str, int] = {}
+        self._is_closed = False
+        #: One thread at a time works with the file; one goes on when whoever waited for it was cancelled.
+        self._lock = threading.Lock()
+
+    async def add(self, at_s: float, values: Mapping[str, float]) -> None:
+        """Takes in what was at a time. Raises GantryError when the file can't be written."""
+        await self._run(lambda db: self._add(db, int(at_s) // SAMPLE_S * SAMPLE_S, values))
+
+    async def thin(self, now_s: float) -> None:
+        """Makes less of what is old. Raises GantryError."""
+        await self._run(lambda db: self._thin(db, int(now_s)))
+
+    async def points(self, names: Sequence[str], begin_s: float, end_s: float) -> Points:
+        """What the series were from then to then, in MAX_POINTS steps at most. Raises GantryError."""
+        return await self._run(lambda db: self._points(db, names, int(begin_s), int(end_s)))
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, self._locked, work)
+
+    def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            if self._is_closed:
+                raise GantryError("the history is closed")
+            return self._work(work)
+
+    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            if self._db is None:
+                db = sqlite3.connect(self._path, check_same_thread=False, timeout=5.0)
+                db.executescript(_TABLES)
+                self._ids = dict(db.execute("SELECT name, id FROM series"))
+                self._db = db
+            with self._db:
+                return work(self._db)
+        except sqlite3.Error as e:
+            # Names that weren't committed have no ids.
+            self._ids = {}
+            raise GantryError(f"the history {self._path}: {e}") from e
+
+    def _id(self, db: sqlite3.Connection, name: str) -> int:
+        found = self._ids.get(name)
+        if found is None:
+            db.execute("INSERT OR IGNORE INTO series (name) VALUES (?)", (name,))
+            ((found,),) = db.execute("SELECT id FROM series WHERE name = ?", (name,)).fetchall()
+            self._ids[name] = found
+        return found
+
+    def _add(self, db: sqlite3.Connection, at: int, values: Mapping[str, float]) -> None:
+        rows = [(SAMPLE_S, self._id(db, name), at, value) for name, value in values.items()]
+        db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", rows)
+
+    def _thin(self, db: sqlite3.Connection, now: int) -> None:
+        for resolution, age, coarser in _AGES:
+            # Whole quarters of an hour: none is averaged in two parts.
+            before = (now - age) // 900 * 900
+            if coarser:
+                db.execute(
+                    "INSERT OR REPLACE INTO samples SELECT ?, series, at / ? * ?, AVG(value) FROM samples "
+                    "WHERE resolution = ? AND at < ? GROUP BY series, at / ?",
+                    (coarser, coarser, coarser, resolution, before, coarser),
+                )
+            db.execute("DELETE FROM samples WHERE resolution = ? AND at < ?", (resolution, before))
+        if self._used(db) > self._max_bytes:
+            first, last = db.execute("SELECT MIN(at), MAX(at) FROM samples").fetchone()
+            while self._used(db) > 0.9 * self._max_bytes and first is not None and first < last:
+                first += max((last - first) // 10, 1)
+                db.execute("DELETE FROM samples WHERE at < ?", (first,))
+        db.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM samples)")
+        self._ids = dict(db.execute("SELECT name, id FROM series"))
+
+    def _used(self, db: sqlite3.Connection) -> int:
+        """Bytes of pages that hold something; free ones are filled before the file grows."""
+        (pages,), (free,), (size,) = (
+            db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def _points(self, db: sqlite3.Connection, names: Sequence[str], begin: int, end: int) -> Points:
+        step = max(SAMPLE_S, -(-(end - begin) // MAX_POINTS) // SAMPLE_S * SAMPLE_S)
+        # Where values are older than their neighbours' resolution allows, points are as far apart as they are.
+        of_names = {}
+        for name in names:
+            found = self._ids.get(name)
+            of_names[name] = dict(
+                db.execute(
+                    "SELECT at / ? * ?, AVG(value) FROM samples "
+                    "WHERE series = ? AND at >= ? AND at <= ? GROUP BY at / ?",
+                    (step, step, found, begin, end, step),
+                )
+                if found is not None
+                else ()
+            )
+        times = sorted({time for values in of_names.values() for time in values})
+        return Points(times, {name: [values.get(time) for time in times] for name, values in of_names.items()})
