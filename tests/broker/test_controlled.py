@@ -311,3 +311,27 @@ async def test_a_hand_over_costs_a_producer_no_send(tmp_path: Path) -> None:
         is_over = True
         await asyncio.gather(*producing)
         assert set(statuses) == {SendStatus.SEND_OK}
+
+
+async def test_nothing_counts_what_is_not_shown(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        number = await replicas.master()
+        peer = await replicas.peer(number)
+        for body in (b"shown", b"too"):
+            assert (await peer.send("orders", body)).code == ResponseCode.SUCCESS
+        # A member may be the next to be cut off: what it lacks isn't shown.
+        hold_slaves(replicas, number)
+        sending = asyncio.ensure_future(peer.send("orders", b"unshown"))
+        store = replicas.brokers[number].store
+        await until(lambda: store.queue("orders", 0).max_offset == 3)
+        other = await replicas.peer(number)
+        fields = {"topic": "orders", "queueId": "0"}
+        assert (await other.ask(RequestCode.GET_MAX_OFFSET, fields=fields)).ext_fields["offset"] == "2"
+        late = fields | {"timestamp": str(1 << 50)}
+        assert (await other.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=late)).ext_fields["offset"] == "2"
+        stats = await other.ask(RequestCode.GET_TOPIC_STATS_INFO, fields={"topic": "orders"})
+        assert b'"maxOffset":2' in stats.body
+        assert (await other.pull("orders")).ext_fields["maxOffset"] == "2"
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)

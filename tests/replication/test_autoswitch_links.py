@@ -189,6 +189,32 @@ async def test_last_file_alone(tmp_path: Path) -> None:
         assert log_hash(first.store, begin) == log_hash(second.store, begin)
 
 
+@pytest.mark.parametrize("last_file", [False, True])
+@pytest.mark.parametrize("same_epoch", [True, False])
+async def test_slave_whose_end_the_master_has_deleted_begins_anew(
+    tmp_path: Path, *, last_file: bool, same_epoch: bool
+) -> None:
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 200, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port):
+            await until(lambda: second.end == first.end)
+        # What it had then it has deleted since.
+        first.store.set_slave(True)
+        first.store.replica.begin_anew(3 * LOG_FILE)
+        first.store.set_slave(False)
+        if not same_epoch:
+            first.begins(3)
+        first.epochs.forget_before(3 * LOG_FILE)
+        put_many(first.store, 6000, Random(2), size=1000)
+        begin = first.end // LOG_FILE * LOG_FILE if last_file else first.store.min_physical_offset
+        async with first.as_master() as master, second.as_slave(master.port, sync_from_last_file=last_file):
+            await until(lambda: second.end == first.end)
+        assert second.store.min_physical_offset == begin > 0
+        assert log_hash(first.store, begin) == log_hash(second.store, begin)
+        assert second.epochs.all() == first.epochs.all()
+
+
 async def test_nobody_waits_for_a_learner(tmp_path: Path) -> None:
     async with two(tmp_path) as (first, second):
         first.begins(1)

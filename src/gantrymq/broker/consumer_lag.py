@@ -82,7 +82,7 @@ class ConsumerLag:
         return backlog
 
     def _add(self, backlog: Backlog, queue: ConsumeQueue, is_pop: bool) -> None:
-        end = queue.max_offset
+        end = self._store.shown_end(queue)
         consumed = self._offsets.query(backlog.group, queue.topic, queue.queue_id)
         if consumed is None:
             consumed = end

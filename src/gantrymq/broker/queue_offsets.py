@@ -35,7 +35,7 @@ class QueueOffsets(Part):
 
     def max_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         queue = self._queue(request.read_header(QueueRequestHeader))
-        return _offset(queue.max_offset if queue else 0)
+        return _offset(self._store.shown_end(queue) if queue else 0)
 
     def min_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         queue = self._queue(request.read_header(QueueRequestHeader))

@@ -33,6 +33,8 @@ class AutoSwitchLink:
     """Of one connection; as `Link`. `file` has the epochs of the slave's log."""
 
     asked_in_vain = False
+    #: The master's log begins behind the end of this one, which is to be given up.
+    is_too_far_behind = False
 
     def __init__(self, store: MessageStore, hello: Hello, file: EpochFile) -> None:
         self.state = LinkState.ASKING
@@ -120,15 +122,19 @@ class AutoSwitchLink:
         """Where both logs are still the same; there this one ends now."""
         store, end = self._store, self._store.max_physical_offset
         point = self._epochs.consistent_point(end, master, self._master_end)
-        if point is None or point < store.min_physical_offset:
+        theirs = master.all()
+        if point is None and self._epochs.is_before(master) and end <= theirs[0].start_offset:
+            self.is_too_far_behind = True
             raise ReplicationError(
-                f"this log and the master's have no epoch in common: {self._epochs.all()}, {master.all()}"
+                f"the master's log begins with the epoch {theirs[0].number}, this one ends before it"
             )
+        if point is None or point < store.min_physical_offset:
+            raise ReplicationError(f"this log and the master's have no epoch in common: {self._epochs.all()}, {theirs}")
         if point < end:
             log.warning("%d bytes behind %d are cut off: the master hasn't got them", end - point, point)
             self._replica.truncate(point)
         # Its own last one, too, in which nothing was written.
-        if self._epochs.truncate_from(point, master.all()):
+        if self._epochs.truncate_from(point, theirs):
             self._save()
         return point
 
@@ -157,6 +163,7 @@ class AutoSwitchLink:
         if self.state is not LinkState.ASKING and frame.offset != self._next:
             raise FrameError(f"the master is at {frame.offset}, not at {self._next}")
         if self.state is not LinkState.FOLLOWING and not self._begins and self._next < self._master_end:
+            self.is_too_far_behind = True
             raise ReplicationError(f"the master has nothing at {self._next}: its log begins behind it")
         if not self._begins and self._next >= self._own_end:
             self.state = LinkState.FOLLOWING

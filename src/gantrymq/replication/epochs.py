@@ -65,6 +65,10 @@ class Epochs:
                 return min(own_end, known[epoch])
         return None
 
+    def is_before(self, other: Epochs) -> bool:
+        """All of these are older than the other log's first one."""
+        return bool(self._epochs and other._epochs) and self._epochs[-1].number < other._epochs[0].number
+
     def truncate_from(self, offset: int, known: Collection[Epoch] = ()) -> bool:
         """The log ends there: epochs that begin there or behind it never were, but for those known to others.
 

@@ -57,6 +57,8 @@ class Link:
         self.state = LinkState.ASKING
         #: The master has nothing at WHOLE_LOG: another link is to ask for its last file.
         self.asked_in_vain = False
+        #: It begins anew by itself.
+        self.is_too_far_behind = False
         self._store = store
         self._replica = store.replica
         self._broker_id = broker_id

@@ -306,11 +306,22 @@ class HaSlave:
 
     def _differed(self, error: ReplicationError) -> None:
         """The master's log isn't this one. Once that may be damage on the way; twice in a row it is so."""
-        if self._is_doubted:
+        if self._is_doubted and self._connection is not None and self._connection.link.is_too_far_behind:
+            self._begin_anew()
+        elif self._is_doubted:
             self.refusal = str(error)
             self._pause_s = _LONGEST_PAUSE_S
         self._is_doubted = True
         self._again(str(error))
+
+    def _begin_anew(self) -> None:
+        """Gives up the log, of which the master has no more what comes next; it says where an empty one begins."""
+        log.warning("the master's log begins behind %d: all is given up", self._store.max_physical_offset)
+        try:
+            self._store.replica.begin_anew(0)
+        except StoreError as e:
+            self.refusal = str(e)
+            log.error("the log can't be given up: %s", e)
 
     def _look(self) -> None:
         """Gives a sign of life; leaves a master that gives none."""

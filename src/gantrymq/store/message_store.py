@@ -22,7 +22,7 @@ from gantrymq.store.cleaner import Cleaner
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import UNIT, ConsumeQueue, units_before
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, units_before
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
@@ -451,7 +451,10 @@ class MessageStore:
             looked_at = max(config.max_filter_message_size // UNIT_SIZE, wanted, 1)
             units = queue.units(offset, looked_at if end is None else min(looked_at, end - offset))
             if units and self.shown_until is not None:
+                found = len(units)
                 units = units_before(units, self.shown_until())
+                if len(units) < found:
+                    result.max_offset = offset + len(units) // UNIT_SIZE
                 if not units:
                     result.status = GetStatus.OFFSET_OVERFLOW_ONE
                     return result
@@ -473,6 +476,19 @@ class MessageStore:
                 result.status = GetStatus.OFFSET_FOUND_NULL
                 result.next_begin_offset = queue.next_file_offset(offset)
         return result
+
+    def shown_end(self, queue: ConsumeQueue) -> int:
+        """The queue offset behind the last message that `get` returns, `max_offset` where all are shown."""
+        end = queue.max_offset
+        if self.shown_until is None or end <= queue.min_offset:
+            return end
+        until = self.shown_until()
+        end = max(queue.count_before(until), queue.min_offset)
+        unit = queue.peek(end - 1)
+        # A record may begin before it and end behind it.
+        if unit is not None and end > queue.min_offset and unit[0] + unit[1] > until and unit[1] != FILLER_SIZE:
+            end -= 1
+        return end
 
     def read_record(self, physical_offset: int) -> Record:
         """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
@@ -517,9 +533,9 @@ class MessageStore:
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, upper: bool = False) -> int:
         """The first queue offset stored at or after the time; with `upper` the last at or before it.
 
-        The queue's max_offset when none is so late, its min_offset when none is so early (`getOffsetInQueueByTime`).
+        The end of what is shown when none is so late, its min_offset when none is so early (`getOffsetInQueueByTime`).
         """
-        low, high = queue.min_offset, queue.max_offset
+        low, high = queue.min_offset, self.shown_end(queue)
         while low < high:
             middle = (low + high) // 2
             stored = self.store_time(queue, middle)

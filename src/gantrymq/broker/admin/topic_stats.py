@@ -77,13 +77,11 @@ class TopicStats(Part):
         stats = TopicStatsTable(topic_put_tps=self._runtime.put_tps(name))
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
             queue = self._store.find_queue(name, queue_id)
-            stats.offset_table[MessageQueue(name, self._broker_name, queue_id)] = (
-                TopicOffset()
-                if queue is None
-                else TopicOffset(
-                    queue.min_offset, queue.max_offset, max(0, self._store.store_time(queue, queue.max_offset - 1))
-                )
-            )
+            offsets = TopicOffset()
+            if queue is not None:
+                end = self._store.shown_end(queue)
+                offsets = TopicOffset(queue.min_offset, end, max(0, self._store.store_time(queue, end - 1)))
+            stats.offset_table[MessageQueue(name, self._broker_name, queue_id)] = offsets
             if not (queue_id + 1) % _LOOKED_AT:
                 yield
         return RemotingCommand.response(body=(yield from stats.encode_in_steps()))
@@ -100,13 +98,14 @@ class TopicStats(Part):
         for queue_id in range(topic.write_queue_nums):
             span = QueueTimeSpan(QueueObject(self._broker_name, queue_id, header.topic), -1, -1, -1)
             queue = self._store.find_queue(header.topic, queue_id)
-            if queue is not None and queue.max_offset > 0:
+            end = self._store.shown_end(queue) if queue is not None else 0
+            if queue is not None and end > 0:
                 span.min_time_stamp = self._store.store_time(queue, queue.min_offset)
-                span.max_time_stamp = self._store.store_time(queue, queue.max_offset - 1)
+                span.max_time_stamp = self._store.store_time(queue, end - 1)
                 consumed = self._offsets.query(header.group, header.topic, queue_id) or 0
                 before = self._store.store_time(queue, consumed - 1)
                 span.consume_time_stamp = span.min_time_stamp if before < 0 else before
-                if consumed < queue.max_offset:
+                if consumed < end:
                     waiting_since = self._store.store_time(queue, max(consumed, queue.min_offset))
                     span.delay_time = max(0, now_ms - waiting_since)
             spans.append(span)

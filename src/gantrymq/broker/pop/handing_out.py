@@ -268,7 +268,7 @@ class HandingOut:
             unit = queue.unit(0)
             if unit is not None and self._store.max_physical_offset - unit[0] <= self._store.in_memory_bytes:
                 return 0
-        return max(0, queue.max_offset - 1)
+        return max(0, self._store.shown_end(queue) - 1)
 
 
 def _records_in(found: GetResult) -> list[tuple[int, memoryview]]:
