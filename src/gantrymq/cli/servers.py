@@ -150,12 +150,13 @@ def _proxy(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.extras import need
 
     need("proxy", "gantry proxy")
-    from gantrymq.proxy.config import ProxyConfig
+    from gantrymq.proxy.config import SECRET_KEYS, ProxyConfig
     from gantrymq.proxy.proxy import Proxy
 
     _warn_of_unknown([ProxyConfig], properties, source)
     config = from_properties(ProxyConfig, properties, source=source)
-    return Prepared("proxy", partial(Proxy, config), to_properties(config))
+    settings = {key: value for key, value in to_properties(config).items() if key not in SECRET_KEYS}
+    return Prepared("proxy", partial(Proxy, config), settings)
 
 
 #: How each server's configuration is read, by command.

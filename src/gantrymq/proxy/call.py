@@ -23,15 +23,23 @@ NAMESPACE = "x-mq-namespace"
 
 
 class Call(Protocol):
-    """One rpc. `method` is its bare name, `peer` the client's host:port, `metadata` what came with it, by lower case
-    names."""
-
-    method: str
-    peer: str
-    local_address: str
+    """One rpc."""
 
     @property
-    def metadata(self) -> Mapping[str, str]: ...
+    def method(self) -> str:
+        """Its bare name."""
+
+    @property
+    def peer(self) -> str:
+        """The client's host:port."""
+
+    @property
+    def local_address(self) -> str:
+        """By which it came, host:port."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What came with it, by lower case names."""
 
     @property
     def client_id(self) -> str:

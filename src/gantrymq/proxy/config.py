@@ -71,6 +71,16 @@ class ProxyConfig(TlsConfig):
     grpc_client_producer_backoff_max_millis: int = bounded(1_000, 0, DAY_MS)
     grpc_client_producer_backoff_multiplier: int = bounded(2, 1, 100)
 
+    # -- access control -----------------------------------------------------------------------------------------
+    #: Users sign their calls; who they are and what they may do is asked of the brokers of rocketMQClusterName.
+    authentication_enabled: bool = False
+    authorization_enabled: bool = False
+    #: Requests that need neither, by their full names, with commas between them.
+    authentication_whitelist: str = ""
+    authorization_whitelist: str = ""
+    #: {"accessKey": ..., "secretKey": ...}: a super user of the brokers', as whom the proxy itself asks them.
+    inner_client_authentication_credentials: str = field(default="", repr=False)
+
     # -- what is remembered -------------------------------------------------------------------------------------
     #: A client that was silent for so long is gone.
     channel_expired_timeout: int = bounded(120_000, 1000, DAY_MS)
@@ -78,11 +88,33 @@ class ProxyConfig(TlsConfig):
     topic_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     subscription_group_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
     subscription_group_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
+    user_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
+    user_cache_max_num: int = bounded(20_000, 1, MAX_INT)
+    acl_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
+    acl_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     transaction_heartbeat_period_second: int = bounded(20, 1, MAX_INT)
     transaction_data_expire_millis: int = bounded(30_000, 100, DAY_MS)
     #: How many halves of one transaction id are remembered.
     transaction_data_max_num: int = bounded(15, 1, MAX_INT)
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
+
+    def credentials(self) -> tuple[str, str] | None:
+        """The proxy's own access key and secret key; None for none. Raises ConfigError."""
+        if not self.inner_client_authentication_credentials.strip():
+            return None
+        try:
+            # Java's file has an object in a string; an object is as good.
+            keys: Any = json.loads(self.inner_client_authentication_credentials)
+            return str(keys["accessKey"]), str(keys["secretKey"])
+        except (ValueError, TypeError, KeyError):
+            # Not what it says: that is a secret.
+            raise ConfigError(
+                'innerClientAuthenticationCredentials must be {"accessKey": ..., "secretKey": ...}'
+            ) from None
+
+
+#: Not to be shown: they hold secrets.
+SECRET_KEYS = ("innerClientAuthenticationCredentials",)
 
 
 def load_json(path: Path) -> dict[str, str]:

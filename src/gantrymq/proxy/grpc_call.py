@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
 
 from gantrymq.logs import peer_log
-from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Handlers, Method
+from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Handlers, Method
 from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
@@ -34,8 +34,8 @@ _PREFIX = 5
 _MOST_WAITING = 1000
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
-#: Raises ProxyError for a call that its client has no right to.
-Guard = Callable[["GrpcCall", Message], None]
+#: Raises ProxyError for a request that its client has no right to.
+Guard = Callable[[Call, Message], Awaitable[None]]
 
 
 class Service:
@@ -159,7 +159,10 @@ class GrpcCall:
         assert self._requests is not None
         while True:
             while self._requests:
-                yield self._requests.popleft()
+                request = self._requests.popleft()
+                if self._service.guard is not None:
+                    await self._service.guard(self, request)
+                yield request
             if self._is_half_closed:
                 return
             self._arrived = self._service.loop.create_future()
@@ -275,8 +278,9 @@ class GrpcCall:
         try:
             if not self.client_id.strip():
                 raise ProxyError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-            if self._service.guard is not None:
-                self._service.guard(self, request)
+            # Of a stream each request is looked at when its turn comes.
+            if self._service.guard is not None and not method.client_streams:
+                await self._service.guard(self, request)
             if method.client_streams:
                 await self._handler(self)
             elif method.server_streams:

@@ -1,4 +1,4 @@
-"""Metadata: what brokers know of topics and groups, remembered for some seconds (`ClusterMetadataService`)."""
+"""Metadata: what brokers know of topics, groups and users, remembered for some seconds (`ClusterMetadataService`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from gantrymq.auth.policy import Acl
+from gantrymq.auth.users import User, subject_of
 from gantrymq.background.shared import result_of
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.errors import BodyError, BrokerError, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.auth import AclRequestHeader, UserRequestHeader
 from gantrymq.protocol.headers.group import GetSubscriptionGroupConfigRequestHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.proxy.brokers import Brokers
@@ -76,7 +80,7 @@ class _Remembered(Generic[T]):
 
 
 class Metadata:
-    """Of topics and groups, asked of any broker that has them."""
+    """Of topics, groups and users, asked of any broker that has them."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -89,6 +93,8 @@ class Metadata:
             config.subscription_group_config_cache_refresh_seconds,
             config.subscription_group_config_cache_max_num,
         )
+        self._users = _Remembered(self._ask_for_user, config.user_cache_refresh_seconds, config.user_cache_max_num)
+        self._acls = _Remembered(self._ask_for_acl, config.acl_cache_refresh_seconds, config.acl_cache_max_num)
 
     async def topic_type(self, topic: str) -> str:
         """One of TOPIC_TYPES; UNSPECIFIED for a topic that no broker can tell of."""
@@ -106,6 +112,37 @@ class Metadata:
         except GantryError:
             return None
 
+    async def user(self, username: str) -> User | None:
+        """None for one that the brokers don't know. Raises GantryError when they can't be asked."""
+        return await self._users.get(username)
+
+    async def acl(self, username: str) -> Acl | None:
+        """What a user may do, None where nothing is said of it. Raises GantryError when brokers can't be asked."""
+        return await self._acls.get(username)
+
+    async def _ask_for_user(self, username: str) -> User | None:
+        request = RemotingCommand.request(RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
+        response = await self._brokers.remoting.call(await self._of_cluster(), request)
+        info = decode_json(response.body, UserInfo) if response.body else None
+        try:
+            # Without its password, which a broker shows to super users alone, nobody has signed as that user.
+            return User(username, "").changed(info) if info is not None and info.password else None
+        except ValueError as e:
+            raise BodyError(f"user {username}: {e}") from e
+
+    async def _ask_for_acl(self, username: str) -> Acl | None:
+        header = AclRequestHeader(subject=subject_of(username))
+        request = RemotingCommand.request(RequestCode.AUTH_GET_ACL, header)
+        response = await self._brokers.remoting.call(await self._of_cluster(), request)
+        try:
+            return Acl.from_info(decode_json(response.body, AclInfo).policies) if response.body else None
+        except ValueError as e:
+            raise BodyError(f"what user {username} may do: {e}") from e
+
+    async def _of_cluster(self) -> str:
+        """host:port of a broker of the cluster: each has a topic of the cluster's name."""
+        return _any_address(await self._brokers.route(self._cluster))
+
     async def _ask_for_topic(self, topic: str) -> TopicConfig:
         address = _any_address(await self._brokers.route(topic))
         request = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic=topic))
@@ -113,9 +150,8 @@ class Metadata:
         return decode_json(response.body, TopicConfig)
 
     async def _ask_for_group(self, group: str) -> SubscriptionGroupConfig | None:
-        # Each broker has a topic of its cluster's name.
         try:
-            address = _any_address(await self._brokers.route(self._cluster))
+            address = await self._of_cluster()
         except NoRouteInfo:
             return None
         request = RemotingCommand.request(

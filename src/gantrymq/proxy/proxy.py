@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.client.acl_hook import AclHook
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
-from gantrymq.proxy.grpc_call import Service
+from gantrymq.proxy.grpc_call import Guard, Service
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.metadata import Metadata
@@ -44,6 +45,8 @@ class Proxy:
         self.config = config
         self.jobs = Jobs()
         self.clients = Clients()
+        if (credentials := config.credentials()) is not None:
+            hooks = [*hooks, AclHook(*credentials)]
         self.brokers = Brokers(config.namesrv_addr, ssl_context=client_context(config), hooks=hooks)
         metadata = Metadata(config, self.brokers)
         transactions = Transactions(config)
@@ -66,8 +69,14 @@ class Proxy:
         handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
         #: The methods that it answers.
         self.methods = frozenset(handlers)
+        guard: Guard | None = None
+        if config.authentication_enabled or config.authorization_enabled:
+            # Its rules are imported where they are wanted.
+            from gantrymq.proxy.access.access import Access
+
+            guard = Access(config, metadata).check
         self._server = ProxyServer(
-            Service(handlers, config.grpc_max_inbound_message_size),
+            Service(handlers, config.grpc_max_inbound_message_size, guard),
             host=config.bind_address,
             port=config.grpc_server_port,
             tls=config,

@@ -38,6 +38,9 @@ class Telemetry:
             async for command in call.requests():
                 await self._take(call, command)
         except ProxyError as e:
+            if e.code == Code.UNAUTHORIZED:
+                # That is told as in other calls, by a last response.
+                raise
             is_clients = Code.BAD_REQUEST <= e.code < Code.INTERNAL_ERROR
             raise GrpcError(
                 GrpcCode.INVALID_ARGUMENT if is_clients else GrpcCode.INTERNAL,

@@ -1,0 +1,168 @@
+"""Access control: signatures in a call's metadata, the users and policies of the brokers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from proxy_support import Rpc, message, new_topic, producer_settings
+
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.admin.auth import acl_of
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.auth import UserInfo
+from gantrymq.proxy.access.needs import needs
+from gantrymq.proxy.access.signature import signed
+from gantrymq.proxy.call import METHODS
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.proxy import Proxy
+from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.testing.embedded import EmbeddedCluster
+
+ROOT = '{"accessKey": "root", "secretKey": "root-secret"}'
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    from gantrymq.auth.config import AuthConfig
+
+    auth = AuthConfig(
+        authentication_enabled=True,
+        authorization_enabled=True,
+        init_authentication_user='{"username": "root", "password": "root-secret"}',
+    )
+    with EmbeddedCluster(auth=auth) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
+    async with AdminClient(cluster.name_server, hooks=[AclHook("root", "root-secret")]) as admin:
+        yield admin
+
+
+@pytest.fixture
+async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
+    config = ProxyConfig(
+        namesrv_addr=cluster.name_server,
+        bind_address="127.0.0.1",
+        grpc_server_port=0,
+        authentication_enabled=True,
+        authorization_enabled=True,
+        inner_client_authentication_credentials=ROOT,
+    )
+    proxy = Proxy(config)
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
+
+
+class SigningRpc(Rpc):
+    """Signs its calls as Apache's clients do."""
+
+    def __init__(self, channel: Any, username: str, secret: str) -> None:
+        super().__init__(channel, f"client of {username}")
+        self.username = username
+        self.secret = secret
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        now = time.strftime("%Y%m%dT%H%M%SZ")
+        signature = hmac.new(self.secret.encode(), now.encode(), hashlib.sha1).hexdigest().upper()
+        items = (f"Credential={self.username}/cn/RocketMQ", "SignedHeaders=x-mq-date-time", f"Signature={signature}")
+        return (
+            ("x-mq-client-id", self.client_id),
+            ("x-mq-language", "JAVA"),
+            ("x-mq-date-time", now),
+            ("authorization", f"MQv2-HMAC-SHA1 {', '.join(items)}"),
+        )
+
+
+@pytest.fixture
+async def channel(proxy: Proxy) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(proxy.address) as channel:
+        yield channel
+
+
+async def allow(admin: AdminClient, cluster: EmbeddedCluster, name: str, *rights: tuple[str, str]) -> None:
+    """A user of that name, with those actions on those resources."""
+    await admin.create_user(cluster.brokers, UserInfo(name, f"{name}-secret"))
+    for resource, action in rights:
+        await admin.create_acl(cluster.brokers, acl_of(f"User:{name}", [resource], [action], [], "Allow"))
+
+
+async def sent(rpc: Rpc, topic: str) -> pb.Status:
+    response: rpc_pb.SendMessageResponse = await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic)]))
+    return response.status
+
+
+async def test_who_signs_and_may_sends(channel: grpc.aio.Channel, admin: AdminClient, cluster: EmbeddedCluster) -> None:
+    topic, other = await new_topic(admin), await new_topic(admin)
+    await allow(admin, cluster, "sender", (f"Topic:{topic}", "Pub"))
+    rpc = SigningRpc(channel, "sender", "sender-secret")
+    assert (await sent(rpc, topic)).code == pb.OK
+    refused = await sent(rpc, other)
+    assert (refused.code, refused.message) == (
+        pb.UNAUTHORIZED,
+        f"User:sender has no permission to access Topic:{other} from 127.0.0.1, no matched policies. It needs Pub",
+    )
+    assert (await sent(SigningRpc(channel, "root", "root-secret"), other)).code == pb.OK
+
+
+async def test_who_is_unknown_or_signs_wrongly_is_refused(
+    channel: grpc.aio.Channel, admin: AdminClient, cluster: EmbeddedCluster
+) -> None:
+    topic = await new_topic(admin)
+    await admin.create_user(cluster.brokers, UserInfo("idle", "idle-secret", user_status="disable"))
+    for rpc, remark in (
+        (Rpc(channel, "c"), "username cannot be null."),
+        (SigningRpc(channel, "nobody", "x"), "User:nobody is not found."),
+        (SigningRpc(channel, "root", "wrong"), "check signature failed."),
+        (SigningRpc(channel, "idle", "idle-secret"), "User:idle is disabled."),
+    ):
+        refused = await sent(rpc, topic)
+        assert (refused.code, refused.message) == (pb.UNAUTHORIZED, remark)
+
+
+async def test_a_stream_ends_when_its_settings_need_what_its_user_may_not(
+    channel: grpc.aio.Channel, admin: AdminClient, cluster: EmbeddedCluster, proxy: Proxy
+) -> None:
+    topic, other = await new_topic(admin), await new_topic(admin)
+    await allow(admin, cluster, "teller", (f"Topic:{topic}", "Pub"))
+    rpc = SigningRpc(channel, "teller", "teller-secret")
+    stream = rpc.Telemetry()
+    await stream.write(producer_settings(topic))
+    assert (await stream.read()).status.code == pb.OK
+    await stream.write(producer_settings(other))
+    assert (await stream.read()).status.code == pb.UNAUTHORIZED
+    assert await stream.read() is grpc.aio.EOF
+    assert not proxy.clients.producers(other)
+
+
+@pytest.mark.parametrize(
+    "authorization", ["MQv2-HMAC-SHA1", "x Credential", "x Signature=1", "x Credential=,Signature=1"]
+)
+def test_a_header_that_says_nobody(authorization: str) -> None:
+    with pytest.raises(ProxyError) as caught:
+        signed(authorization, "20260101T000000Z")
+    assert caught.value.code == pb.UNAUTHORIZED
+
+
+def test_every_request_has_a_rule() -> None:
+    served = {method.request for method in METHODS.values()} - {rpc_pb.SyncLiteSubscriptionRequest}
+    for request in served:
+        wanted = list(needs(request()))
+        # An empty request names nothing: it needs the right on all, or, where it is about nothing yet, none.
+        assert all("ANY" in str(need.resource.pattern) for need in wanted)
+        assert wanted or request in (
+            rpc_pb.HeartbeatRequest,
+            rpc_pb.NotifyClientTerminationRequest,
+            rpc_pb.TelemetryCommand,
+        )
+        assert not any(need.actions == ("Any",) for need in wanted)
