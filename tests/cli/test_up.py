@@ -150,3 +150,28 @@ def test_topics_are_there_before_anybody_sends(tmp_path: Path) -> None:
 def test_a_topic_that_cannot_be_is_2(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["up", "--topic", topic]) == 2
     assert "--topic" in capsys.readouterr().err
+
+
+def test_a_controller_makes_another_master(tmp_path: Path) -> None:
+    process, lines = start("--replicas", "2", "--controller", "--dir", str(tmp_path), "--topic", "orders")
+    try:
+        name_server = lines[0].split()[1]
+        assert lines[1].startswith("controller ")
+
+        def brokers() -> list[dict[str, object]]:
+            command = [sys.executable, "-m", "gantrymq.cli", "topology", "-n", name_server, "--once", "--json"]
+            answer = subprocess.run(command, capture_output=True, check=True, timeout=30)
+            rows: list[dict[str, object]] = json.loads(answer.stdout)
+            return rows
+
+        wait_until(lambda: [row["inSync"] for row in brokers()] == [True, True])
+        master = next(row["address"] for row in brokers() if row["brokerId"] == 0)
+        other = next(row["address"] for row in brokers() if row["brokerId"] != 0)
+        pid = next(int(line.split(" pid ")[1].split()[0]) for line in lines if f" {master} " in line)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: [row["address"] for row in brokers() if row["brokerId"] == 0] == [other])
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")

@@ -44,6 +44,13 @@ def up(
     proxy: Annotated[
         bool, typer.Option("--proxy", help="A proxy, too, for clients that speak gRPC; its port is 1795 below --port.")
     ] = False,
+    controller: Annotated[
+        bool,
+        typer.Option(
+            "--controller",
+            help="A controller, too, which makes another replica master when one ends; its port is 2 above --port.",
+        ),
+    ] = False,
 ) -> None:
     """Run a NameServer and brokers on this machine until Ctrl-C."""
     from gantrymq.cli.up import parse_topics, run_cluster
@@ -52,7 +59,9 @@ def up(
         from gantrymq.extras import need
 
         need("proxy", "gantry up --proxy")
-    raise typer.Exit(run_cluster(brokers, directory, port, parse_topics(topics or []), replicas, proxy=proxy))
+    raise typer.Exit(
+        run_cluster(brokers, directory, port, parse_topics(topics or []), replicas, proxy=proxy, controller=controller)
+    )
 
 
 @app.command()

@@ -17,14 +17,26 @@ import typer
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.topic_name import topic_problem
-from gantrymq.testing.processes import HOST, IN_SYNC_REPLICAS, ProcessCluster, broker_port, proxy_port, replica_name
+from gantrymq.testing.processes import (
+    HOST,
+    IN_SYNC_REPLICAS,
+    ProcessCluster,
+    broker_port,
+    controller_port,
+    proxy_port,
+    replica_name,
+)
 from gantrymq.testing.signals import Interrupted, interruptible
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
 #: How often the processes are looked at.
 WATCH_INTERVAL_S = 0.5
+#: So long elections may take, and how often it is looked whether they are over.
+ELECTION_TIMEOUT_S = 60.0
+LOOK_INTERVAL_S = 0.05
 
 
 def parse_topics(texts: Sequence[str]) -> dict[str, int]:
@@ -49,23 +61,34 @@ def run_cluster(
     replicas: int = 1,
     *,
     proxy: bool = False,
+    controller: bool = False,
 ) -> int:
     """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left.
 
-    `topics` are there on every broker, with so many queues on each, before it says that it is ready.
+    `topics` are there on every broker, with so many queues on each, before it says that it is ready. With a
+    controller a broker may end: another takes its place.
     """
     try:
         with interruptible(), ExitStack() as stack:
-            _check_ports(port, brokers, replicas, proxy=proxy)
+            _check_ports(port, brokers, replicas, proxy=proxy, controller=controller)
             if directory is None:
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantry-")))
-            cluster = ProcessCluster(directory.absolute(), brokers=brokers, replicas=replicas, proxy=proxy, port=port)
+            cluster = ProcessCluster(
+                directory.absolute(), brokers=brokers, replicas=replicas, proxy=proxy, controller=controller, port=port
+            )
             stack.enter_context(cluster)
+            if controller:
+                asyncio.run(_until_masters(cluster.namesrv_addr, brokers, replicas))
             if topics:
                 asyncio.run(_make_topics(cluster.namesrv_addr, topics))
             for server in cluster.servers:
                 print(f"{server.name}  {server.address}  pid {server.pid}  log {server.log_path}")
-            if replicas > 1:
+            if controller and replicas > 1:
+                print(
+                    f"{replicas} replicas of each broker, one of which the controller makes master; a send is answered"
+                )
+                print(f"when all in sync have it, {IN_SYNC_REPLICAS} at least")
+            elif replicas > 1:
                 print(f"{replicas} replicas of each broker; a send is answered when {IN_SYNC_REPLICAS} have it")
             for name, queues in topics.items():
                 print(f"topic {name}  {queues} queues on each broker")
@@ -76,13 +99,28 @@ def run_cluster(
         return INTERRUPTED if e.signal_number == signal.SIGINT else 0
 
 
+async def _until_masters(name_server: str, brokers: int, replicas: int) -> None:
+    """Returns when each broker name has a master and its slaves. Raises GantryError."""
+    deadline = time.monotonic() + ELECTION_TIMEOUT_S
+    async with AdminClient(name_server) as admin:
+        while time.monotonic() < deadline:
+            table = (await admin.cluster_info()).broker_addr_table.values()
+            sets = [broker.broker_addrs for broker in table]
+            if len(sets) == brokers and all(MASTER_ID in each and len(each) == replicas for each in sets):
+                return
+            await asyncio.sleep(LOOK_INTERVAL_S)
+    raise GantryError(
+        f"not every broker name has a master and its slaves after {ELECTION_TIMEOUT_S:.0f} s; see the logs"
+    )
+
+
 async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
     async with AdminClient(name_server) as admin:
         for name, queues in topics.items():
             await admin.ensure_topic(name, queues=queues)
 
 
-def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool) -> None:
+def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, controller: bool) -> None:
     """Raises GantryError when one is taken; the servers would say so of one after the other."""
     if not port:
         return
@@ -91,6 +129,8 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool) -> None
         for number in range(brokers)
         for replica in range(replicas)
     }
+    if controller:
+        names[controller_port(port)] = "the controller"
     if proxy:
         names[proxy_port(port)] = "the proxy"
     for number, name in names.items():
@@ -106,8 +146,13 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool) -> None
 
 
 def _watch(cluster: ProcessCluster) -> NoReturn:
+    gone: set[int] = set()
     while True:
         for server in cluster.servers:
-            if not server.is_running:
-                raise GantryError(f"{server.name} (pid {server.pid}) has ended; its log is {server.log_path}")
+            if not server.is_running and server.pid not in gone:
+                ended = f"{server.name} (pid {server.pid}) has ended; its log is {server.log_path}"
+                if cluster.controller is None or server not in cluster.brokers:
+                    raise GantryError(ended)
+                print(ended, flush=True)
+                gone.add(server.pid)
         time.sleep(WATCH_INTERVAL_S)

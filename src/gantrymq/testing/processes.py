@@ -32,7 +32,10 @@ _READY = re.compile(rb"ready at (\S+)\n")
 
 
 class ServerProcess:
-    """One `gantry namesrv`, `broker` or `proxy`, with its configuration in `directory`/conf and its log in /logs."""
+    """One `gantry namesrv`, `controller`, `broker` or `proxy`.
+
+    Its configuration is in `directory`/conf, its log in /logs.
+    """
 
     def __init__(
         self, command: str, name: str, directory: Path, properties: dict[str, str], pass_fds: Sequence[int]
@@ -109,7 +112,8 @@ class ProcessCluster:
 
     A context manager. `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911,
     10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With `proxy` there is one,
-    1795 below the NameServer (8081). With replicas a send is answered when two brokers have the message.
+    1795 below the NameServer (8081). With replicas a send is answered when two brokers have the message. With
+    `controller` there is one, 2 above the NameServer (9878), which says who is master; at the start nobody may be yet.
     `broker_properties` are further keys of every broker's configuration.
     `pass_fds` are file descriptors that stay open as long as a server lives: a lock on them ends with the last server,
     even when the starter was killed.
@@ -122,6 +126,7 @@ class ProcessCluster:
         brokers: int = 1,
         replicas: int = 1,
         proxy: bool = False,
+        controller: bool = False,
         port: int = 0,
         broker_properties: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
@@ -130,18 +135,21 @@ class ProcessCluster:
         self._broker_count = brokers
         self._replicas = replicas
         self._with_proxy = proxy
+        self._with_controller = controller
         self._port = port
         self._broker_properties = broker_properties or {}
         self._pass_fds = pass_fds
         self.name_server: ServerProcess | None = None
+        self.controller: ServerProcess | None = None
         #: Masters and slaves; a master comes before its slaves.
         self.brokers: list[ServerProcess] = []
         self.proxy: ServerProcess | None = None
 
     @property
     def servers(self) -> list[ServerProcess]:
-        """All processes, the NameServer first, the proxy last."""
-        return [*([self.name_server] if self.name_server else []), *self.brokers, *([self.proxy] if self.proxy else [])]
+        """All processes, NameServer and controller first, the proxy last."""
+        servers = [self.name_server, self.controller, *self.brokers, self.proxy]
+        return [server for server in servers if server is not None]
 
     @property
     def namesrv_addr(self) -> str:
@@ -156,6 +164,9 @@ class ProcessCluster:
         try:
             self.name_server = self._start("namesrv", "namesrv", self._namesrv_properties())
             self.name_server.wait_until_ready(deadline)
+            if self._with_controller:
+                self.controller = self._start("controller", "controller", self._controller_properties())
+                self.controller.wait_until_ready(deadline)
             # A slave learns of its master when it registers.
             for replica in range(self._replicas):
                 started = [self._start_broker(number, replica) for number in range(self._broker_count)]
@@ -170,13 +181,15 @@ class ProcessCluster:
             raise
 
     def stop(self) -> None:
-        """Stops the proxy, the brokers, then the NameServer, and waits until their processes have ended."""
+        """Stops proxy, brokers, controller, then the NameServer, and waits until their processes have ended."""
         if self.proxy is not None:
             self.proxy.stop()
         for broker in self.brokers:
             broker.begin_stop()
         for broker in self.brokers:
             broker.stop()
+        if self.controller is not None:
+            self.controller.stop()
         if self.name_server is not None:
             self.name_server.stop()
 
@@ -203,6 +216,14 @@ class ProcessCluster:
             "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
         }
 
+    def _controller_properties(self) -> dict[str, str]:
+        return {
+            "bindAddress": HOST,
+            "listenPort": str(controller_port(self._port)),
+            "controllerStorePath": str(self._directory / "controller"),
+            "configStorePath": str(self._directory / "controller" / "controller.properties"),
+        }
+
     def _proxy_properties(self) -> dict[str, str]:
         return {
             "bindAddress": HOST,
@@ -221,7 +242,15 @@ class ProcessCluster:
             "storePathRootDir": str(self._directory / name),
             "storePathCommitLog": str(self._directory / name / "commitlog"),
         }
-        if self._replicas > 1:
+        if self.controller is not None:
+            properties |= {
+                "enableControllerMode": "true",
+                "controllerAddr": self.controller.address,
+                "allAckInSyncStateSet": "true",
+                "minInSyncReplicas": str(min(IN_SYNC_REPLICAS, self._replicas)),
+                "slaveReadEnable": "true",
+            }
+        elif self._replicas > 1:
             properties |= {
                 "brokerId": str(replica),
                 "brokerRole": "SLAVE" if replica else "SYNC_MASTER",
@@ -234,6 +263,11 @@ class ProcessCluster:
 def broker_port(port: int, number: int, replica: int = 0) -> int:
     """Of a broker, beside a NameServer at `port`; 0, any free one, where that is 0."""
     return port + 1035 + 10 * number + 2 * replica if port else 0
+
+
+def controller_port(port: int) -> int:
+    """Of a controller, beside a NameServer at `port`; 0, any free one, where that is 0."""
+    return port + 2 if port else 0
 
 
 def proxy_port(port: int) -> int:
