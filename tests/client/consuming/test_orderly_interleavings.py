@@ -101,6 +101,10 @@ class World:
         """HeldLocks'."""
         return self._locked
 
+    def was_lost(self, queue: MessageQueue) -> bool:
+        """HeldLocks': nobody else is there."""
+        return False
+
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """HeldLocks'."""
         self._locked = await self._end(self._locking)

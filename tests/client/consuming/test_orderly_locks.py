@@ -101,6 +101,23 @@ async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
         assert locks.holds(QUEUE)
 
 
+async def test_a_queue_that_another_consumer_had_meanwhile_is_known_as_such() -> None:
+    """What is left of it here must neither be handled nor committed: the other one is further."""
+    broker = LockBroker()
+    async with locks_over(broker) as locks:
+        await locks.lock([QUEUE])
+        await locks._renew_all()
+        assert not locks.was_lost(QUEUE)
+        broker.refuses = True
+        await locks._renew_all()
+        broker.refuses = False
+        assert await locks.lock([QUEUE]) == {QUEUE}
+        assert locks.was_lost(QUEUE)
+        locks.taken_anew(QUEUE)
+        assert not locks.was_lost(QUEUE)
+        assert locks.holds(QUEUE)
+
+
 async def test_a_lock_that_is_granted_to_nobody_is_given_back() -> None:
     """The queue was given up while its lock was asked for: the broker would keep it from others for a minute."""
     broker = LockBroker()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -183,7 +184,9 @@ class AssignedQueues:
 
     async def commit_all(self) -> None:
         """Commits the offsets of all queues; raises what the first failure was after all were tried."""
-        await self.offset_store.commit({held.queue: held.commit_offset for held in self.process_queues})
+        await self.offset_store.commit(
+            {held.queue: held.commit_offset for held in self.process_queues if self._is_own(held)}
+        )
 
     async def stop(self) -> None:
         """Ends the pulls; what was pulled can still be dealt with."""
@@ -253,7 +256,7 @@ class AssignedQueues:
             # Who wants to hold few messages isn't given many at once.
             batch_size=min(self._options.batch_size, self._options.limits.max_messages),
             max_body_size=self._options.max_body_size,
-            commits=self._commits_by_pull,
+            commits=partial(self._is_own, process_queue) if self._commits_by_pull else lambda: False,
             lite=self._lite,
         )
         self._queues[queue] = process_queue, puller
@@ -274,6 +277,26 @@ class AssignedQueues:
         except GantryError as e:
             log.warning("%s can't go on at %d: %s", queue, offset, e)
 
+    def take_anew(self, process_queue: ProcessQueue) -> None:
+        """Another consumer has had its lock meanwhile: goes on where that one has got to."""
+        self._moves.start(self._take_anew(process_queue))
+
+    async def _take_anew(self, process_queue: ProcessQueue) -> None:
+        queue = process_queue.queue
+        assert self._locks is not None
+        async with self._changing:
+            if process_queue.dropped:
+                return
+            try:
+                offset = await self._first_offset(queue)
+            except GantryError as e:
+                log.warning("%s can't be taken anew: %s", queue, e)
+                return
+            await self._drop(queue)
+            self.offset_store.forget(queue)
+            self._locks.taken_anew(queue)
+            self._pull(queue, offset)
+
     async def _first_offset(self, queue: MessageQueue) -> int:
         from_where = self._options.consume_from_where
         committed = await self.offset_store.read(queue, only_committed=decides_itself(from_where))
@@ -292,11 +315,17 @@ class AssignedQueues:
 
     async def _commit(self, *process_queues: ProcessQueue) -> None:
         try:
-            await self.offset_store.commit({held.queue: held.commit_offset for held in process_queues})
+            await self.offset_store.commit(
+                {held.queue: held.commit_offset for held in process_queues if self._is_own(held)}
+            )
         except Exception as e:
             # Whatever it is (hooks are the user's): the offsets are committed again in 5 s, or by the next reader.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
             self._client.troubles.tell(what, e)
+
+    def _is_own(self, process_queue: ProcessQueue) -> bool:
+        """What another consumer has had since may be further there."""
+        return self._locks is None or not self._locks.was_lost(process_queue.queue)
 
     async def _commit_each(self) -> None:
         await self._commit(*self.process_queues)

@@ -33,6 +33,8 @@ class HeldLocks:
         self._group = group
         #: When each wanted queue was locked last (monotonic, time); _NEVER for one that is not, or was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
+        #: Those that another consumer had meanwhile: what is known of them here is old.
+        self._lost: set[MessageQueue] = set()
         #: Those of requests that have no answer yet, or never got one.
         self._asked: set[MessageQueue] = set()
         self._renewer = Repeating(f"the renewal of the locks of group {group}", self._renew_all, RENEW_INTERVAL_S)
@@ -41,6 +43,14 @@ class HeldLocks:
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue may be consumed now."""
         return clock.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
+
+    def was_lost(self, queue: MessageQueue) -> bool:
+        """Whether another consumer has had it since it was taken: it must be taken anew, where that one has got to."""
+        return queue in self._lost
+
+    def taken_anew(self, queue: MessageQueue) -> None:
+        """It is consumed from the group's offset on."""
+        self._lost.discard(queue)
 
     def last_locked(self, queue: MessageQueue) -> float:
         """Seconds since the epoch; 0 for a queue that is not held."""
@@ -57,6 +67,7 @@ class HeldLocks:
         finally:
             for queue in new - locked:
                 self._locked.pop(queue, None)
+            self._lost -= new
         return locked
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
@@ -64,6 +75,7 @@ class HeldLocks:
         given_back = list(queues)
         for queue in given_back:
             self._locked.pop(queue, None)
+            self._lost.discard(queue)
         for address, held in self._by_broker(given_back).items():
             try:
                 await self._client.api.unlock_queues(address, self._group, self._client.client_id, held)
@@ -103,6 +115,8 @@ class HeldLocks:
         self._asked -= queues
         now = clock.monotonic(), clock.time()
         wanted = queues & self._locked.keys()
+        # Who refuses it has given it to another.
+        self._lost |= wanted - locked
         for queue in wanted:
             self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])
         # Those that were given back meanwhile are nobody's here; the broker may have got the unlock before the lock.

@@ -44,7 +44,10 @@ class ConsumeOrderly:
 
     After `max_reconsume_times` (None: never) a message is sent to the dead letter queue and the next one's turn comes.
     Nothing is handled without the queue's lock; without `locks`, for a consumer that reads everything, there are none.
+    A queue that another consumer had meanwhile is taken anew, by `take_anew`.
     """
+
+    take_anew: Callable[[ProcessQueue], None]
 
     def __init__(
         self,
@@ -134,7 +137,8 @@ class ConsumeOrderly:
                 queue.resume.wake(line.pause_s)
 
     def _has_lock(self, process_queue: ProcessQueue) -> bool:
-        return self._locks is None or self._locks.holds(process_queue.queue)
+        locks, queue = self._locks, process_queue.queue
+        return locks is None or (locks.holds(queue) and not locks.was_lost(queue))
 
     def _resume(self, process_queue: ProcessQueue) -> None:
         self._change(process_queue, Event.RESUMED)
@@ -167,6 +171,9 @@ class ConsumeOrderly:
             log.warning("the lock of %s was lost: taking it again", process_queue.queue)
             if await self._locks.lock([process_queue.queue]):
                 event = Event.LOCKED
+                if self._locks.was_lost(process_queue.queue):
+                    event = Event.NOT_LOCKED
+                    self.take_anew(process_queue)
         finally:
             self._change(process_queue, event)
 

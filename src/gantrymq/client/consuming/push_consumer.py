@@ -221,6 +221,8 @@ class PushConsumer(PullingConsumer):
             locks=locks,
             finish=consumption.release,
         )
+        if isinstance(consumption, ConsumeOrderly):
+            consumption.take_anew = queues.take_anew
         stack.push_async_callback(queues.close, deadline)
         stack.push_async_callback(lambda: consumption.close(deadline.left()))
         popped: PoppedQueues | None = None

@@ -50,8 +50,8 @@ Moved = Callable[[ProcessQueue, int], None]
 class QueuePuller:
     """Pulls `process_queue` and hands the messages to `sink`.
 
-    With `commits` each pull also commits the ProcessQueue's offset; with `lite` the subscription goes with each pull,
-    so that the broker need not know the group.
+    While `commits` says so each pull also commits the ProcessQueue's offset; with `lite` the subscription goes with
+    each pull, so that the broker need not know the group.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class QueuePuller:
         *,
         batch_size: int,
         max_body_size: int,
-        commits: bool,
+        commits: Callable[[], bool],
         lite: bool,
     ) -> None:
         self._client = client
@@ -189,7 +189,7 @@ class QueuePuller:
         commit_offset = 0
         if self._lite:
             sys_flag |= PULL_LITE | PULL_SUBSCRIPTION
-        if self._commits and address == routes.master_address(broker_name):
+        if self._commits() and address == routes.master_address(broker_name):
             commit_offset = process_queue.commit_offset
             if commit_offset > 0:
                 sys_flag |= PULL_COMMIT_OFFSET
