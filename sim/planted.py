@@ -200,6 +200,107 @@ BUGS = (
         "        self._relay.push_reset(header.group, header.topic, header.timestamp, body)\n",
         "",
     ),
+    # Replication: roles and what they promise.
+    Planted(
+        "a send doesn't wait for slaves",
+        "broker/flush_waits.py",
+        "if self._slaves.add(waiting, end, self._replicas, now + timeout_s):",
+        "if False:",
+    ),
+    Planted(
+        "slaves that take too long count as having it",
+        "broker/flush_waits.py",
+        "self._settle(waiting, _SLAVES, ResponseCode.FLUSH_SLAVE_TIMEOUT)",
+        "self._settle(waiting, _SLAVES)",
+    ),
+    Planted(
+        "a slave acknowledges what isn't on its disk",
+        "replication/slave.py",
+        "return self._store.flushed_offset if self._store.config.flush_disk_type == SYNC_FLUSH else None",
+        "return None",
+    ),
+    Planted(
+        "a slave takes what was damaged on the way",
+        "replication/frames.py",
+        "if crc32(body, crc32(head)) != crc:",
+        "if False:",
+    ),
+    Planted(
+        "a slave has no offsets of groups",
+        "broker/replication/metadata_sync.py",
+        "            self._copy_offsets,\n",
+        "",
+    ),
+    # Controller mode.
+    Planted("who isn't in sync is elected", "controller/replicas.py", "        if unclean:\n", "        if True:\n"),
+    Planted(
+        "a master says by itself who is in sync",
+        "broker/controlled/in_sync.py",
+        "        self._set_asked(self._asked | wanted)",
+        "        self.members = wanted\n        self._set_asked(wanted)",
+    ),
+    Planted(
+        "who comes into the set isn't waited for yet",
+        "broker/controlled/in_sync.py",
+        "self._others = (self.members | asked) - {self._own_id}",
+        "self._others = self.members - {self._own_id}",
+    ),
+    Planted(
+        "minInSyncReplicas isn't looked at",
+        "broker/replication/promises.py",
+        "if in_sync < config.min_in_sync_replicas:",
+        "if False:",
+    ),
+    Planted(
+        "what not all in sync have is shown",
+        "broker/controlled/showing.py",
+        "self._store.shown_until = None if is_alone else self._confirmed",
+        "self._store.shown_until = None",
+    ),
+    Planted(
+        "a slave keeps what a deposed master wrote",
+        "replication/autoswitch_link.py",
+        "self._cut(Epochs(master.epochs))",
+        "store.max_physical_offset",
+    ),
+    Planted(
+        "a change that is not kept is answered as if it were",
+        "controller/leadership.py",
+        "        if not is_kept:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "a controller that leads anew goes on with what it knew",
+        "controller/leadership.py",
+        "self._elected(await self._store.load())",
+        "sets = await self._store.load()\n        if self._other is None:\n            self._elected(sets)",
+    ),
+    Planted(
+        "an epoch isn't written down",
+        "replication/epoch_file.py",
+        "replace_file(self._path, self.epochs.encode().encode())",
+        "self._path",
+    ),
+    # Fencing.
+    Planted(
+        "an older epoch is believed",
+        "broker/controlled/roles.py",
+        "if told.epoch < now.epoch or self.is_too_old(told):",
+        "if False:",
+    ),
+    Planted(
+        "a deposed master is followed",
+        "replication/autoswitch_link.py",
+        "if last is not None and master.last_epoch < last.number:",
+        "if False:",
+    ),
+    Planted("a lease is never over", "broker/controlled/lease.py", "return now >= self.until", "return False"),
+    Planted(
+        "a deposed master goes on taking messages",
+        "broker/controlled/controlled.py",
+        'self._appender.refusal = "another broker is master"',
+        "self._appender.refusal = None",
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.controller.broker_set import BrokerSet
 from sim.cluster import BROKER_PORT, REGISTER_MS, Program
 from sim.compare import compare
 from sim.machine import State
@@ -44,6 +45,9 @@ _POLL_LATE_S = 5.0
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
 #: After these a NameServer can't know whether a broker lives.
 _UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck")
+
+#: A master that is no more asks within 5 s, or its lease is over by then; and it looks now and then, s.
+_DEPOSED_S = 8.0
 
 _Place = tuple[str, str, int]
 
@@ -82,6 +86,8 @@ class Watch:
         self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
         #: Since when a NameServer has been wrong about a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
+        #: Since when a broker's life takes messages that isn't master any more.
+        self._deposed_since: dict[str, float] = {}
         #: By a broker's name and epoch.
         self._masters: dict[tuple[str, int], int] = {}
 
@@ -102,7 +108,7 @@ class Watch:
                     self._look_at_polls(life, broker)
                     if self._are_offsets_sure and broker.config.broker_role is not BrokerRole.SLAVE:
                         self._look_at_offsets(f"{life}{self._epoch(broker)}", broker.offsets)
-                    self._look_at_roles(broker)
+                    self._look_at_roles(life, broker)
             for program, server in self._scene.servers.name_servers_looked_into():
                 assert program.host.process is not None
                 if program.host.process.state is State.RUNNING:
@@ -122,14 +128,24 @@ class Watch:
         roles = broker.controlled._roles if broker.controlled is not None else None
         return f" in epoch {roles.role.epoch}" if roles is not None else ""
 
-    def _look_at_roles(self, broker: Broker) -> None:
-        """All who know of an epoch know the same master of it."""
+    def _look_at_roles(self, life: str, broker: Broker) -> None:
+        """All who know of an epoch know the same master of it; who isn't master any more soon takes nothing."""
         roles = broker.controlled._roles if broker.controlled is not None else None
-        if roles is not None and roles.role.master_id is not None:
-            key = broker.config.broker_name, roles.role.epoch
-            master = self._masters.setdefault(key, roles.role.master_id)
-            if master != roles.role.master_id:
-                self.problems.append(f"epoch {key[1]} of {key[0]} has the masters {master} and {roles.role.master_id}")
+        if roles is None or roles.role.master_id is None:
+            return
+        name, now = broker.config.broker_name, self._scene.now()
+        key = name, roles.role.epoch
+        master = self._masters.setdefault(key, roles.role.master_id)
+        if master != roles.role.master_id:
+            self.problems.append(f"epoch {key[1]} of {name} has the masters {master} and {roles.role.master_id}")
+        kept = self._scene.servers.etcd.sets().get(name)
+        is_deposed = kept is not None and BrokerSet.decode(kept[0]).master_epoch > roles.role.epoch
+        takes = roles.is_master and broker.config.broker_role is not BrokerRole.SLAVE
+        if not (is_deposed and takes and broker.appender.refusal is None):
+            self._deposed_since.pop(life, None)
+        elif now > self._deposed_since.setdefault(life, now) + _DEPOSED_S:
+            self.problems.append(f"at {now:.0f} s {life} takes messages, and is not the master of {name} any more")
+            self._deposed_since[life] = inf
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
