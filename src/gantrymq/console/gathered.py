@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 #: So long a page waits for what is being asked for, s: its first paint is to come within a second.
 WAIT_S = 0.6
+#: When what is kept was gathered: too long ago.
+_FORGOTTEN = float("-inf")
 
 
 class Gathered(Generic[T]):
@@ -27,25 +29,31 @@ class Gathered(Generic[T]):
         self._gather = gather
         self._fresh_s = fresh_s
         self._value: T | None = None
-        self._at = 0.0
+        self._at = _FORGOTTEN
+        self._forgotten = 0
         self._task: asyncio.Task[T] | None = None
 
     async def get(self, wait_s: float = WAIT_S) -> T | None:
         """The newest there is within `wait_s`; None when it was never there. Raises the GantryError of a first try."""
-        if self._value is not None and monotonic() - self._at < self._fresh_s:
-            return self._value
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        task = self._task
-        await asyncio.wait([task], timeout=wait_s)
-        error = task.exception() if task.done() and not task.cancelled() else None
-        if error is not None and (self._value is None or not isinstance(error, GantryError)):
-            raise error
+        until = monotonic() + wait_s
+        while self._value is None or monotonic() - self._at >= self._fresh_s:
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._run())
+            task = self._task
+            await asyncio.wait([task], timeout=max(until - monotonic(), 0))
+            if not task.done():
+                break
+            error = None if task.cancelled() else task.exception()
+            if error is not None and (self._value is None or not isinstance(error, GantryError)):
+                raise error
+            if error is not None or self._at != _FORGOTTEN:
+                break
         return self._value
 
     def forget(self) -> None:
         """Something was changed: who asks next gets what is there now, if that comes in time."""
-        self._at = float("-inf")
+        self._at = _FORGOTTEN
+        self._forgotten += 1
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -55,10 +63,11 @@ class Gathered(Generic[T]):
                 await self._task
 
     async def _run(self) -> T:
-        began = monotonic()
+        began, forgotten = monotonic(), self._forgotten
         try:
             self._value = value = await self._gather()
-            self._at = began
+            # What was changed in the meantime may have been asked for before.
+            self._at = began if forgotten == self._forgotten else _FORGOTTEN
             return value
         finally:
             self._task = None

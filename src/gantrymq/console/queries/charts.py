@@ -41,11 +41,13 @@ class Chart(msgspec.Struct):
 
 
 class HistoryPage(msgspec.Struct):
-    """`times` in s since 1970."""
+    """Points from `begin` to `end` at `times`, s since 1970."""
 
     about: str
     span: str
     spans: list[str]
+    begin: float
+    end: float
     times: list[int]
     charts: list[Chart]
 
@@ -62,7 +64,9 @@ async def charts(eye: Eye, arguments: HistoryArguments) -> HistoryPage:
     now = time()
     points = await eye.history.points(list(titles), now - length, now)
     found = [_chart(title, name, points) for name, title in titles.items()]
-    return HistoryPage(arguments.group or arguments.broker, arguments.span, list(SPANS), points.times, found)
+    return HistoryPage(
+        arguments.group or arguments.broker, arguments.span, list(SPANS), now - length, now, points.times, found
+    )
 
 
 async def _check(eye: Eye, arguments: HistoryArguments) -> None:

@@ -59,7 +59,7 @@
       const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line")}};
       const options = {
         width: Math.max(place.clientWidth - 12, 200), height: 200, legend: {show: false},
-        cursor: {y: false}, scales: {y: {range: (u, low, high) => [0, Math.max(high, 1e-9) * 1.1]}},
+        cursor: {y: false}, scales: {x: {range: () => [history.begin, history.end]}, y: {range: (u, low, high) => [0, Math.max(high, 1e-9) * 1.1]}},
         axes: [axis, {...axis, size: 70}],
         series: [{}, {stroke: colour("--accent"), width: 2, fill: colour("--accent") + "22", spanGaps: false}],
       };

@@ -1,0 +1,250 @@
+"""The console in Debian's Chromium: its pages with load, changes made by clicking, live tail, languages, a phone.
+
+The console and the browser are processes of their own. Without /usr/bin/chromium (`apt-get install chromium`) these
+tests are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.console.logins import hash_password
+from gantrymq.console.queries.all_pages import PAGES
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message
+from gantrymq.testing.embedded import EmbeddedCluster
+
+CHROMIUM = Path("/usr/bin/chromium")
+#: Where docs/console.md's pictures are written when this names a directory.
+SCREENSHOTS = os.environ.get("GANTRY_SCREENSHOTS")
+
+pytest.importorskip("playwright", reason="playwright isn't installed")
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} isn't there: apt-get install chromium"),
+]
+from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(2) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def console(cluster: EmbeddedCluster, *options: str) -> AsyncIterator[str]:
+    """The address of a console of its own process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0", *options),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        yield (await process.stdout.readline()).decode().rpartition(" ")[2].strip().rstrip("/")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Watched:
+    """A page, and what went wrong in it: errors of scripts, what the policy refused, requests to other hosts."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        page.on("console", lambda one: self.problems.append(one.text) if one.type == "error" else None)
+        page.on("request", lambda one: None if one.url.startswith(address) else self.problems.append(one.url))
+        page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
+
+
+async def load(cluster: EmbeddedCluster) -> None:
+    """Topics, messages some of which are hostile, and a group that is behind."""
+    async with AdminClient(cluster.name_server) as admin:
+        for topic in ("orders", "payments", "hostile"):
+            await admin.ensure_topic(topic, queues=2)
+    async with Producer(cluster.name_server, "loaders") as producer:
+        for number in range(40):
+            await producer.send(Message("orders", b'{"order": %d}' % number, keys=[f"order-{number}"], tags="new"))
+        for body in (b"<script>alert(1)</script>", b"<img src=x onerror=alert(1)>", b"\x00\x01"):
+            await producer.send(Message("hostile", body, tags="<b>", properties={"<i>": "<script>alert(2)</script>"}))
+    seen: list[Any] = []
+
+    async def consume(message: Message) -> None:
+        seen.append(message)
+
+    consumer = PushConsumer(cluster.name_server, "billing", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer.subscribe("orders")
+    async with consumer:
+        await until(lambda: len(seen) >= 40)
+    async with Producer(cluster.name_server, "loaders") as producer:
+        for number in range(5):
+            await producer.send(Message("orders", b"late %d" % number))
+
+
+async def shoot(page: Page, name: str) -> None:
+    if SCREENSHOTS:
+        await page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", full_page=True)
+
+
+async def unlabelled(page: Page) -> list[str]:
+    """What a screen reader could say nothing of: fields, buttons and links without a name, tables without headings."""
+    found: list[str] = await page.evaluate(
+        """() => {
+            const named = (e) => (e.getAttribute("aria-label") || e.textContent || "").trim()
+                || (e.labels && e.labels.length) || e.type === "hidden";
+            const bad = [...document.querySelectorAll("input, select, button, a")].filter((e) => !named(e));
+            const tables = [...document.querySelectorAll("table")].filter((t) => !t.querySelector("th[scope]"));
+            const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+            const twice = ids.filter((id, n) => ids.indexOf(id) !== n);
+            return [...bad, ...tables].map((e) => e.outerHTML.slice(0, 120)).concat(twice,
+                document.querySelectorAll("h1").length === 1 ? [] : ["not one h1"],
+                document.documentElement.lang ? [] : ["no language"]);
+        }"""
+    )
+    return found
+
+
+ARGUMENTS = {
+    "topic": "?name=orders",
+    "group": "?name=billing",
+    "messages": "?topic=orders",
+    "message": "?topic=hostile&broker={broker}&queue={queue}&offset=0",
+    "tail": "?topic=orders",
+    "traces": "?id=0A",
+    "history": "?span=15m",
+}
+
+
+@pytest.mark.slow
+async def test_every_page(cluster: EmbeddedCluster) -> None:
+    await load(cluster)
+    async with AdminClient(cluster.name_server) as admin:
+        stats = await admin.topic_stats("hostile")
+    place = next(queue for queue, offsets in sorted(stats.offset_table.items()) if offsets.max_offset)
+    arguments = {key: value.format(broker=place.broker_name, queue=place.queue_id) for key, value in ARGUMENTS.items()}
+    arguments["broker"] = f"?address={cluster.brokers[0]}"
+    async with console(cluster) as address, chromium() as browser:
+        for language, size in (("en-GB", (1280, 900)), ("zh-CN", (390, 800))):
+            context = await browser.new_context(
+                locale=language, viewport={"width": size[0], "height": size[1]}, color_scheme="dark"
+            )
+            watched = Watched(await context.new_page(), address)
+            page = watched.page
+            for one in PAGES:
+                await page.goto(f"{address}/{one.name}{arguments.get(one.name, '')}")
+                if one.name in ("topics", "groups", "dead-letters"):
+                    # They may be gathered still; the page then asks again by itself.
+                    await page.wait_for_selector("table")
+                assert await page.evaluate("document.documentElement.lang") == language.replace("-GB", "")
+                assert await unlabelled(page) == [], one.name
+                assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), one.name
+                if language == "en-GB":
+                    await shoot(page, one.name)
+            if language == "zh-CN":
+                await shoot(page, "phone")
+            assert watched.problems == []
+            await context.close()
+
+
+@pytest.mark.slow
+async def test_changes_by_clicking(cluster: EmbeddedCluster) -> None:
+    async with console(cluster) as address, chromium() as browser, AdminClient(cluster.name_server) as admin:
+        watched = Watched(await browser.new_page(), address)
+        page = watched.page
+        await page.goto(f"{address}/topics")
+        await page.get_by_text("Create a topic").click()
+        await page.get_by_label("Name", exact=True).fill("clicked")
+        await page.get_by_label("Queues on each broker").fill("3")
+        await page.get_by_role("button", name="Create").click()
+        await page.wait_for_url("**/topic?name=clicked")
+        await page.get_by_text("topic clicked is on 2 brokers").wait_for()
+        assert (await admin.topic_config(cluster.brokers[1], "clicked")).write_queue_nums == 3
+        await page.get_by_text("Delete", exact=True).first.click()
+        await page.get_by_label("Its name, typed").fill("clicked")
+        await page.get_by_role("button", name="Delete").click()
+        await page.get_by_text("topic clicked is deleted from 2 brokers").wait_for()
+        assert "clicked" not in await admin.topic_list()
+        assert watched.problems == []
+        # By keyboard alone: the first stop leads past the navigation.
+        await page.goto(f"{address}/overview")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        assert await page.evaluate("document.activeElement.id") == "main"
+
+
+@pytest.mark.slow
+async def test_live_tail_under_load(cluster: EmbeddedCluster) -> None:
+    """Messages come faster than anybody reads: the page shows some, and says how many it left out."""
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic("fast", queues=4)
+    async with console(cluster) as address, chromium() as browser:
+        watched = Watched(await browser.new_page(), address)
+        page = watched.page
+        await page.goto(f"{address}/tail?topic=fast")
+        stop = asyncio.Event()
+
+        async def send() -> int:
+            sent = 0
+            async with Producer(cluster.name_server, "fast") as producer:
+                while not stop.is_set():
+                    await asyncio.gather(*(producer.send(Message("fast", b"<b>%d</b>" % n)) for n in range(200)))
+                    sent += 200
+            return sent
+
+        sending = asyncio.ensure_future(send())
+        try:
+            await page.get_by_text(re.compile(r"left out: [\d,]{4,}")).wait_for(timeout=60_000)
+            assert 20 <= await page.locator("#tail tbody tr").count() <= 200
+            assert await page.locator("#tail b").count() == 0
+        finally:
+            stop.set()
+            assert await sending > 1000
+        assert watched.problems == []
+
+
+@pytest.mark.slow
+async def test_login_in_a_browser(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    (tmp_path / "users").write_text(f"vic:viewer:{hash_password('vicpass')}\n")
+    options = ("--login", "file", "--users", str(tmp_path / "users"))
+    async with console(cluster, *options) as address, chromium() as browser:
+        page = await browser.new_page()
+        await page.goto(f"{address}/topics")
+        await page.wait_for_url("**/login?next=/topics")
+        await page.get_by_label("Name").fill("vic")
+        await page.get_by_label("Password").fill("wrong")
+        await page.get_by_role("button", name="Log in").click()
+        await page.get_by_text("the name or the password is wrong").wait_for()
+        await shoot(page, "login")
+        await page.get_by_label("Name").fill("vic")
+        await page.get_by_label("Password").fill("vicpass")
+        await page.get_by_role("button", name="Log in").click()
+        await page.wait_for_url("**/topics")
+        assert await page.get_by_text("Create a topic").count() == 0
+        assert await page.evaluate("document.cookie") == ""
+        await page.get_by_role("button", name="Log out").click()
+        await page.wait_for_url("**/login?next=**")
