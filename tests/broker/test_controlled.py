@@ -14,7 +14,7 @@ from waiting import until
 from gantrymq.broker.broker import Broker
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import GantryError
+from gantrymq.errors import GantryError, SyncFailed
 from gantrymq.protocol.bodies.controller import EpochEntryCache
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -23,6 +23,8 @@ from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import Message, decode_messages
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.refusal import Refusal
+from gantrymq.system.clock import now_ms
 
 
 def bodies(broker: Broker) -> list[bytes]:
@@ -335,3 +337,34 @@ async def test_nothing_counts_what_is_not_shown(tmp_path: Path) -> None:
         assert (await other.pull("orders")).ext_fields["maxOffset"] == "2"
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_master_whose_disk_is_full_hands_over(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        number = await replicas.master()
+        async with Producer(replicas.name_server.address, "producers") as producer:
+            await producer.send(Message("orders", b"before"))
+            full = replicas.brokers[number]
+            full.store.config.disk_space_warning_level_ratio = 1
+            full.store.clean(now_ms())
+            other = await replicas.master(other_than=number)
+            await until(lambda: replicas.masters() == [other])
+            sent = await producer.send(Message("orders", b"after"))
+            assert sent.status is SendStatus.SEND_OK
+        # The others have room, and none gives it back.
+        assert replicas.masters() == [other]
+
+
+async def test_a_master_whose_fsync_fails_hands_over(tmp_path: Path) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        number = await replicas.master()
+        replicas.brokers[number].store._log.failure = Refusal("fdatasync failed", SyncFailed)
+        other = await replicas.master(other_than=number)
+        await until(lambda: replicas.masters() == [other])
+        peer = await replicas.peer(other)
+        assert (await peer.send("orders", b"after")).code == ResponseCode.SUCCESS
+        # Nobody is told that all is on the disk.
+        with pytest.raises(SyncFailed):
+            await replicas.stop(number)

@@ -434,6 +434,13 @@ class CommitLog:
                 self._refusals[who] = refusal
                 self.limit = 0
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it can't take records, whoever writes them; None while it can."""
+        if self.failure is not None:
+            return self.failure.text
+        return next((refusal.text for who, refusal in list(self._refusals.items()) if who != _COPY), None)
+
     def refuse_all_but_copy(self, refusal: Refusal | None) -> None:
         """Takes nothing but the copy of another log, until None is said."""
         self.refuse(_COPY, refusal)

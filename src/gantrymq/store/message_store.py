@@ -477,6 +477,11 @@ class MessageStore:
                 result.next_begin_offset = queue.next_file_offset(offset)
         return result
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be stored: a full disk, or one that fails; None while it can."""
+        return self._log.trouble
+
     def shown_end(self, queue: ConsumeQueue) -> int:
         """The queue offset behind the last message that `get` returns, `max_offset` where all are shown."""
         end = queue.max_offset

@@ -19,6 +19,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.controlled.controllers import Controllers, Progress
 from gantrymq.broker.controlled.epoch_cache import epoch_cache
+from gantrymq.broker.controlled.handing_over import HandingOver
 from gantrymq.broker.controlled.identity import Identity
 from gantrymq.broker.controlled.keeping_in_sync import KeepingInSync
 from gantrymq.broker.controlled.lease import Lease
@@ -98,6 +99,7 @@ class Controlled(Part):
         self._in_sync = KeepingInSync(
             config, store, replicating, appender, flush_waits, self._controllers, jobs, self._syncing.wake
         )
+        self._handing_over = HandingOver(store, self._in_sync, self._controllers, jobs, self._told)
         self._finding = jobs.repeating("ask the master where its log comes from", self._find_master)
         self._leasing = jobs.repeating("look whether the lease is over", self._look_at_lease)
         self._beating: dict[str, Repeating] = {
@@ -132,6 +134,7 @@ class Controlled(Part):
         for job in (self._changing, self._finding, self._leasing):
             job.start()
         self._in_sync.start()
+        self._handing_over.start()
         self._syncing.start(0.0)
         self._leading.start()
         if self._roles is not None:
@@ -140,6 +143,7 @@ class Controlled(Part):
     async def end(self) -> None:
         """The broker ends: its role isn't changed any more. The controller still takes it for living."""
         await self._in_sync.stop()
+        await self._handing_over.stop()
         for job in (self._syncing, self._leading, self._finding, self._changing):
             await job.stop()
 

@@ -37,6 +37,11 @@ class InSync:
         return max(len(self.members), len(self._asked))
 
     @property
+    def others(self) -> frozenset[int]:
+        """The slaves that the controller takes for in sync."""
+        return self.members - {self._own_id}
+
+    @property
     def is_alone(self) -> bool:
         """Nobody's copy is waited for."""
         return not self._others
