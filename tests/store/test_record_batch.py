@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from threading import Event
 
 import pytest
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, open_store, put, read_all, small_config
 
-from gantrymq.errors import RecordError, StoreError, StoreFull
+from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
 from gantrymq.protocol.record import encode_host
+from gantrymq.store import record_batch
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.record_batch import RecordBatch
@@ -168,6 +170,34 @@ def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: p
     crash(store)
     store = open_store(tmp_path)
     assert len(read_all(store, store.queue("orders", 0))) == 1 + len(batch)
+    store.close()
+
+
+def test_one_that_waits_for_room_is_placed_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many wait at once, and each is tried whenever a file has grown."""
+    placed = []
+    place = record_batch._placed
+
+    def counted(batch: RecordBatch, places: list[int], now: int) -> bytearray:
+        placed.append(batch)
+        return place(batch, places, now)
+
+    monkeypatch.setattr(record_batch, "_placed", counted)
+    store = MessageStore(small_config(tmp_path), HOSTS["IPv4"], waits=False)
+    store.open()
+    tries, stored = 0, []
+    while len(stored) < 4:
+        batch, made = batch_of(store, UNITS_PER_FILE), Event()
+        tries += 1
+        try:
+            store.append_batch(batch)
+        except StoreBusy:
+            store.when_room(made.set)
+            assert made.wait(10)
+        else:
+            stored.append(batch)
+    assert tries > len(stored)
+    assert len(placed) == len(stored)
     store.close()
 
 

@@ -108,11 +108,13 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
         raise StoreError(f"a batch of {size} bytes doesn't fit into a file of {log.file_size} bytes")
     if log.position + size > log.limit:
         log.make_room(size)
+    # Before the records get their places: those who wait for room are tried again and again.
+    queue.make_room_for(count)
     now = int(time() * 1000)
     places = list(accumulate(sizes[:-1], initial=log.position))
     data = _placed(batch, places, now)
     units = Struct(">" + count * "qiq").pack(*chain.from_iterable(zip(places, sizes, batch.tags_codes, strict=True)))
-    queue.write_behind(units)
+    queue.write_next(units)
     # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
     log.write(data)
     queue.count_written(count)
