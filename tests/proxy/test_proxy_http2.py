@@ -20,6 +20,7 @@ from gantrymq.proxy.http2 import frames, huffman
 from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders, literal
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.statuses import GrpcCode, GrpcError
+from gantrymq.proxy.unfinished import MOST_HELD_BYTES, UnfinishedMessages
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.tls import TlsConfig
@@ -141,7 +142,7 @@ async def server(handlers: Server) -> AsyncIterator[ProxyServer]:
     await server.start()
     yield server
     await server.stop()
-    assert service.held_bytes == 0
+    assert service.unfinished.held_bytes == 0
 
 
 @pytest.fixture
@@ -371,6 +372,8 @@ async def test_an_answer_waits_for_the_window(peer: Peer) -> None:
         (frames.settings({frames.SETTING_MAX_FRAME_SIZE: 1}), frames.ErrorCode.PROTOCOL_ERROR),
         (frames.window_update(0, frames.MAX_WINDOW), frames.ErrorCode.FLOW_CONTROL_ERROR),
         (frames.window_update(0, 0), frames.ErrorCode.FLOW_CONTROL_ERROR),
+        (frames.window_update(0, 1) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.window_update(1, 1) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
         (frames.frame_head(frames.PUSH_PROMISE, 4, 1, 4) + b"1234", frames.ErrorCode.PROTOCOL_ERROR),
         (frames.ping(b"12345678") * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
         (frames.SETTINGS_ACK + frames.settings({}) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
@@ -402,9 +405,9 @@ async def test_a_rapid_reset_ends_the_connection(peer: Peer, server: ProxyServer
 
 
 async def test_more_streams_than_there_may_be_are_refused(peer: Peer) -> None:
-    peer.writer.write(b"".join(peer.begin(2 * n + 1) for n in range(4097)))
+    peer.writer.write(b"".join(peer.begin(2 * n + 1) for n in range(1025)))
     _, stream_id, payload = await peer.frame(frames.RST_STREAM)
-    assert (stream_id, payload) == (2 * 4096 + 1, struct.pack(">I", frames.ErrorCode.REFUSED_STREAM))
+    assert (stream_id, payload) == (2 * 1024 + 1, struct.pack(">I", frames.ErrorCode.REFUSED_STREAM))
 
 
 async def test_a_gzip_bomb_is_refused(peer: Peer) -> None:
@@ -415,6 +418,95 @@ async def test_a_gzip_bomb_is_refused(peer: Peer) -> None:
     peer.writer.write(data(1, b"\x01" + len(bomb).to_bytes(4, "big") + bomb))
     _, _, payload = await peer.frame(frames.HEADERS)
     assert (b"grpc-status", b"8") in HpackDecoder().decode(payload, 10_000)
+
+
+async def test_a_smaller_table_is_confirmed(peer: Peer) -> None:
+    """Netty refuses a block that doesn't begin by that (RFC 7541, 4.2)."""
+    peer.writer.write(frames.settings({frames.SETTING_HEADER_TABLE_SIZE: 0}))
+    for stream_id in (1, 3):
+        peer.writer.write(peer.begin(stream_id) + data(stream_id, framed(send_request(b"0"))))
+        blocks = [(await peer.frame(frames.HEADERS))[2] for _ in range(2)]
+        assert [block[:1] == b"\x20" for block in blocks] == [stream_id == 1, False]
+
+
+async def test_data_beyond_a_streams_window(peer: Peer) -> None:
+    begun = b"\x00" + (8_323_072).to_bytes(4, "big") + b"x" * 16_000
+    # A connection gets room for four messages of 8 MB: the fifth has its first window and no more.
+    for stream_id in (1, 3, 5, 7, 9):
+        peer.writer.write(peer.begin(stream_id) + data(stream_id, begun, 0))
+    peer.writer.write(data(9, b"x" * 16_000, 0) * 4)
+    assert await peer.end_code() == frames.ErrorCode.FLOW_CONTROL_ERROR
+
+
+# -- room for messages -------------------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """What asks for room."""
+
+    def __init__(self, connection: object) -> None:
+        self.connection = connection
+        self.given = 0
+        self.is_refused = False
+
+    def room_given(self, size: int) -> None:
+        self.given += size
+
+    def room_taken(self) -> None:
+        self.is_refused = True
+
+
+def test_long_messages_take_turns() -> None:
+    unfinished = UnfinishedMessages(100)
+    a, b, c, d = (Waiting(name) for name in "aabc")
+    unfinished.ask(a, 40, 0.0)
+    unfinished.ask(b, 20, 0.0)
+    # Half of it is the most that a connection gets, unless nobody has any.
+    assert (a.given, b.given) == (40, 0)
+    unfinished.ask(c, 50, 0.0)
+    unfinished.ask(d, 30, 0.0)
+    assert (c.given, d.given) == (50, 0)
+    unfinished.done(c, 0.0)
+    assert (b.given, d.given) == (0, 30)
+    unfinished.done(a, 1.0)
+    assert b.given == 20
+    for call in (b, d, d):
+        unfinished.done(call, 1.0)
+    # One that is larger than all the room is let in alone.
+    unfinished.ask(a, 1000, 2.0)
+    unfinished.ask(c, 1, 2.0)
+    assert (a.given, c.given) == (1040, 50)
+    unfinished.look(6.0)
+    assert not a.is_refused
+    unfinished.look(8.0)
+    assert a.is_refused
+
+
+async def test_many_unfinished_messages_leave_others_served(server: ProxyServer, stub: Rpc, handlers: Server) -> None:
+    """Ten peers with a thousand streams each: 640 MB, if they were all taken."""
+    service = server._service
+    begun = b"\x00" + (8_000_000).to_bytes(4, "big") + b"x" * 16_000
+    writers = []
+    most = 0
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writers.append(writer)
+        writer.write(frames.PREFACE + frames.settings({}))
+        peer = Peer(reader, writer)
+        for n in range(1000):
+            stream = 2 * n + 1
+            writer.write(peer.begin(stream) + data(stream, begun, 0) + data(stream, b"x" * 16_000, 0) * 3)
+            if not n % 100:
+                await writer.drain()
+                most = max(most, service.unfinished.held_bytes)
+    assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
+    most = max(most, service.unfinished.held_bytes)
+    assert most <= MOST_HELD_BYTES + (1 << 20)
+    for writer in writers:
+        writer.transport.abort()
+    await until(lambda: not service.unfinished.held_bytes)
+    response = await stub.SendMessage(send_request(b"%010d" % 1_000_000 + b"y" * 1_000_000))
+    assert response.status.code == pb.OK
 
 
 async def test_a_silent_connection_is_closed(handlers: Server) -> None:

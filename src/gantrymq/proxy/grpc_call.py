@@ -17,6 +17,7 @@ from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
+from gantrymq.proxy.unfinished import UnfinishedMessages
 from gantrymq.proxy.v2.definition_pb2 import Code
 from gantrymq.system.clock import monotonic
 
@@ -41,16 +42,14 @@ Guard = Callable[[Call, Message], Awaitable[None]]
 class Service:
     """What all calls have in common: the handlers, the limits, who may call.
 
-    `guard` sees every request before its handler does. `held_bytes` are those of messages that have begun.
+    `guard` sees every request before its handler does.
     """
 
     def __init__(self, handlers: Handlers, max_message_size: int, guard: Guard | None = None) -> None:
         self.handlers = handlers
         self.max_message_size = max_message_size
         self.guard = guard
-        self.held_bytes = 0
-        #: Two of the largest, whoever sends them.
-        self.most_held_bytes = 2 * max_message_size
+        self.unfinished = UnfinishedMessages()
         self.loop = asyncio.get_running_loop()
 
     def accept(self, stream: Http2Stream, fields: Fields) -> GrpcCall | None:
@@ -180,43 +179,69 @@ class GrpcCall:
             self._finish(e.code, str(e))
 
     def _receive(self, data: bytes, ended: bool) -> None:
+        unfinished = self._service.unfinished
         if self._buffer:
             # Not joined before it is whole: a message of megabytes comes in hundreds of pieces.
             self._buffer += data
-            self._service.held_bytes += len(data)
+            unfinished.held_bytes += len(data)
             if len(self._buffer) < self._needed and not ended:
+                self._make_room(len(self._buffer))
                 return
             data = bytes(self._buffer)
             self._forget_buffer()
-        service = self._service
+        received = len(data)
         while len(data) >= _PREFIX:
             length = int.from_bytes(data[1:_PREFIX], "big")
-            if length > service.max_message_size:
+            if length > self._service.max_message_size:
                 raise GrpcError(
                     GrpcCode.RESOURCE_EXHAUSTED,
-                    f"gRPC message exceeds maximum size {service.max_message_size}: {length}",
+                    f"gRPC message exceeds maximum size {self._service.max_message_size}: {length}",
                 )
-            end = _PREFIX + length
-            if len(data) < end:
-                self._needed = end
+            self._needed = _PREFIX + length
+            if len(data) < self._needed:
                 break
-            self._message(data[0], data[_PREFIX:end])
-            data = data[end:]
-        else:
+            self._message(data[0], data[_PREFIX : self._needed])
+            data = data[self._needed :]
             self._needed = _PREFIX
         if ended:
             if data:
                 raise GrpcError(GrpcCode.INTERNAL, "the stream ended in the middle of a message")
             self._half_closed()
-        elif data:
-            service.held_bytes += len(data)
+            return
+        if self._requests is not None and received > len(data):
+            # More messages may follow those that were taken.
+            self._stream.let_in(received - len(data))
+        if data:
             self._buffer += data
-            if service.held_bytes > service.most_held_bytes:
-                raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages have begun and not ended")
+            unfinished.held_bytes += len(data)
+            self._make_room(len(data))
+
+    def _make_room(self, held: int) -> None:
+        """For the rest of the message that has begun, if its window isn't wide enough."""
+        unfinished = self._service.unfinished
+        if unfinished.is_full:
+            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages have begun and not ended")
+        lacking = self._needed - held - self._stream.receive_window
+        if lacking > 0:
+            unfinished.ask(self, lacking, monotonic())
 
     def _forget_buffer(self) -> None:
-        self._service.held_bytes -= len(self._buffer)
-        self._buffer = bytearray()
+        if self._buffer:
+            self._service.unfinished.held_bytes -= len(self._buffer)
+            self._buffer = bytearray()
+            self._service.unfinished.done(self, monotonic())
+
+    # -- UnfinishedMessages ---------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> object:
+        return self._stream.connection
+
+    def room_given(self, size: int) -> None:
+        self._stream.let_in(size)
+
+    def room_taken(self) -> None:
+        self._finish(GrpcCode.RESOURCE_EXHAUSTED, "the message comes too slowly, and others wait for its room")
 
     def _message(self, compressed: int, data: bytes) -> None:
         if compressed:

@@ -21,6 +21,8 @@ log = peer_log(__name__)
 _ALPN = ("h2",)
 #: How often connections are looked at, s; an answer to a ping has so long, too.
 _LOOK_S = 10.0
+#: How often messages that come too slowly are looked for, s.
+_LOOK_AT_MESSAGES_S = 1.0
 #: What has begun may go on for so long when the server stops, s.
 _DRAIN_S = 5.0
 
@@ -44,6 +46,9 @@ class ProxyServer:
         self._arrivals: Arrivals | None = None
         self._closed = asyncio.Event()
         self._idle_job = jobs.repeating("close idle gRPC connections", self._look, min(_LOOK_S, max_idle_s / 4))
+        self._unfinished_job = jobs.repeating(
+            "look for slow gRPC messages", lambda: service.unfinished.look(monotonic()), _LOOK_AT_MESSAGES_S
+        )
         self._listener = Listener(host, port, self._accepted, self._count, jobs=jobs, peers="gRPC clients")
 
     @property
@@ -57,10 +62,12 @@ class ProxyServer:
         self._listener.start()
         self._tls.start()
         self._idle_job.start()
+        self._unfinished_job.start()
 
     async def stop(self) -> None:
         """Takes no more connections and calls; those under way have some seconds to end. Once more does no harm."""
         self._idle_job.cancel()
+        self._unfinished_job.cancel()
         self._tls.stop()
         self._listener.stop()
         arrivals, self._arrivals = self._arrivals, None

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from gantrymq.logs import peer_log
 from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.frames import ErrorCode
-from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders
+from gantrymq.proxy.http2.hpack import SHRUNK_TABLE, TABLE_SIZE, HpackDecoder, HpackError, TooManyHeaders
 from gantrymq.proxy.http2.stream import Http2Stream, Receiver
 from gantrymq.remoting.address import format_address
 from gantrymq.system.clock import monotonic
@@ -23,8 +23,8 @@ log = peer_log(__name__)
 
 Fields = list[tuple[bytes, bytes]]
 
-#: What a stream's peer may send ahead, and all of a connection together.
-_STREAM_WINDOW = 1024 * 1024
+#: What all streams of a connection may send ahead of what was read. What one may send is its receiver's to say, beyond
+#: the first 64 KiB.
 _CONNECTION_WINDOW = 8 * 1024 * 1024
 _FRAME_SIZE = 64 * 1024
 #: A request's fields, each with 32 bytes more (RFC 9113, 6.5.2); the block that they come in is never larger.
@@ -35,12 +35,14 @@ _UNTAKEN_LIMIT = 64 * 1024 * 1024
 #: Streams given up, and frames that carry nothing, which a peer may send at once, and how many of them per second.
 _IDLE_FRAMES = 5000
 _IDLE_FRAMES_PER_S = 500
+#: A window that is opened by less is such a frame, too.
+_SMALL_INCREMENT = 256
 
 
 class Limits(NamedTuple):
     """`streams` at once on one connection."""
 
-    streams: int = 4096
+    streams: int = 1024
 
 
 class ConnectionEnded(Exception):
@@ -90,6 +92,8 @@ class Http2Connection(asyncio.Protocol):
         self._unacknowledged = 0
         #: A header block that goes on: stream, flags, pieces.
         self._headers: tuple[int, int, list[bytes]] | None = None
+        #: The peer wants a smaller table for the fields that it reads, and to hear that it is (RFC 7541, 4.2).
+        self._must_shrink_table = False
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._is_writable = True
@@ -109,7 +113,6 @@ class Http2Connection(asyncio.Protocol):
             frames.settings(
                 {
                     frames.SETTING_MAX_CONCURRENT_STREAMS: self._limits.streams,
-                    frames.SETTING_INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
                     frames.SETTING_MAX_FRAME_SIZE: _FRAME_SIZE,
                     frames.SETTING_MAX_HEADER_LIST_SIZE: _MOST_FIELDS,
                 }
@@ -233,12 +236,9 @@ class Http2Connection(asyncio.Protocol):
         if ended:
             stream.is_remote_open = False
         else:
-            stream.unacknowledged += size
-            if stream.unacknowledged > _STREAM_WINDOW:
+            stream.receive_window -= size
+            if stream.receive_window < 0:
                 raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "more data than a stream's window had room for")
-            if stream.unacknowledged >= _STREAM_WINDOW // 2:
-                self.send(frames.window_update(stream_id, stream.unacknowledged))
-                stream.unacknowledged = 0
         if stream.receiver is not None:
             stream.receiver.data_received(_unpadded(payload, flags), ended)
         if stream.is_closed and ended:
@@ -291,6 +291,8 @@ class Http2Connection(asyncio.Protocol):
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         self._expect(payload, 4, True)
         increment = frames.read_u32(payload)[0] & 0x7FFFFFFF
+        if increment < _SMALL_INCREMENT:
+            self._count_idle_frame()
         if not stream_id:
             self.window += increment
             if not increment or self.window > frames.MAX_WINDOW:
@@ -325,6 +327,8 @@ class Http2Connection(asyncio.Protocol):
                 if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
                     raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "an impossible size of frames")
                 self.frame_size = min(value, _FRAME_SIZE)
+            elif key == frames.SETTING_HEADER_TABLE_SIZE and value < TABLE_SIZE:
+                self._must_shrink_table = True
         self.send(frames.SETTINGS_ACK)
 
     @staticmethod
@@ -362,6 +366,13 @@ class Http2Connection(asyncio.Protocol):
         if not self._is_writable and self._transport.get_write_buffer_size() > _UNTAKEN_LIMIT:
             log.warning("closing the HTTP/2 connection with %s, which asks and takes no answers", self.peer)
             self.abort()
+
+    def header_block(self, block: bytes) -> bytes:
+        """A block as it must be sent now."""
+        if self._must_shrink_table:
+            self._must_shrink_table = False
+            return SHRUNK_TABLE + block
+        return block
 
     def local_end(self, stream: Http2Stream) -> None:
         """A stream was answered; what its peer still sends on it is thrown away."""

@@ -143,6 +143,10 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (huffman.decode(text) if is_coded else text), end
 
 
+#: Begins a block whose sender has no table from now on.
+SHRUNK_TABLE = b"\x20"
+
+
 def literal(name: bytes, value: bytes) -> bytes:
     """A field for a block that is sent: it isn't to be kept, and its texts are not coded."""
     return b"\x00" + _sent_string(name) + _sent_string(value)

@@ -32,9 +32,9 @@ class Http2Stream:
         "connection",
         "is_closed",
         "is_remote_open",
+        "receive_window",
         "receiver",
         "stream_id",
-        "unacknowledged",
         "window",
     )
 
@@ -43,8 +43,8 @@ class Http2Stream:
         self.stream_id = stream_id
         #: How many bytes the peer still takes.
         self.window = window
-        #: Received, and the peer's window wasn't opened for them yet.
-        self.unacknowledged = 0
+        #: How many bytes the peer may send.
+        self.receive_window = frames.DEFAULT_WINDOW
         self.is_remote_open = True
         #: Nothing is sent any more.
         self.is_closed = False
@@ -61,6 +61,7 @@ class Http2Stream:
     def send_headers(self, block: bytes) -> None:
         """Begins the response."""
         if not self.is_closed:
+            block = self.connection.header_block(block)
             self.connection.send(
                 frames.frame_head(frames.HEADERS, frames.END_HEADERS, self.stream_id, len(block)), block
             )
@@ -90,12 +91,19 @@ class Http2Stream:
             self._finish(trailers)
 
     def _finish(self, trailers: bytes) -> None:
+        trailers = self.connection.header_block(trailers)
         self.connection.send(
             frames.frame_head(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream_id, len(trailers)),
             trailers,
         )
         self.is_closed = True
         self.connection.local_end(self)
+
+    def let_in(self, size: int) -> None:
+        """The peer may send so many bytes more."""
+        if self.is_remote_open and not self.is_closed and size > 0:
+            self.receive_window += size
+            self.connection.send(frames.window_update(self.stream_id, size))
 
     def pump(self) -> None:
         """Sends of what waits as much as the windows let."""
