@@ -29,13 +29,14 @@ REPORT = """<testsuites><testsuite name="pytest">
 <testcase name="c"><failure message="no"/></testcase>
 <testcase name="d"><error message="no"/></testcase>
 <testcase name="e"><skipped message="since 4.1"/></testcase>
+<testcase name="f"><skipped message="collection skipped">('/a/test_f.py', 14, 'Skipped: since 4.2')</skipped></testcase>
 </testsuite></testsuites>"""
 
 
 def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
     found = matrix.read_report(tmp_path / "report.xml")
-    assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1"])
+    assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1", "since 4.2"])
     # A run that didn't come to its report has failed.
     assert matrix.read_report(tmp_path / "none.xml").failed == 1
 

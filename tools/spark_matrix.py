@@ -246,7 +246,9 @@ def read_report(report: Path) -> FileResult:
     for case in ET.parse(report).iter("testcase"):
         skipped = case.find("skipped")
         if skipped is not None:
-            result.skipped.append(skipped.get("message", ""))
+            # Of a file that is skipped as a whole the message says nothing, and its text ends with the reason.
+            of_file = re.search(r"'Skipped: (.*)'\)$", skipped.text or "")
+            result.skipped.append(of_file.group(1) if of_file else skipped.get("message", ""))
         elif case.find("failure") is not None or case.find("error") is not None:
             result.failed += 1
         else:
