@@ -29,7 +29,7 @@ from gantrymq.protocol.headers.group import (
 )
 from gantrymq.protocol.headers.transaction import CheckTransactionStateRequestHeader
 from gantrymq.protocol.message import MessageExt
-from gantrymq.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, RETRY_TOPIC
+from gantrymq.protocol.properties import PRODUCER_GROUP, RETRY_TOPIC
 from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.proxy.brokers import Brokers
@@ -102,8 +102,6 @@ class Questions:
             commit_log_offset=header.commit_log_offset,
         )
         self._transactions.remember(half, clock.monotonic())
-        # It stands in the topic of all halves, as the header says, too.
-        message.topic = message.properties.get(REAL_TOPIC, group)
         _write(
             listening[next(self._turn) % len(listening)],
             TelemetryCommand(

@@ -141,7 +141,8 @@ class Sending:
         check_topic(topic)
         if is_blank(transaction_id):
             raise ProxyError(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
-        half = self._transactions.take(topic, transaction_id, monotonic())
+        is_asked = request.source == TransactionSource.SOURCE_SERVER_CHECK
+        half = self._transactions.take(topic, transaction_id, monotonic(), newest=is_asked)
         if half is None:
             raise ProxyError(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data")
         header = EndTransactionRequestHeader(
@@ -151,7 +152,7 @@ class Sending:
             commit_or_rollback=_DECISIONS.get(request.resolution, 0),
             msg_id=request.message_id,
             topic=topic,
-            from_transaction_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
+            from_transaction_check=is_asked,
             transaction_id=transaction_id,
             bname=half.broker_name,
         )

@@ -45,13 +45,17 @@ class Transactions:
         halves.append((now + self._expire_s, half))
         del halves[: -self._most]
 
-    def take(self, topic: str, transaction_id: str, now: float) -> Half | None:
-        """The oldest half of a transaction, once; None when there is none, or it was forgotten."""
+    def take(self, topic: str, transaction_id: str, now: float, *, newest: bool = False) -> Half | None:
+        """The oldest half of a transaction, once; None when there is none, or it was forgotten.
+
+        The `newest` is what a broker has asked for: it writes a half anew each time that it asks, and to end what stood
+        in its place before would have the message delivered, and the broker ask again.
+        """
         key = topic, transaction_id
         halves = self._halves.get(key, [])
         found = None
         while halves and found is None:
-            until, half = halves.pop(0)
+            until, half = halves.pop(-1 if newest else 0)
             found = half if until > now else None
         if not halves:
             self._halves.pop(key, None)
