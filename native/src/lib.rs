@@ -3,7 +3,9 @@
 
 mod bytes;
 pub mod columns;
+pub mod index_file;
 pub mod inflate;
+pub mod keys;
 pub mod properties;
 #[cfg(feature = "python")]
 mod python;

@@ -45,17 +45,28 @@ pub fn find<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         return None;
     }
     // Not over `items`: where a name ends matters only for those that begin like this one.
-    let mut found = None;
+    values(properties, name).filter(|value| !value.is_empty()).last()
+}
+
+/// The value of the first item of that name; None also where it is empty.
+pub fn find_first<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    values(properties, name).next().filter(|value| !value.is_empty())
+}
+
+/// What stands behind `name \x01` in the items that begin so.
+fn values<'a, 'n>(properties: &'a [u8], name: &'n [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
     let mut left = properties;
-    while !left.is_empty() {
-        let end = memchr(END, left);
-        let item = &left[..end.unwrap_or(left.len())];
-        if item.len() > name.len() + 1 && item[name.len()] == NAME_VALUE && item.starts_with(name) {
-            found = Some(&item[name.len() + 1..]);
+    std::iter::from_fn(move || {
+        while !left.is_empty() {
+            let end = memchr(END, left);
+            let item = &left[..end.unwrap_or(left.len())];
+            left = end.map_or(&[], |end| &left[end + 1..]);
+            if item.len() > name.len() && item[name.len()] == NAME_VALUE && item.starts_with(name) {
+                return Some(&item[name.len() + 1..]);
+            }
         }
-        left = end.map_or(&[], |end| &left[end + 1..]);
-    }
-    found
+        None
+    })
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from store_support import LOG_FILE, STORE_HOST, crash, finish, log_files, open_store, put
 
 from gantrymq.errors import StoreError
+from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import message_index, message_store
@@ -30,6 +31,16 @@ from gantrymq.system import files
 #: without keys, in two scripts.
 ARCHIVE = Path(__file__).parent / "java_store" / "index.tar.xz"
 FOREVER = 1 << 62
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs both ways."""
+    if request.param == "python":
+        monkeypatch.setattr(message_index, "native", None)
 
 
 def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
@@ -173,6 +184,7 @@ def test_half_messages_of_batches_are_left_out(tmp_path, monkeypatch, was_javas)
     with monkeypatch.context() as javas:
         if was_javas:
             javas.setattr(message_index, "is_left_out", lambda *_: False)
+            javas.setattr(message_index, "native", None)
         store = open_store(tmp_path / "store")
         put(store, store.queue(half_topic, 0), b"alone", properties=properties("U0", "a"))
         put(store, store.queue(half_topic, 0), b"of a batch", properties=properties("U1", "a") + mark)
@@ -260,7 +272,9 @@ def test_disabled(tmp_path):
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def test_built_in_slices(store):
+def test_built_in_slices(store, monkeypatch):
+    # Slices of native code are larger.
+    monkeypatch.setattr(message_index, "_NATIVE_TIMES", 1)
     queue = store.queue("T", 0)
     for n in range(1000):
         put(store, queue, b"%d" % n, properties=properties(f"U{n}"))

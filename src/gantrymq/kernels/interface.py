@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 2
+INTERFACE = 4
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -50,9 +50,40 @@ class Records(Protocol):
     def store_host_place(self, number: int, /) -> tuple[int, int]: ...
 
 
+class IndexEntries(Protocol):
+    """Entries for the key index: (hash, physical offset, store timestamp)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> tuple[int, int, int]: ...
+    def put(
+        self, first: int, count: int, mapping: Buffer, hash_slots: int, number: int, begin_timestamp: int, /
+    ) -> int:
+        """Puts some into an index file, the first one as number `number`; returns how many slots had none before."""
+        ...
+
+
 class Native(Protocol):
     """The module."""
 
     INTERFACE: int
 
     def Records(self, buffer: bytes, /) -> Records: ...
+    def index_entries(
+        self,
+        log: Buffer,
+        at: int,
+        end: int,
+        base: int,
+        records: int,
+        keys: int,
+        property_bytes: int,
+        left_out: tuple[bytes, bytes],
+        /,
+    ) -> tuple[IndexEntries, int, int]:
+        """The entries of the records from `at` to `end`, where the last of them stands, and where the next would.
+
+        `base` is the log's physical offset. It ends before what is no record, and after so many records, keys or bytes
+        of properties; before a record with too many keys. Records of the topic `left_out[0]` whose properties end with
+        `left_out[1]` have no entries.
+        """
+        ...

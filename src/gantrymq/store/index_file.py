@@ -11,7 +11,7 @@ slots at once, for the entries in pieces, each ahead of its use and by the threa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -19,6 +19,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError, StoreFull
+from gantrymq.kernels.interface import IndexEntries
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
@@ -109,40 +110,65 @@ class IndexFile:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def put(self, entries: Sequence[Entry]) -> int:
-        """Adds entries until the file is full; returns how many. Raises StoreBusy, StoreFull, StoreError."""
+    def put(self, entries: list[Entry] | IndexEntries, start: int = 0) -> int:
+        """Adds entries, from `start` on, until the file is full; returns how many.
+
+        Raises StoreBusy, StoreFull, StoreError.
+        """
         first = number = self.index_count
-        entries_at, hash_slots = self._entries_at, self.hash_slots
         mapping, limit = self._file.mapping, self._limit
-        begin = self.begin_timestamp
+        put = self._put_list if isinstance(entries, list) else self._put_native
         try:
-            for key_hash, physical_offset, store_timestamp in entries:
-                if number >= self.max_entries:
-                    break
-                at = entries_at + number * ENTRY_SIZE
+            while start < len(entries) and number < self.max_entries:
+                at = self._entries_at + number * ENTRY_SIZE
                 if mapping is None or at + ENTRY_SIZE > limit:
                     self.need_room(at + ENTRY_SIZE)
                     mapping, limit = self._file.map(), self._limit
-                slot_at = HEADER_SIZE + key_hash % hash_slots * 4
-                (previous,) = _unpack_slot(mapping, slot_at)
-                if not 0 < previous < number:
-                    previous = 0
-                    self.hash_slot_count += 1
-                # The first entry counts from where the file before ended, as Java's does.
-                seconds = (store_timestamp - begin) // 1000 if store_timestamp > begin > 0 else 0
-                _pack_entry(
-                    mapping, at, key_hash, physical_offset, seconds if seconds < _MAX_INT else _MAX_INT, previous
-                )
-                _pack_slot(mapping, slot_at, number)
+                count = min(len(entries) - start, self.max_entries - number, (limit - at) // ENTRY_SIZE)
+                self.hash_slot_count += put(mapping, entries, start, count, number)
                 if number == 1:
-                    self.begin_phy_offset = physical_offset
-                    self.begin_timestamp = begin = store_timestamp
-                number += 1
+                    _, self.begin_phy_offset, self.begin_timestamp = entries[start]
+                start += count
+                number += count
         finally:
             if number > first:
                 self.index_count = number
-                _, self.end_phy_offset, self.end_timestamp = entries[number - first - 1]
+                _, self.end_phy_offset, self.end_timestamp = entries[start - 1]
         return number - first
+
+    def _put_list(
+        self, mapping: files.Mapping, entries: list[Entry] | IndexEntries, start: int, count: int, number: int
+    ) -> int:
+        """Puts `count` entries from `start` on into the mapping, the first one as number `number`.
+
+        Returns how many slots had none before.
+        """
+        at, hash_slots = self._entries_at + number * ENTRY_SIZE, self.hash_slots
+        begin = self.begin_timestamp
+        new_slots = 0
+        for place in range(start, start + count):
+            key_hash, physical_offset, store_timestamp = entries[place]
+            slot_at = HEADER_SIZE + key_hash % hash_slots * 4
+            (previous,) = _unpack_slot(mapping, slot_at)
+            if not 0 < previous < number:
+                previous = 0
+                new_slots += 1
+            # The first entry counts from where the file before ended, as Java's does.
+            seconds = (store_timestamp - begin) // 1000 if store_timestamp > begin > 0 else 0
+            _pack_entry(mapping, at, key_hash, physical_offset, seconds if seconds < _MAX_INT else _MAX_INT, previous)
+            _pack_slot(mapping, slot_at, number)
+            if number == 1:
+                begin = store_timestamp
+            at += ENTRY_SIZE
+            number += 1
+        return new_slots
+
+    def _put_native(
+        self, mapping: files.Mapping, entries: list[Entry] | IndexEntries, start: int, count: int, number: int
+    ) -> int:
+        """As `_put_list`."""
+        assert not isinstance(entries, list)
+        return entries.put(start, count, mapping, self.hash_slots, number, self.begin_timestamp)
 
     def need_room(self, end: int = 0) -> None:
         """Returns when there is room for all before `end`, at least for the first entry; asks for more in time.

@@ -14,7 +14,8 @@ _MAX_HEADS = 10_000
 #: Longer ones aren't kept: a key may have 32 KiB.
 _MAX_HEAD_LENGTH = 256
 
-_HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
+#: Topic and end of the properties of what `is_left_out`.
+LEFT_OUT = TRANSACTION_HALF_TOPIC.encode(), HALF_MARK
 _UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
 #: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
 TAGS_PREFIX = b"T#"
@@ -58,7 +59,7 @@ def is_left_out(topic: bytes, properties: bytes) -> bool:
 
     There are as many as messages that they become, which have the same keys, and nobody looks for one.
     """
-    return topic == _HALF_TOPIC and properties.endswith(HALF_MARK)
+    return topic == LEFT_OUT[0] and properties.endswith(LEFT_OUT[1])
 
 
 def keys_of(properties: bytes) -> list[bytes]:

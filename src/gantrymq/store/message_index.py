@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
+from gantrymq.kernels import native
+from gantrymq.kernels.interface import IndexEntries
 from gantrymq.protocol.record import (
     BLANK_SIZE,
     BODY_AT_V4,
@@ -28,7 +30,7 @@ from gantrymq.protocol.record import (
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
-from gantrymq.store.index_keys import KeyHash, is_left_out, keys_of
+from gantrymq.store.index_keys import LEFT_OUT, KeyHash, is_left_out, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import clock, files
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _SLICE = 64
 _SLICE_KEYS = 2048
 _SLICE_BYTES = 32 * 1024
+#: Native code does so many times as much meanwhile.
+_NATIVE_TIMES = 8
 #: So many entries are walked over for one query: with a key that every message has that would be all of them.
 _MAX_STEPS = 200_000
 #: Dropping so many entries takes about 0.1 s.
@@ -206,7 +210,10 @@ class MessageIndex:
         assert found is not None
         view, base = found
         end = min(len(view), self._log.position - base)
-        at = last = position - base
+        at = position - base
+        last: int | None = None
+        if not self._keys_done and self._build_native(view, base, at, end):
+            return
         entries: list[Entry] = []
         # Of the first record, and of that at which the next slice begins.
         skip, keys_done = self._keys_done, 0
@@ -258,11 +265,36 @@ class MessageIndex:
             if read >= _SLICE_BYTES:
                 break
         self._put(entries, self._keys_done)
-        # Also of a record without a key, so that it isn't looked at again.
-        self._files[-1].end_phy_offset = max(self._files[-1].end_phy_offset, base + last)
-        self.position, self._keys_done = base + at, keys_done
+        self._reached(None if last is None else base + last, base + at, keys_done)
 
-    def _put(self, entries: list[Entry], keys_done: int) -> None:
+    def _build_native(self, view: memoryview, base: int, at: int, end: int) -> bool:
+        """As `_build_slice`, as far as the records are such that native code does them; whether any was."""
+        if native is None:
+            return False
+        entries, last, following = native.index_entries(
+            view,
+            at,
+            end,
+            base,
+            _SLICE * _NATIVE_TIMES,
+            _SLICE_KEYS * _NATIVE_TIMES,
+            _SLICE_BYTES * _NATIVE_TIMES,
+            LEFT_OUT,
+        )
+        if following == at:
+            return False
+        self._put(entries, 0)
+        self._reached(base + last, base + following, 0)
+        return True
+
+    def _reached(self, last: int | None, following: int, keys_done: int) -> None:
+        """All is in before the record at `following`, and some of its keys; `last`, if any, was looked at last."""
+        # Also of a record without a key, so that it isn't looked at again.
+        if last is not None:
+            self._files[-1].end_phy_offset = max(self._files[-1].end_phy_offset, last)
+        self.position, self._keys_done = following, keys_done
+
+    def _put(self, entries: list[Entry] | IndexEntries, keys_done: int) -> None:
         """Adds entries; of the record at `position` there were `keys_done` before. Whatever it raises, `build` goes on
         behind the last one added.
         """
@@ -272,7 +304,7 @@ class MessageIndex:
                 file = self._files[-1]
                 before = file.index_count
                 try:
-                    file.put(entries[done:])
+                    file.put(entries, done)
                 finally:
                     done += file.index_count - before
                 if done == len(entries):
@@ -281,7 +313,7 @@ class MessageIndex:
         except BaseException:
             if done:
                 last = entries[done - 1][1]
-                of_last = sum(1 for entry in entries[:done] if entry[1] == last)
+                of_last = sum(1 for number in range(done) if entries[number][1] == last)
                 self._keys_done = of_last + (keys_done if last == self.position else 0)
                 self.position = last
             raise

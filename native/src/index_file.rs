@@ -1,0 +1,86 @@
+//! Entries into a file of the key index; its layout is that of `gantrymq/store/index_file.py`.
+
+use std::cell::Cell;
+
+use crate::keys::Entry;
+
+const HEADER_SIZE: usize = 40;
+const ENTRY_SIZE: usize = 20;
+
+/// A file as it is mapped, and how many slots it has.
+pub struct IndexFile<'a> {
+    pub mapping: &'a [Cell<u8>],
+    pub hash_slots: usize,
+}
+
+/// A place outside of the file.
+#[derive(Debug, PartialEq)]
+pub struct Outside;
+
+impl IndexFile<'_> {
+    /// Puts entries in, the first one as number `number`; returns how many slots had none before. `begin` is the file's
+    /// begin timestamp, which the entry with the number 1 sets.
+    pub fn put(&self, entries: &[Entry], mut number: i32, mut begin: i64) -> Result<usize, Outside> {
+        let mut new_slots = 0;
+        for entry in entries {
+            let slot_at = HEADER_SIZE + place(entry.hash)?.checked_rem(self.hash_slots).ok_or(Outside)? * 4;
+            let mut previous = i32::from_be_bytes(self.get(slot_at)?);
+            if !(0 < previous && previous < number) {
+                previous = 0;
+                new_slots += 1;
+            }
+            // The first entry counts from where the file before ended, as Java's does.
+            let seconds = if begin > 0 { entry.timestamp.saturating_sub(begin).max(0) / 1000 } else { 0 };
+            let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
+            let at = HEADER_SIZE + self.hash_slots * 4 + place(number)? * ENTRY_SIZE;
+            self.set(at, entry.hash.to_be_bytes())?;
+            self.set(at + 4, entry.physical_offset.to_be_bytes())?;
+            self.set(at + 12, seconds.to_be_bytes())?;
+            self.set(at + 16, previous.to_be_bytes())?;
+            self.set(slot_at, number.to_be_bytes())?;
+            if number == 1 {
+                begin = entry.timestamp;
+            }
+            number += 1;
+        }
+        Ok(new_slots)
+    }
+
+    fn get(&self, at: usize) -> Result<[u8; 4], Outside> {
+        let cells = self.mapping.get(at..at + 4).ok_or(Outside)?;
+        Ok(std::array::from_fn(|i| cells[i].get()))
+    }
+
+    fn set<const N: usize>(&self, at: usize, bytes: [u8; N]) -> Result<(), Outside> {
+        let cells = self.mapping.get(at..at + N).ok_or(Outside)?;
+        for (cell, byte) in cells.iter().zip(bytes) {
+            cell.set(byte);
+        }
+        Ok(())
+    }
+}
+
+fn place(number: i32) -> Result<usize, Outside> {
+    usize::try_from(number).map_err(|_| Outside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_a_slot_are_a_chain() {
+        let mut bytes = vec![0; HEADER_SIZE + 4 * 4 + 6 * ENTRY_SIZE];
+        let file = IndexFile { mapping: Cell::from_mut(&mut bytes[..]).as_slice_of_cells(), hash_slots: 4 };
+        let entry = |hash: i32, timestamp: i64| Entry { hash, physical_offset: i64::from(hash) * 100, timestamp };
+        assert_eq!(file.put(&[entry(1, 10_000), entry(5, 12_500), entry(2, 9_000)], 1, 0), Ok(2));
+        assert_eq!(file.put(&[entry(9, i64::MAX)], 4, 10_000), Ok(0));
+        assert_eq!(file.put(&[entry(1, 0)], 6, 10_000), Err(Outside));
+        assert_eq!(bytes[HEADER_SIZE..HEADER_SIZE + 16], [0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 0]);
+        let entries: Vec<&[u8]> = bytes[HEADER_SIZE + 16..].chunks(ENTRY_SIZE).collect();
+        assert_eq!(entries[1], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entries[2], [0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 1, 0xF4, 0, 0, 0, 2, 0, 0, 0, 1]);
+        assert_eq!(entries[3][12..], [0; 8]);
+        assert_eq!(entries[4][12..], [0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 2]);
+    }
+}

@@ -1,0 +1,69 @@
+//! Entries of the key index for Python: `gantrymq/store/message_index.py` and `index_file.py`.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::index_file::{IndexFile, Outside};
+use crate::keys::{self, Entry, LeftOut, Limits};
+
+#[pyclass(frozen, sequence, module = "gantrymq_native")]
+pub struct IndexEntries(Vec<Entry>);
+
+#[pymethods]
+impl IndexEntries {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__(&self, number: usize) -> PyResult<(i32, i64, i64)> {
+        let entry = self.0.get(number).ok_or_else(|| PyIndexError::new_err(number))?;
+        Ok((entry.hash, entry.physical_offset, entry.timestamp))
+    }
+
+    /// Puts `count` of them, from `first` on, into the file with that mapping; returns how many slots had none before.
+    #[allow(clippy::too_many_arguments)]
+    fn put(
+        &self,
+        py: Python<'_>,
+        first: usize,
+        count: usize,
+        mapping: PyBuffer<u8>,
+        hash_slots: usize,
+        number: i32,
+        begin: i64,
+    ) -> PyResult<usize> {
+        let mapping =
+            mapping.as_mut_slice(py).ok_or_else(|| PyValueError::new_err("the mapping can't be written to"))?;
+        let outside = || PyIndexError::new_err("outside of the file, or of the entries");
+        let entries = first.checked_add(count).and_then(|end| self.0.get(first..end)).ok_or_else(outside)?;
+        IndexFile { mapping, hash_slots }.put(entries, number, begin).map_err(|Outside| outside())
+    }
+}
+
+/// (entries, place of the last record that is in, of the next one): those of the records that stand in `log` between
+/// `at` and `end`, as far as the limits allow, and up to what is no record. `left_out` is a topic and a mark.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn index_entries(
+    py: Python<'_>,
+    log: PyBuffer<u8>,
+    at: usize,
+    end: usize,
+    base: i64,
+    records: usize,
+    keys: usize,
+    bytes: usize,
+    left_out: (&[u8], &[u8]),
+) -> PyResult<(IndexEntries, usize, usize)> {
+    let cells = log.as_slice(py).ok_or_else(|| PyValueError::new_err("the log isn't of bytes side by side"))?;
+    let cells = cells.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
+    // SAFETY: the buffer is held as long as this is read. Its bytes, often a mapped file's, stay as they are: whoever
+    // of this process writes to it holds the interpreter's lock, as this function does, and the store's lock keeps out
+    // other processes.
+    let log = unsafe { std::slice::from_raw_parts(cells.as_ptr().cast::<u8>(), cells.len()) };
+    let mut found = Vec::new();
+    let left_out = LeftOut { topic: left_out.0, mark: left_out.1 };
+    let reached = keys::entries(log, at, base, Limits { records, keys, bytes }, left_out, &mut found);
+    Ok((IndexEntries(found), reached.last, reached.next))
+}
