@@ -363,8 +363,8 @@ async def test_a_master_whose_fsync_fails_hands_over(tmp_path: Path) -> None:
         replicas.brokers[number].store._log.failure = Refusal("fdatasync failed", SyncFailed)
         other = await replicas.master(other_than=number)
         await until(lambda: replicas.masters() == [other])
-        peer = await replicas.peer(other)
-        assert (await peer.send("orders", b"after")).code == ResponseCode.SUCCESS
+        async with Producer(replicas.name_server.address, "producers") as producer:
+            assert (await producer.send(Message("orders", b"after"))).status is SendStatus.SEND_OK
         # Nobody is told that all is on the disk.
         with pytest.raises(SyncFailed):
             await replicas.stop(number)
