@@ -1,0 +1,137 @@
+"""A proxy's process under attack: others are served, its memory stays, nothing untoward is in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from proxy_support import Rpc, producer_settings
+
+from gantrymq.proxy.http2 import frames
+from gantrymq.proxy.http2.hpack import literal
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.testing.processes import ProcessCluster, ServerProcess
+
+MOST_MIB = 300
+MOST_S = 0.25
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ProcessCluster(tmp_path_factory.mktemp("hostile"), proxy=True) as cluster:
+        assert cluster.proxy is not None
+        yield cluster.proxy
+        assert cluster.proxy.is_running
+    log = cluster.proxy.log_path.read_text()
+    assert "Traceback" not in log
+    assert "ERROR" not in log
+
+
+def memory_mib(server: ServerProcess) -> float:
+    """The most that the process ever had."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
+
+
+class Innocent:
+    """A client beside the attack, asked all the while; the longest that it waited, s."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._channel = grpc.aio.insecure_channel(server.address)
+        self._rpc = Rpc(self._channel, "innocent")
+        self.longest_s = 0.0
+        self.count = 0
+
+    async def ask(self) -> None:
+        request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name="DefaultCluster"))
+        began = time.monotonic()
+        response = await self._rpc.QueryRoute(request)
+        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        self.count += 1
+        assert response.status.code == pb.OK
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def begin(stream_id: int, method: str) -> bytes:
+    block = b"\x83\x86" + b"".join(
+        literal(name, value)
+        for name, value in (
+            (b":path", f"/apache.rocketmq.v2.MessagingService/{method}".encode()),
+            (b"content-type", b"application/grpc"),
+            (b"x-mq-client-id", f"client {stream_id}".encode()),
+        )
+    )
+    return frames.frame_head(frames.HEADERS, frames.END_HEADERS, stream_id, len(block)) + block
+
+
+def data(stream_id: int, payload: bytes) -> bytes:
+    return frames.frame_head(frames.DATA, 0, stream_id, len(payload)) + payload
+
+
+async def peers(server: ServerProcess, count: int) -> list[asyncio.StreamWriter]:
+    host, _, port = server.address.rpartition(":")
+    writers = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(frames.PREFACE + frames.settings({}))
+        # What is answered is read, and thrown away.
+        task = asyncio.ensure_future(reader.read(-1))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        writers.append(writer)
+    return writers
+
+
+@pytest.mark.alone
+async def test_unfinished_messages(server: ServerProcess) -> None:
+    innocent = Innocent(server)
+    await innocent.ask()
+    innocent.longest_s = 0.0
+    begun = b"\x00" + (100_000_000).to_bytes(4, "big") + b"x" * 16_000
+    writers = await peers(server, 10)
+    for n in range(1000):
+        stream = 2 * n + 1
+        for writer in writers:
+            writer.write(begin(stream, "SendMessage") + data(stream, begun) + data(stream, b"x" * 16_000) * 3)
+        if not n % 20:
+            await asyncio.gather(*(writer.drain() for writer in writers), return_exceptions=True)
+            await innocent.ask()
+    for writer in writers:
+        writer.transport.abort()
+    await innocent.ask()
+    await innocent.close()
+    assert innocent.longest_s < MOST_S
+    assert memory_mib(server) < MOST_MIB
+
+
+@pytest.mark.alone
+async def test_ten_thousand_idle_streams(server: ServerProcess) -> None:
+    innocent = Innocent(server)
+    await innocent.ask()
+    innocent.longest_s = 0.0
+    settings = producer_settings("DefaultCluster").SerializeToString()
+    message = b"\x00" + len(settings).to_bytes(4, "big") + settings
+    writers = await peers(server, 10)
+    for n in range(1000):
+        stream = 2 * n + 1
+        for writer in writers:
+            writer.write(begin(stream, "Telemetry") + data(stream, message))
+        if not n % 20:
+            await asyncio.gather(*(writer.drain() for writer in writers))
+            await innocent.ask()
+    for _ in range(20):
+        await innocent.ask()
+    assert memory_mib(server) < MOST_MIB
+    for writer in writers:
+        writer.transport.abort()
+    await innocent.ask()
+    await innocent.close()
+    assert innocent.longest_s < MOST_S
