@@ -6,7 +6,8 @@ import pytest
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
 
 
@@ -31,6 +32,20 @@ async def test_who_is_ahead_goes_back_to_where_the_queue_was_recovered(recovered
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
     await peer.send("orders", b"3")
     assert (await peer.pull("orders", 4)).ext_fields["nextBeginOffset"] == "3"
+
+
+async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broker, peer: Peer) -> None:
+    """It has pulled up to 3 and handled nothing: what it has pulled before where the queue ended, it drops, too."""
+    recovered.offsets.commit("consumers", "orders", 0, 0)
+    assert (await peer.pull("orders", 3)).ext_fields["nextBeginOffset"] == "0"
+
+
+async def test_an_administrator_who_skips_messages_has_the_last_word(recovered: Broker, peer: Peer) -> None:
+    header = ResetOffsetRequestHeader(
+        topic="orders", group="consumers", queue_id=0, offset=3, timestamp=-1, is_force=True
+    )
+    assert (await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).code == ResponseCode.SUCCESS
+    assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
 
 
 async def test_a_group_that_has_nothing_committed_begins_where_it_likes(recovered: Broker, peer: Peer) -> None:

@@ -350,7 +350,16 @@ class Broker:
                 long_requests=long_requests,
             ),
             OffsetAdmin(
-                config, store, topics, groups, members, offsets, self._schedule, relay, long_requests=long_requests
+                config,
+                store,
+                topics,
+                groups,
+                members,
+                offsets,
+                self._schedule,
+                relay,
+                long_requests=long_requests,
+                offset_set=self._pulling.offset_set,
             ),
             Connections(members),
             MessageAdmin(store),

@@ -100,6 +100,11 @@ class Pulling(Part):
         self._reused = None
         self._slave = SlaveReads(self._config.broker_id, self.has_master)
 
+    def offset_set(self, queue: ConsumeQueue, group: str, offset: int) -> None:
+        """An administrator has a group go on there."""
+        if self._reused is not None:
+            self._reused.answered(queue, group, offset)
+
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
         header = decode_pull_request(request)

@@ -30,13 +30,15 @@ class ReusedOffsets:
         if queue.recovered_end is None:
             return None
         known = self._known.get((queue, group), queue.recovered_end)
+        committed = self._offsets.query(group, queue.topic, queue.queue_id)
         # A group that has never committed anything begins where it likes.
-        if offset <= known or self._offsets.query(group, queue.topic, queue.queue_id) is None:
+        if offset <= known or committed is None:
             return None
-        return max(known, queue.min_offset)
+        # What was pulled and isn't dealt with yet is dropped by who goes back.
+        return max(min(known, committed), queue.min_offset)
 
     def answered(self, queue: ConsumeQueue, group: str, next_offset: int) -> None:
-        """The group was told to go on there."""
+        """The group was told to go on there, or somebody wants it to."""
         if queue.recovered_end is not None:
             key = queue, group
             self._known[key] = max(self._known.get(key, queue.recovered_end), next_offset)

@@ -18,9 +18,11 @@ from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import encode_host, encode_record
+from gantrymq.remoting.connection import Connection
 
 HOST = encode_host("127.0.0.1", 10911)
 
@@ -120,6 +122,27 @@ async def test_an_illegal_offset_is_corrected() -> None:
         await until(lambda: len(broker.pulls) == 2)
     assert broker.pulls[1].queue_offset == 42
     assert broker.committed == {("topic", 0): 42}
+
+
+async def test_what_a_queue_still_has_is_pulled_again_when_it_has_lost_its_end() -> None:
+    """What is not handled yet is dropped with the rest, and would be skipped."""
+
+    class Losing(ScriptedGroupBroker):
+        def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+            if self.pulls:
+                self.MAX_OFFSET = 5
+            return super()._pull(connection, request)
+
+    broker = Losing([(ResponseCode.SUCCESS, 8, record(3) + record(7)), (ResponseCode.PULL_OFFSET_MOVED, 5, b"")])
+    go_on = asyncio.Event()
+
+    async def handle(message: MessageExt) -> None:
+        await go_on.wait()
+
+    async with consuming(broker, handle):
+        await until(lambda: len(broker.pulls) == 3)
+        go_on.set()
+    assert [pull.queue_offset for pull in broker.pulls] == [0, 8, 3]
 
 
 async def test_what_was_pulled_before_the_correction_counts_no_more() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
@@ -26,6 +28,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
@@ -39,7 +42,7 @@ _NO_OFFSET = (None, -1)
 
 
 class OffsetAdmin(Part):
-    """Requests about how far groups have got."""
+    """Requests about how far groups have got; `offset_set` is told of what is set by them."""
 
     def __init__(
         self,
@@ -53,8 +56,10 @@ class OffsetAdmin(Part):
         relay: ClientRelay,
         *,
         long_requests: LongRequests,
+        offset_set: Callable[[ConsumeQueue, str, int], None],
     ) -> None:
         self._long_requests = long_requests
+        self._offset_set = offset_set
         self._broker_name = config.broker_name
         self._store = store
         self._topics = topics
@@ -103,6 +108,8 @@ class OffsetAdmin(Part):
         body = ResetOffsetBody()
         for queue_id, offset in targets.items():
             self._offsets.commit(header.group, header.topic, queue_id, offset)
+            if (queue := self._store.find_queue(header.topic, queue_id)) is not None:
+                self._offset_set(queue, header.group, offset)
             body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
         log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
         self._relay.push_reset(header.group, header.topic, header.timestamp, body)

@@ -127,10 +127,14 @@ class QueuePuller:
                     result.max_offset,
                     result.next_begin_offset,
                 )
-                if result.next_begin_offset == process_queue.next_offset:
+                following = result.next_begin_offset
+                if following == process_queue.next_offset:
                     return RETRY_DELAY_S
+                if process_queue.next_offset > result.max_offset:
+                    # The queue has lost its end: what was pulled before and isn't dealt with may still be there.
+                    following = min(following, process_queue.commit_offset)
                 # Not in this process queue, whose messages are in the order of their offsets.
-                self._moved(process_queue, result.next_begin_offset)
+                self._moved(process_queue, following)
                 return inf
             case _:
                 offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset
