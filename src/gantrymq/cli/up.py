@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -29,6 +29,9 @@ from gantrymq.testing.processes import (
     replica_name,
 )
 from gantrymq.testing.signals import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from gantrymq.console.server import ConsoleThread
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
@@ -62,15 +65,16 @@ def run_cluster(
     *,
     proxy: bool = False,
     controller: bool = False,
+    console: bool = False,
 ) -> int:
     """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left.
 
     `topics` are there on every broker, with so many queues on each, before it says that it is ready. With a
-    controller a broker may end: another takes its place.
+    controller a broker may end: another takes its place. With a console it runs in this process.
     """
     try:
         with interruptible(), ExitStack() as stack:
-            _check_ports(port, brokers, replicas, proxy=proxy, controller=controller)
+            _check_ports(port, brokers, replicas, proxy=proxy, controller=controller, console=console)
             if directory is None:
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantry-")))
             cluster = ProcessCluster(
@@ -81,6 +85,9 @@ def run_cluster(
                 asyncio.run(_until_masters(cluster.namesrv_addr, brokers, replicas))
             if topics:
                 asyncio.run(_make_topics(cluster.namesrv_addr, topics))
+            shown = _console(cluster, directory, port) if console else None
+            if shown is not None:
+                stack.enter_context(shown)
             for server in cluster.servers:
                 print(f"{server.name}  {server.address}  pid {server.pid}  log {server.log_path}")
             if controller and replicas > 1:
@@ -93,8 +100,12 @@ def run_cluster(
             for name, queues in topics.items():
                 print(f"topic {name}  {queues} queues on each broker")
             by_grpc = f", gRPC at {cluster.proxy.address}" if cluster.proxy is not None else ""
-            print(f"ready: NameServer at {cluster.namesrv_addr}{by_grpc}; Ctrl-C stops the cluster", flush=True)
-            _watch(cluster)
+            in_browser = f", console at {shown.address}" if shown is not None else ""
+            print(
+                f"ready: NameServer at {cluster.namesrv_addr}{by_grpc}{in_browser}; Ctrl-C stops the cluster",
+                flush=True,
+            )
+            _watch(cluster, shown)
     except Interrupted as e:
         return INTERRUPTED if e.signal_number == signal.SIGINT else 0
 
@@ -120,7 +131,7 @@ async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
             await admin.ensure_topic(name, queues=queues)
 
 
-def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, controller: bool) -> None:
+def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, controller: bool, console: bool) -> None:
     """Raises GantryError when one is taken; the servers would say so of one after the other."""
     if not port:
         return
@@ -133,6 +144,8 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, control
         names[controller_port(port)] = "the controller"
     if proxy:
         names[proxy_port(port)] = "the proxy"
+    if console:
+        names[console_port(port)] = "the console"
     for number, name in names.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,9 +158,24 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, control
                 ) from e
 
 
-def _watch(cluster: ProcessCluster) -> NoReturn:
+def console_port(port: int) -> int:
+    """Of the console, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
+    return max(port - 1696, 0)
+
+
+def _console(cluster: ProcessCluster, directory: Path, port: int) -> ConsoleThread:
+    from gantrymq.console.server import ConsoleThread
+    from gantrymq.console.settings import Settings
+
+    settings = Settings(cluster.namesrv_addr, port=console_port(port), directory=directory.absolute() / "console")
+    return ConsoleThread(settings)
+
+
+def _watch(cluster: ProcessCluster, console: ConsoleThread | None) -> NoReturn:
     gone: set[int] = set()
     while True:
+        if console is not None and console.error is not None:
+            raise GantryError(f"the console has ended: {console.error}")
         for server in cluster.servers:
             if not server.is_running and server.pid not in gone:
                 ended = f"{server.name} (pid {server.pid}) has ended; its log is {server.log_path}"

@@ -1,40 +1,91 @@
-"""Runs the console until it is told to stop."""
+"""Runs the console: until it is told to stop, or beside something else in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
 
 import uvicorn
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.background.thread import SupervisedThread
 from gantrymq.console.app import Console
 from gantrymq.console.settings import Settings
 from gantrymq.errors import GantryError
 
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+#: What is under way has so long at the end, s; a live tail would go on for a quarter of an hour.
+_GRACE_S = 2
+#: Connections and requests at once; who comes on top of them is told to come later.
+_MAX_AT_ONCE = 500
+
 
 def run_console(settings: Settings) -> None:
     """Returns after SIGINT or SIGTERM. Raises ConfigError, or GantryError when the port can't be had."""
-    settings.check()
-    if settings.directory is not None:
-        settings.directory.mkdir(parents=True, exist_ok=True)
+    server = _server(settings, lambda address: print(f"console of {settings.name_servers}: {address}", flush=True))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(settings))
+        runner.run(_serve(server, settings))
+
+
+class ConsoleThread:
+    """A console in a thread of this process; a context manager. `address` is its URL, `error` what it died of."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.address = ""
+        self.error: BaseException | None = None
+        self._settings = settings
+        self._started: Future[str] = Future()
+        self._server = _server(settings, self._started.set_result)
+        self._thread = SupervisedThread("gantry-console", self._run, self._died)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.address = self._started.result(START_TIMEOUT_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The server looks at it ten times a second.
+        self._server.should_exit = True
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            try:
+                runner.run(_serve(self._server, self._settings))
+            except GantryError as e:
+                if self._started.done():
+                    raise
+                self._started.set_exception(e)
+
+    def _died(self, error: BaseException) -> None:
+        self.error = error
+        if not self._started.done():
+            self._started.set_exception(error)
 
 
 class _Server(uvicorn.Server):
-    """Says where it is when it is there."""
+    """Tells `listening` its URL when it is there."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, scheme: str, listening: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._settings = settings
+        self._scheme = scheme
+        self._listening = listening
 
     def _log_started_message(self, listeners: object) -> None:
-        scheme = "https" if self._settings.is_https else "http"
-        port = self.servers[0].sockets[0].getsockname()[1]
-        print(f"console of {self._settings.name_servers}: {scheme}://{self._settings.host}:{port}/", flush=True)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self._listening(f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
 
 
-async def _serve(settings: Settings) -> None:
+def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
+    settings.check()
+    if settings.directory is not None:
+        settings.directory.mkdir(parents=True, exist_ok=True)
     config = uvicorn.Config(
         Console(settings).app,
         host=settings.host,
@@ -44,12 +95,16 @@ async def _serve(settings: Settings) -> None:
         server_header=False,
         ws="none",
         lifespan="on",
-        timeout_graceful_shutdown=2,
-        limit_concurrency=500,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        limit_concurrency=_MAX_AT_ONCE,
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )
-    server = _Server(config, settings)
+    return _Server(config, "https" if settings.is_https else "http", listening)
+
+
+async def _serve(server: _Server, settings: Settings) -> None:
     try:
         await server.serve()
     except SystemExit:

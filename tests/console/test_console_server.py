@@ -1,0 +1,106 @@
+"""The console as a server: HTTPS, a port that is taken, a thread of `gantry up --console`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gantrymq.console.server import ConsoleThread
+from gantrymq.console.settings import Settings
+from gantrymq.errors import ConfigError, GantryError
+from gantrymq.testing.embedded import EmbeddedCluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster() as cluster:
+        yield cluster
+
+
+def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    with ConsoleThread(Settings(cluster.name_server, port=0, directory=tmp_path / "new")) as console:
+        assert httpx.get(f"{console.address}overview").status_code == 200
+        assert console.error is None
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{console.address}overview")
+    assert (tmp_path / "new" / "history.db").exists()
+
+
+def test_a_port_that_is_taken(cluster: EmbeddedCluster) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(GantryError, match=str(port)), ConsoleThread(Settings(cluster.name_server, port=port)):
+            pass
+
+
+def test_https(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command makes the certificate")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem"), "-days", "1"]
+    name = ["-subj", "/CN=console", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make, *files, *name], check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    settings = Settings(cluster.name_server, port=0, certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    with ConsoleThread(settings) as console:
+        assert console.address.startswith("https://127.0.0.1:")
+        answer = httpx.get(f"{console.address}overview", verify=context)
+        assert answer.status_code == 200
+        assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_a_forged_address_of_a_proxy_is_not_believed(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """Who tries to log in is who connects, whatever a header says: else each try had a new name."""
+    (tmp_path / "users").write_text("")
+    settings = Settings(cluster.name_server, port=0, login="file", users_file=tmp_path / "users")
+    with ConsoleThread(settings) as console, httpx.Client(base_url=console.address) as client:
+        token = re.search(r'name="csrf" value="([^"]+)"', client.get("/login").text)
+        assert token is not None
+        answers = [
+            client.post(
+                "/login",
+                data={"name": f"n{n}", "password": "x", "csrf": token[1]},
+                headers={"x-forwarded-for": f"10.0.0.{n}"},
+            ).status_code
+            for n in range(6)
+        ]
+        assert answers == [403] * 5 + [429]
+
+
+def test_a_login_that_cant_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        ConsoleThread(Settings("127.0.0.1:1", login="file", users_file=tmp_path / "nowhere"))
+
+
+def test_gantry_up_with_a_console(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", "up", "--port", "0", "--console", "--dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = []
+        while not lines or not lines[-1].startswith("ready:"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        address = re.search(r"console at (\S+)/;", lines[-1])
+        assert address is not None, lines[-1]
+        assert "broker-a" in httpx.get(f"{address[1]}/overview").text
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        process.stdout.close()
+    assert (tmp_path / "console" / "history.db").exists()
