@@ -173,6 +173,12 @@ async def test_many_calls_at_once(stub: Rpc) -> None:
     assert [len(response.entries[0].recall_handle) for response in responses] == list(range(2000))
 
 
+async def test_ten_thousand_calls_in_a_row(stub: Rpc) -> None:
+    """gRPC's core opens the connection's window by some bytes after each answer."""
+    for _ in range(20):
+        await asyncio.gather(*(stub.SendMessage(send_request(b"0")) for _ in range(500)))
+
+
 async def test_a_stream_both_ways(stub: Rpc) -> None:
     stream = stub.Telemetry()
     for n in range(50):

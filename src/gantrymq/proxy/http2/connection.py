@@ -32,7 +32,9 @@ _MOST_FIELDS = 64 * 1024
 #: Unwritten bytes at which a connection isn't read any more, and at which it is closed.
 _WRITE_HIGH_WATER = 1024 * 1024
 _UNTAKEN_LIMIT = 64 * 1024 * 1024
-#: Streams given up, and frames that carry nothing, which a peer may send at once, and how many of them per second.
+#: Streams given up, and frames that carry nothing, which a peer may send at once, and how many of them per second. For
+#: what it is answered it may send more of them: gRPC's own core opens the connection's window after each answer by just
+#: its bytes, and pings now and then.
 _IDLE_FRAMES = 5000
 _IDLE_FRAMES_PER_S = 500
 #: A window that is opened by less is such a frame, too.
@@ -99,7 +101,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_writable = True
         #: No more streams are taken; nothing is read any more.
         self._is_ending = self._is_over = False
-        self._idle_frames = float(_IDLE_FRAMES)
+        #: How many frames that carry nothing the peer may send.
+        self.idle_frames = float(_IDLE_FRAMES)
         self._idle_frames_at = self.last_read
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
@@ -340,12 +343,14 @@ class Http2Connection(asyncio.Protocol):
 
     def _count_idle_frame(self) -> None:
         """Frames that cost their peer nothing: so many, and no more."""
-        self._idle_frames -= 1
-        if self._idle_frames < 0:
+        if self.idle_frames > _IDLE_FRAMES:
+            self.idle_frames = _IDLE_FRAMES
+        self.idle_frames -= 1
+        if self.idle_frames < 0:
             now = self.last_read
-            self._idle_frames = min((now - self._idle_frames_at) * _IDLE_FRAMES_PER_S, _IDLE_FRAMES)
+            self.idle_frames = min((now - self._idle_frames_at) * _IDLE_FRAMES_PER_S, _IDLE_FRAMES)
             self._idle_frames_at = now
-            if self._idle_frames < 1:
+            if self.idle_frames < 1:
                 raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     # -- writing ------------------------------------------------------------------------------------------------

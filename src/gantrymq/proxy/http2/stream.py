@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from gantrymq.proxy.http2.connection import Http2Connection
 
 
+#: By a frame of data a peer earns so many that carry nothing.
+EARNED = 4
+
+
 class Receiver(Protocol):
     """What is told of a stream's events."""
 
@@ -74,6 +78,7 @@ class Http2Stream:
         if not self._waiting and size <= self.window and size <= connection.window and size <= connection.frame_size:
             self.window -= size
             connection.window -= size
+            connection.idle_frames += EARNED
             connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
             return
         if self._waiting is None:
@@ -116,6 +121,7 @@ class Http2Stream:
                 return
             self.window -= size
             connection.window -= size
+            connection.idle_frames += EARNED
             connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
             if size == len(data):
                 waiting.popleft()
