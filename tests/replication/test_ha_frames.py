@@ -137,3 +137,12 @@ def test_our_slaves_reports(cuts: list[int]) -> None:
 def test_rubbish_of_slaves(data: bytes) -> None:
     with pytest.raises(FrameError):
         ReportReader().feed(data)
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_a_slave_of_ours_is_never_taken_for_one_of_java_s(bit: int) -> None:
+    """Whichever bit of its first word flips: without checksums what is damaged later on would go unnoticed."""
+    opening = bytearray(encode_opening(4096))
+    opening[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError):
+        ReportReader().feed(bytes(opening))

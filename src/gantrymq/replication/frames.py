@@ -24,6 +24,8 @@ from gantrymq.errors import FrameError
 MAX_FRAME = 4 * 1024 * 1024
 #: What our slave says first, and the offset of a greeting.
 GREETING = -1
+#: -1 with another sign is no offset, bytes.
+_LONGEST_LOG = 1 << 60
 #: The form of checked frames; a greeting tells it, for versions to come.
 VERSION = 1
 
@@ -148,6 +150,9 @@ class ReportReader:
                     return None
                 # That was for Java's master.
                 data = data[2 * _WORD.size :]
+            elif len(data) >= _WORD.size:
+                # One of ours whose -1 was damaged on the way must not be taken for Java's, which have no checksums.
+                _offset(_WORD.unpack_from(data)[0])
             self._is_first = len(data) < _WORD.size and not self.checked
         size = _CHECKED.size if self.checked else _WORD.size
         whole = len(data) // size * size
@@ -155,11 +160,18 @@ class ReportReader:
         if not whole:
             return None
         if not self.checked:
-            return Report(not_negative(_WORD.unpack_from(data, whole - size)[0]), -1)
+            return Report(_offset(_WORD.unpack_from(data, whole - size)[0]), -1)
         offset, broker_id, crc = _CHECKED.unpack_from(data, whole - size)
         if crc32(data[whole - size : whole - _CRC.size]) != crc:
             raise FrameError("a report has the wrong CRC")
         return Report(not_negative(offset), not_negative(broker_id))
+
+
+def _offset(number: int) -> int:
+    """`number` of a Java slave's report. Raises FrameError."""
+    if number > _LONGEST_LOG:
+        raise FrameError(f"a report says {number}: no log is so long")
+    return not_negative(number)
 
 
 def not_negative(number: int) -> int:
