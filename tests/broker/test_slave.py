@@ -11,6 +11,7 @@ from administration import commit, create_group
 from broker_support import Peer, config
 from replicated_brokers import Replicas
 from request_of_each_code import Places, every_request
+from transaction_support import Producer
 from waiting import until
 
 from gantrymq.auth.config import AuthConfig
@@ -403,3 +404,34 @@ async def test_what_prometheus_hears_of_replication(replicas: Replicas) -> None:
     assert slave["gantry_replication_slaves"] == slave["gantry_replication_in_sync"] == [0]
     assert len(slave["gantry_replication_transferred_bytes_per_second"]) == 1
     assert master["gantry_replication_role_changes_total"] == slave["gantry_replication_role_changes_total"] == [1]
+
+
+async def test_a_master_that_stops_waits_for_its_slaves(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER)
+    # 200 KiB at this rate take two thirds of a second.
+    replicas.replication |= {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 300 * 1024}
+    async with replicas:
+        peer = await replicas.peer()
+        sends = [peer.send("orders", bytes(10 * 1024)) for _ in range(20)]
+        assert {answer.code for answer in await asyncio.gather(*sends)} == {ResponseCode.SUCCESS}
+        # That it has ended is written as the broker stops.
+        producer = await Producer().connect(replicas.master.port)
+        await producer.end(await producer.prepare("orders", b"half"))
+        store = replicas.master.store
+        end = store.max_physical_offset
+        assert replicas.slave.store.max_physical_offset < end
+        await replicas.stop(0)
+        await producer.client.close()
+        assert replicas.slave.store.max_physical_offset == store.max_physical_offset > end
+
+
+async def test_a_master_that_stops_waits_for_nobody_who_does_not_go_on(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
+        peer = await replicas.peer()
+        slave = replicas.slave.replicating._slave
+        assert slave is not None
+        assert slave._connection is not None
+        slave._connection.pause()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        async with asyncio.timeout(10):
+            await replicas.stop(0)

@@ -309,14 +309,15 @@ class Broker:
             self.runtime,
             IndexBuilder(store, jobs),
             StoreAdmin(store, self._sending.topics_changed, jobs, long_requests=long_requests),
+            # Those below write their last into the log when they stop: slaves are to get that.
+            self.controlled or Uncontrolled(),
+            replicating,
             Returning(config, self._remoting, self.offsets, self._schedule, self._timer),
             self._transactions,
             self._timer,
             self._schedule,
             self.writers,
             QueueLocking(topics, jobs),
-            self.controlled or Uncontrolled(),
-            replicating,
             tables,
             self.acting,
             # From here on there are requests; what stops before it may still answer.

@@ -5,6 +5,7 @@ Asked about it with EXCHANGE_BROKER_HA_INFO, GET_BROKER_HA_STATUS and RESET_MAST
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -47,6 +48,8 @@ log = peer_log(__name__)
 #: A slave that isn't connected with a master has the NameServers asked for one after so many seconds, the double ...
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 30.0
+#: So long a master that stops waits for its slaves to have all.
+_STOP_S = 3.0
 #: What EXCHANGE_BROKER_HA_INFO says of a master comes from no NameServer.
 _FROM_MASTER = "EXCHANGE_BROKER_HA_INFO"
 #: In controller mode all comes from there.
@@ -86,6 +89,8 @@ class Replicating(Part):
         self.epoch_file: EpochFile | None = None
         self.begins: Callable[[], None] = lambda: None
         self.confirm_offset: Callable[[], int] = lambda: 0
+        #: While the broker stops: set when all slaves have all.
+        self._all_have: asyncio.Event | None = None
         #: How often the broker has become master or slave.
         self.role_changes = 0
         self._master: HaMaster | None = None
@@ -143,8 +148,24 @@ class Replicating(Part):
             self._looking.start(_FIRST_LOOK_S)
 
     async def stop(self) -> None:
+        """A master's slaves get what it has, if that takes no longer than a moment."""
         await self._end_slave()
+        if self._master is not None:
+            self._all_have = asyncio.Event()
+            self._look_who_has()
+            self._master.log_grew()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await self._all_have.wait()
         await self._end_master()
+
+    def _look_who_has(self) -> None:
+        """A slave has more, has come or has gone."""
+        self.acknowledged()
+        if self._all_have is not None:
+            end = self._store.max_physical_offset
+            if all(slave.acknowledged >= end for slave in self.slaves() if not slave.is_learner):
+                self._all_have.set()
 
     async def _end_slave(self) -> None:
         self._looking.cancel()
@@ -175,7 +196,7 @@ class Replicating(Part):
             host=config.bind_address,
             tls=config if config.replication.ha_tls_enable else None,
             jobs=self._jobs,
-            on_acknowledged=lambda: self.acknowledged(),
+            on_acknowledged=self._look_who_has,
             sending=partial(self._autoswitch_sending, self.epoch_file) if self.epoch_file is not None else None,
         )
 
