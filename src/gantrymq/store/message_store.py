@@ -209,9 +209,9 @@ class MessageStore:
         with self.waiting():
             self.replica.show_all()
         if not is_slave and self._log.is_copy:
-            # Consumers may have had more from the former master.
+            # What this log had lost has come again from a master, and consumers may be beyond it rightly.
             for queue in self._queues:
-                queue.recovered_end = queue.max_offset
+                queue.recovered_end = None
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
         if is_slave:
