@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn entries_of_a_slot_are_a_chain() {
-        let mut bytes = vec![0; HEADER_SIZE + 4 * 4 + 6 * ENTRY_SIZE];
+        let mut bytes = [0; HEADER_SIZE + 4 * 4 + 6 * ENTRY_SIZE];
         let file = IndexFile { mapping: Cell::from_mut(&mut bytes[..]).as_slice_of_cells(), hash_slots: 4 };
         let entry = |hash: i32, timestamp: i64| Entry { hash, physical_offset: i64::from(hash) * 100, timestamp };
         assert_eq!(file.put(&[entry(1, 10_000), entry(5, 12_500), entry(2, 9_000)], 1, 0), Ok(2));

@@ -1,6 +1,7 @@
 //! GantryMQ's loops over many records, each a function of bytes; what is to be done is said in Python
 //! (`gantrymq/kernels`), which has a twin of every function here.
 
+pub mod batch;
 mod bytes;
 pub mod columns;
 pub mod index_file;

@@ -2,8 +2,8 @@
 
 use crate::bytes::{i16_at, i32_at, i64_at};
 
-const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
-const MAGIC_V2: i32 = 0xDAA3_20AB_u32 as i32;
+pub const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
+pub const MAGIC_V2: i32 = 0xDAA3_20AB_u32 as i32;
 const BORN_HOST_V6: i32 = 1 << 4;
 const STORE_HOST_V6: i32 = 1 << 5;
 const HOST_SIZE_V4: usize = 8;
@@ -14,7 +14,7 @@ pub const FIXED_SIZE_V4: usize = 91;
 const MAGIC_AT: usize = 4;
 const BODY_CRC_AT: usize = 8;
 const QUEUE_ID_AT: usize = 12;
-const QUEUE_OFFSET_AT: usize = 20;
+pub const QUEUE_OFFSET_AT: usize = 20;
 const PHYSICAL_OFFSET_AT: usize = 28;
 const SYS_FLAG_AT: usize = 36;
 const BORN_TIMESTAMP_AT: usize = 40;

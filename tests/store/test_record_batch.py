@@ -10,6 +10,7 @@ import pytest
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, open_store, put, read_all, small_config
 
 from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
+from gantrymq.kernels import native
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import record_batch
 from gantrymq.store.mapped_file import MappedFile
@@ -22,6 +23,16 @@ from gantrymq.system import files
 HOSTS = {"IPv4": encode_host("127.0.0.1", 10911), "IPv6": encode_host("::1", 10911)}
 #: More than a file of the queue has units for.
 COUNT = 400
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs both ways."""
+    if request.param == "python":
+        monkeypatch.setattr(record_batch, "native", None)
 
 
 @pytest.mark.parametrize("with_crc", [False, True], ids=["", "crc"])

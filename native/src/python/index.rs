@@ -4,6 +4,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
+use super::memory::{bytes_of, cells_of};
 use crate::index_file::{IndexFile, Outside};
 use crate::keys::{self, Entry, LeftOut, Limits};
 
@@ -33,8 +34,7 @@ impl IndexEntries {
         number: i32,
         begin: i64,
     ) -> PyResult<usize> {
-        let mapping =
-            mapping.as_mut_slice(py).ok_or_else(|| PyValueError::new_err("the mapping can't be written to"))?;
+        let mapping = cells_of(&mapping, py)?;
         let outside = || PyIndexError::new_err("outside of the file, or of the entries");
         let entries = first.checked_add(count).and_then(|end| self.0.get(first..end)).ok_or_else(outside)?;
         IndexFile { mapping, hash_slots }.put(entries, number, begin).map_err(|Outside| outside())
@@ -56,12 +56,7 @@ pub fn index_entries(
     bytes: usize,
     left_out: (&[u8], &[u8]),
 ) -> PyResult<(IndexEntries, usize, usize)> {
-    let cells = log.as_slice(py).ok_or_else(|| PyValueError::new_err("the log isn't of bytes side by side"))?;
-    let cells = cells.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
-    // SAFETY: the buffer is held as long as this is read. Its bytes, often a mapped file's, stay as they are: whoever
-    // of this process writes to it holds the interpreter's lock, as this function does, and the store's lock keeps out
-    // other processes.
-    let log = unsafe { std::slice::from_raw_parts(cells.as_ptr().cast::<u8>(), cells.len()) };
+    let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
     let mut found = Vec::new();
     let left_out = LeftOut { topic: left_out.0, mark: left_out.1 };
     let reached = keys::entries(log, at, base, Limits { records, keys, bytes }, left_out, &mut found);

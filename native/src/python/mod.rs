@@ -1,18 +1,22 @@
 //! The module `gantrymq_native`.
 
+mod batch;
 mod block;
 mod index;
+mod memory;
 mod records;
 
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 4;
+const INTERFACE: u32 = 5;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INTERFACE", INTERFACE)?;
     module.add_class::<records::Records>()?;
     module.add_class::<index::IndexEntries>()?;
-    module.add_function(wrap_pyfunction!(index::index_entries, module)?)
+    module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::placed_records, module)?)
 }

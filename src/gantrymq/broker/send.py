@@ -58,6 +58,10 @@ from gantrymq.system.clock import now_ms
 _TIMER_PROPERTIES = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 #: Messages of a batch that are made into records in one step: 0.4 ms.
 _BATCH_STEP = 200
+#: The same where native code makes them.
+_NATIVE_BATCH_STEP = 2000
+#: A property that the broker sets itself.
+_POP_CK = b"POP_CK\x01"
 #: An int has no more digits in Java; a level is far below.
 _MOST_DIGITS = 10
 
@@ -215,12 +219,21 @@ class Sending(Part):
 
     def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:
         """Makes the records of a batch step by step, puts them into the store at once, and answers."""
-        for count, (flag, body, properties) in enumerate(decode_batch(request.body), 1):
+        messages, start = request.body, 0
+        while start < len(messages):
+            most = min(_NATIVE_BATCH_STEP, MAX_BATCH_MESSAGES - len(batch))
+            following = batch.add_messages(messages, start, most, _POP_CK)
+            if following == start:
+                break
+            start = following
+            if start < len(messages):
+                yield
+        for count, (flag, body, properties) in enumerate(decode_batch(messages, start), len(batch) + 1):
             if count > MAX_BATCH_MESSAGES:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch of more than {MAX_BATCH_MESSAGES} messages: send several"
                 )
-            if b"POP_CK\x01" in properties:
+            if _POP_CK in properties:
                 properties = without_property(properties, b"POP_CK")
             code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
             batch.add(flag, body, properties, code)
@@ -440,7 +453,7 @@ class Sending(Part):
             properties += b"\x02"
         if not has_key:
             properties += b"UNIQ_KEY\x01%b\x02" % self._unique_keys.next().encode()
-        if b"POP_CK\x01" in properties:
+        if _POP_CK in properties:
             properties = without_property(properties, b"POP_CK")
         # A message that a consumer forwards has those of the broker that it comes from. One of a broker that adds the
         # others alone has them twice: the last ones count, and looking for each would take 0.1 us of every send.

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 4
+INTERFACE = 5
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -85,5 +85,43 @@ class Native(Protocol):
         `base` is the log's physical offset. It ends before what is no record, and after so many records, keys or bytes
         of properties; before a record with too many keys. Records of the topic `left_out[0]` whose properties end with
         `left_out[1]` have no entries.
+        """
+        ...
+
+    def batch_records(
+        self,
+        batch: bytes,
+        at: int,
+        most: int,
+        special: bytes,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+        topic: bytes,
+        /,
+    ) -> tuple[list[bytes], list[int], int]:
+        """The records of `most` messages at most of a batch body, their tags' codes, and where the next one begins.
+
+        It ends before what is no message, and before one with the bytes `special` in its properties. The records lack
+        their places and store timestamps. Raises OverflowError for a number that doesn't fit.
+        """
+        ...
+
+    def placed_records(
+        self,
+        records: list[bytes],
+        tags_codes: list[int],
+        queue_offset: int,
+        physical_offset: int,
+        store_timestamp: int,
+        timestamp_at: int,
+        /,
+    ) -> tuple[Buffer, bytes, list[int]]:
+        """The records side by side with their places in, their units for the consume queue, their physical offsets.
+
+        The first one's places are given; a record has its store timestamp at `timestamp_at`.
         """
         ...

@@ -31,9 +31,9 @@ def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(batch: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """(flag, body, properties bytes) of each message. Raises BodyError where the lengths don't fit."""
-    pos, end = 0, len(batch)
+def decode_batch(batch: bytes, start: int = 0) -> Iterator[tuple[int, bytes, bytes]]:
+    """(flag, body, properties bytes) of each message from `start` on. Raises BodyError where the lengths don't fit."""
+    pos, end = start, len(batch)
     try:
         while pos < end:
             size, _, _, flag, body_length = _HEAD.unpack_from(batch, pos)

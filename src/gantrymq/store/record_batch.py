@@ -14,7 +14,8 @@ from struct import Struct
 from struct import error as StructError
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, encode_record, offset_of
+from gantrymq.kernels import native
+from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, Buffer, encode_record, offset_of
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -88,6 +89,36 @@ class RecordBatch:
             raise RecordError(f"a message for {self.queue.topic} can't be stored: {e}") from e
         self.add_encoded(record, tags_code)
 
+    def add_messages(self, messages: bytes, start: int, most: int, special: bytes) -> int:
+        """Encodes at most so many messages of a batch body (`protocol.batch`) from `start` on, in one call.
+
+        Returns where the next one begins: there, nothing but `add` does it. That is any message without native code,
+        what is no message, and one that has `special` in its properties.
+        """
+        if native is None or self.with_crc:
+            return start
+        try:
+            records, tags_codes, following = native.batch_records(
+                messages,
+                start,
+                most,
+                special,
+                self.queue.queue_id,
+                self._sys_flag,
+                self._born_timestamp,
+                self._born_host,
+                self._store_host,
+                self._reconsume_times,
+                self.queue.topic_bytes,
+            )
+        except OverflowError:
+            # `add` says which number it is.
+            return start
+        self.records += records
+        self.sizes += map(len, records)
+        self.tags_codes += tags_codes
+        return following
+
     def add_encoded(self, record: bytes, tags_code: int) -> None:
         """Adds a record with this batch's kind of hosts; its places and its store time may be any."""
         self.records.append(record)
@@ -111,9 +142,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     # Before the records get their places: those who wait for room are tried again and again.
     queue.make_room_for(count)
     now = int(time() * 1000)
-    places = list(accumulate(sizes[:-1], initial=log.position))
-    data = _placed(batch, places, now)
-    units = Struct(">" + count * "qiq").pack(*chain.from_iterable(zip(places, sizes, batch.tags_codes, strict=True)))
+    data, units, places = _placed(batch, log.position, now)
     queue.write_next(units)
     # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
     log.write(data)
@@ -126,11 +155,28 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     return places
 
 
-def _placed(batch: RecordBatch, places: list[int], now: int) -> bytearray:
-    """The records, side by side, as they are at the end of their queue and at these physical offsets."""
+def _placed(batch: RecordBatch, position: int, now: int) -> tuple[Buffer, bytes, list[int]]:
+    """The records, side by side, as they are at the end of their queue and from that physical offset on.
+
+    And their units, and the physical offset of each.
+    """
+    first = batch.queue.max_offset
+    if native is not None and not batch.with_crc:
+        data, units, places = native.placed_records(
+            batch.records, batch.tags_codes, first, position, now, batch.timestamp_at
+        )
+        return memoryview(data), units, places
+    sizes = batch.sizes
+    places = list(accumulate(sizes[:-1], initial=position))
+    units = Struct(">" + len(sizes) * "qiq").pack(
+        *chain.from_iterable(zip(places, sizes, batch.tags_codes, strict=True))
+    )
+    return _with_places(batch, places, first, now), units, places
+
+
+def _with_places(batch: RecordBatch, places: list[int], first: int, now: int) -> bytearray:
     data = bytearray().join(batch.records)
     starts = [place - places[0] for place in places]
-    first = batch.queue.max_offset
     queue_offsets = range(first, first + len(places))
     _each(map(_PLACES.pack_into, repeat(data), [start + _PLACES_AT for start in starts], queue_offsets, places))
     _each(map(_TIMESTAMP.pack_into, repeat(data), [start + batch.timestamp_at for start in starts], repeat(now)))

@@ -1,0 +1,188 @@
+//! The messages of a batch body (`gantrymq/protocol/batch.py`) as records (`record.py`), and records at their places.
+
+use crate::bytes::{i16_at, i32_at};
+use crate::keys::hashed;
+use crate::properties;
+use crate::record::{FIXED_SIZE_V4, MAGIC_V1, MAGIC_V2, QUEUE_OFFSET_AT};
+
+const HEAD_SIZE: usize = 20;
+const MAX_TOPIC_LENGTH_V1: usize = 127;
+/// Bytes of a unit of a consume queue.
+const UNIT_SIZE: usize = 20;
+
+pub struct Message<'a> {
+    pub flag: i32,
+    pub body: &'a [u8],
+    pub properties: &'a [u8],
+    /// Where the next one begins.
+    pub end: usize,
+}
+
+impl Message<'_> {
+    /// The message at `at`; None where none is, or it isn't whole.
+    pub fn parse(batch: &[u8], at: usize) -> Option<Message<'_>> {
+        let size = usize::try_from(i32_at(batch, at)?).ok()?;
+        let end = at.checked_add(size)?;
+        let all = batch.get(..end)?;
+        let body_at = at + HEAD_SIZE;
+        let body_end = body_at.checked_add(usize::try_from(i32_at(all, at + 16)?).ok()?)?;
+        let properties_at = body_end + 2;
+        let length = usize::try_from(i16_at(all, body_end)?).ok()?;
+        if properties_at + length != end {
+            return None;
+        }
+        let (body, properties) = (&all[body_at..body_end], &all[properties_at..]);
+        Some(Message { flag: i32_at(all, at + 12)?, body, properties, end })
+    }
+
+    /// What the consume queue keeps of the tags: their `String.hashCode()`, 0 without any.
+    pub fn tags_code(&self) -> i32 {
+        properties::find_first(self.properties, b"TAGS").map_or(0, |tags| hashed(0, tags))
+    }
+}
+
+/// What the records of a batch have in common. Their places and store timestamp are zeros, to be put in by `placed`.
+pub struct Common<'a> {
+    pub queue_id: i32,
+    /// It has the bits that fit the hosts.
+    pub sys_flag: i32,
+    pub born_timestamp: i64,
+    pub born_host: &'a [u8],
+    pub store_host: &'a [u8],
+    pub reconsume_times: i32,
+    pub topic: &'a [u8],
+}
+
+impl Common<'_> {
+    /// The record of a message; None when it would be too large.
+    pub fn encode(&self, message: &Message<'_>) -> Option<Vec<u8>> {
+        let is_version_2 = self.topic.len() > MAX_TOPIC_LENGTH_V1;
+        let hosts = self.born_host.len() + self.store_host.len();
+        let size = FIXED_SIZE_V4 - 16
+            + hosts
+            + usize::from(is_version_2)
+            + self.topic.len()
+            + message.body.len()
+            + message.properties.len();
+        let mut record = Vec::with_capacity(size);
+        record.extend(i32::try_from(size).ok()?.to_be_bytes());
+        record.extend(if is_version_2 { MAGIC_V2 } else { MAGIC_V1 }.to_be_bytes());
+        record.extend((crc32fast::hash(message.body) & 0x7FFF_FFFF).to_be_bytes());
+        record.extend(self.queue_id.to_be_bytes());
+        record.extend(message.flag.to_be_bytes());
+        record.extend([0; 16]);
+        record.extend(self.sys_flag.to_be_bytes());
+        record.extend(self.born_timestamp.to_be_bytes());
+        record.extend(self.born_host);
+        record.extend([0; 8]);
+        record.extend(self.store_host);
+        record.extend(self.reconsume_times.to_be_bytes());
+        record.extend([0; 8]);
+        record.extend(i32::try_from(message.body.len()).ok()?.to_be_bytes());
+        record.extend(message.body);
+        if is_version_2 {
+            record.extend(i16::try_from(self.topic.len()).ok()?.to_be_bytes());
+        } else {
+            record.push(self.topic.len() as u8);
+        }
+        record.extend(self.topic);
+        record.extend(i16::try_from(message.properties.len()).ok()?.to_be_bytes());
+        record.extend(message.properties);
+        Some(record)
+    }
+}
+
+/// Where the first of some records will stand, and when they are stored.
+pub struct Place {
+    pub queue_offset: i64,
+    pub physical_offset: i64,
+    pub store_timestamp: i64,
+    /// Where a record has its store timestamp: that depends on the kind of its born host.
+    pub timestamp_at: usize,
+}
+
+/// Records side by side, as they are at their places, their units for the consume queue, and their physical offsets.
+/// None when a record is too short, or their number isn't that of the tags' codes.
+pub fn placed(records: &[&[u8]], tags_codes: &[i64], place: &Place) -> Option<(Vec<u8>, Vec<u8>, Vec<i64>)> {
+    if records.len() != tags_codes.len() {
+        return None;
+    }
+    let mut data = Vec::with_capacity(records.iter().map(|record| record.len()).sum());
+    let mut units = Vec::with_capacity(records.len() * UNIT_SIZE);
+    let mut offsets = Vec::with_capacity(records.len());
+    for ((record, tags_code), number) in records.iter().zip(tags_codes).zip(0..) {
+        let physical_offset = place.physical_offset + data.len() as i64;
+        let at = data.len();
+        data.extend_from_slice(record);
+        let record = &mut data[at..];
+        let places = record.get_mut(QUEUE_OFFSET_AT..QUEUE_OFFSET_AT + 16)?;
+        places[..8].copy_from_slice(&(place.queue_offset + number).to_be_bytes());
+        places[8..].copy_from_slice(&physical_offset.to_be_bytes());
+        let timestamp = record.get_mut(place.timestamp_at..place.timestamp_at.checked_add(8)?)?;
+        timestamp.copy_from_slice(&place.store_timestamp.to_be_bytes());
+        units.extend(physical_offset.to_be_bytes());
+        units.extend(i32::try_from(record.len()).ok()?.to_be_bytes());
+        units.extend(tags_code.to_be_bytes());
+        offsets.push(physical_offset);
+    }
+    Some((data, units, offsets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{parse_all, tests::encoded};
+
+    fn message(body: &[u8], properties: &[u8]) -> Vec<u8> {
+        let size = HEAD_SIZE + body.len() + 2 + properties.len();
+        let head = [size as i32, 0, 0, 7, body.len() as i32].map(i32::to_be_bytes).concat();
+        [&head, body, &(properties.len() as i16).to_be_bytes(), properties].concat()
+    }
+
+    #[test]
+    fn a_message_becomes_the_record_that_it_should() {
+        let common = Common {
+            queue_id: 3,
+            sys_flag: 0,
+            born_timestamp: 1_700_000_000_123,
+            born_host: &[10, 1, 2, 3, 0, 0, 0x2A, 0x9F],
+            store_host: &[10, 1, 2, 4, 0, 0, 0x2A, 0x9F],
+            reconsume_times: 2,
+            topic: b"orders",
+        };
+        let batch = [message(b"one", b"TAGS\x01hello\x02"), message(b"", b"")].concat();
+        let one = Message::parse(&batch, 0).unwrap();
+        assert_eq!(one.tags_code(), 99_162_322);
+        let two = Message::parse(&batch, one.end).unwrap();
+        assert_eq!((two.end, two.tags_code()), (batch.len(), 0));
+        let records = [common.encode(&one).unwrap(), common.encode(&two).unwrap()];
+        let place =
+            Place { queue_offset: 10, physical_offset: 4096, store_timestamp: 1_700_000_000_456, timestamp_at: 56 };
+        let (data, units, offsets) = placed(&[&records[0], &records[1]], &[-1, 0], &place).unwrap();
+        let found = parse_all(&data).unwrap();
+        assert_eq!((found[0].queue_offset, found[1].queue_offset), (10, 11));
+        assert_eq!(offsets, [4096, 4096 + records[0].len() as i64]);
+        assert_eq!(found[1].physical_offset, offsets[1]);
+        assert_eq!(units[12..20], [0xFF; 8]);
+        let place = Place { queue_offset: 11, physical_offset: 4096, ..place };
+        assert_eq!(placed(&[&records[0]], &[0], &place).unwrap().0, encoded(b"one", b"TAGS\x01hello\x02"));
+        assert_eq!(placed(&[b"short"], &[0], &place), None);
+        assert_eq!(placed(&[], &[0], &place), None);
+    }
+
+    #[test]
+    fn what_is_cut_off_is_no_message() {
+        let batch = message(b"body", b"A\x01b\x02");
+        for end in 0..batch.len() {
+            assert!(Message::parse(&batch[..end], 0).is_none(), "{end}");
+        }
+        for at in 0..batch.len() {
+            for byte in [0, 1, 0x7F, 0x80, 0xFF] {
+                let mut bad = batch.clone();
+                bad[at] = byte;
+                assert!(Message::parse(&bad, 0).is_none_or(|message| message.end == bad.len()));
+            }
+        }
+        assert!(Message::parse(&batch, usize::MAX).is_none());
+    }
+}

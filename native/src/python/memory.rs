@@ -1,0 +1,33 @@
+//! Memory of others (mapped files, bytes) as slices.
+
+use std::cell::Cell;
+use std::slice;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// The bytes of a buffer, which nothing changes while the interpreter's lock is held: who of this process writes to a
+/// mapped file holds it, and the store's lock keeps out other processes.
+pub fn bytes_of<'a>(buffer: &'a PyBuffer<u8>, _py: Python<'a>) -> PyResult<&'a [u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the bytes aren't side by side"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the buffer is held, and as long as it says; `_py` keeps the lock, so nothing changes it.
+    Ok(unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+/// The bytes of a buffer that may be written to.
+pub fn cells_of<'a>(buffer: &'a PyBuffer<u8>, _py: Python<'a>) -> PyResult<&'a [Cell<u8>]> {
+    if buffer.readonly() || !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the bytes can't be written to"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: as above; these are cells, as the buffer may be that of another one, too.
+    Ok(unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}

@@ -1,0 +1,96 @@
+"""The records that native code makes of a batch are those that Python makes, whatever the batch holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gantrymq.errors import BodyError
+from gantrymq.kernels import native
+from gantrymq.protocol.batch import decode_batch, encode_batch
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.record import encode_host
+from gantrymq.store import record_batch
+from gantrymq.store.record_batch import RecordBatch
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+
+SPECIAL = b"POP_CK\x01"
+HOSTS = st.sampled_from([encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)])
+PROPERTIES = st.lists(st.sampled_from([b"TAGS\x01", b"a", "ä\U0001f600".encode(), b"\xff", b"\x01", b"\x02"])).map(
+    b"".join
+)
+MESSAGES = st.tuples(
+    st.integers(-(2**31), 2**31 - 1),
+    st.binary(max_size=30),
+    st.one_of(PROPERTIES, PROPERTIES.map(lambda p: p + b"\x02" + SPECIAL)),
+)
+
+
+def new_batch(topic: str, born_host: bytes, store_host: bytes) -> RecordBatch:
+    queue: Any = SimpleNamespace(queue_id=3, topic=topic, topic_bytes=topic.encode(), max_offset=77)
+    return RecordBatch(queue, 0x5A, 1_700_000_000_123, born_host, store_host, 2, with_crc=False)
+
+
+def by_python(batch: RecordBatch, messages: bytes) -> int:
+    """Where the first is that isn't for native code."""
+    at = 0
+    try:
+        for flag, body, properties in decode_batch(messages):
+            if SPECIAL in properties:
+                break
+            batch.add(flag, body, properties, tags_code(find_property(properties, b"TAGS") or b""))
+            at += 22 + len(body) + len(properties)
+    except BodyError:
+        pass
+    return at
+
+
+@given(st.lists(MESSAGES, max_size=6), st.sampled_from(["T", "t" * 127, "t" * 128]), HOSTS, HOSTS, st.data())
+@settings(max_examples=300, deadline=None)
+def test_both_make_the_same_records(
+    messages: list[tuple[int, bytes, bytes]], topic: str, born_host: bytes, store_host: bytes, data: st.DataObject
+) -> None:
+    content = bytearray(encode_batch(messages))
+    for _ in range(data.draw(st.integers(0, 2)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    del content[data.draw(st.integers(0, len(content))) if data.draw(st.booleans()) else len(content) :]
+    expected, found = new_batch(topic, born_host, store_host), new_batch(topic, born_host, store_host)
+    end = by_python(expected, bytes(content))
+    # In pieces, as a broker does it.
+    at, before = 0, -1
+    while at > before:
+        before, at = at, found.add_messages(bytes(content), at, 2, SPECIAL)
+    assert (at, found.records, found.sizes, found.tags_codes) == (
+        end,
+        expected.records,
+        expected.sizes,
+        expected.tags_codes,
+    )
+    if found.records:
+        now = data.draw(st.integers(0, 2**63 - 1))
+        placed = record_batch._placed(found, 4096, now)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(record_batch, "native", None)
+            assert placed == record_batch._placed(found, 4096, now)
+
+
+def test_a_number_that_does_not_fit_is_for_python_to_refuse() -> None:
+    batch = new_batch("T", bytes(8), bytes(8))
+    batch._born_timestamp = 1 << 63
+    assert batch.add_messages(encode_batch([(0, b"x", b"")]), 0, 10, SPECIAL) == 0
+
+
+def test_what_is_no_record_is_refused() -> None:
+    assert native is not None
+    for records, codes, at in [([b"x" * 90], [], 56), ([b"x" * 35], [0], 0), ([b"x" * 90], [0], 83)]:
+        with pytest.raises(ValueError, match="no records"):
+            native.placed_records(records, codes, 0, 0, 0, at)
+    for at in (2**64, -1):
+        with pytest.raises(OverflowError):
+            native.placed_records([b"x" * 90], [0], 0, 0, 0, at)
