@@ -292,6 +292,20 @@ async def test_stops_from_within() -> None:
     assert job.report.runs == 1
 
 
+async def test_a_job_that_is_wanted_no_more_fails_no_more() -> None:
+    """A slave's job that could not reach its master, when the slave has become master itself."""
+
+    def fail() -> None:
+        raise OSError(5, "as scripted")
+
+    job = Repeating("job", fail, after_error_s=60.0)
+    job.start(0.0)
+    await until(lambda: job.report.failing_since is not None)
+    job.cancel()
+    assert (job.report.failing_since, job.report.failing_since_ms) == (None, 0)
+    assert job.report.failures == 1
+
+
 def test_a_row_of_failures_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     report, log = JobReport("flush"), logging.getLogger("test")
@@ -315,10 +329,10 @@ async def test_jobs_know_who_fails() -> None:
         job.start()
     await good.reached(2)
     await bad.reached(2)
-    for job in (first, second):
-        await job.stop()
     assert [report.name for report in jobs] == ["good", "bad"]
     assert [report.name for report in jobs.failing()] == ["bad"]
+    for job in (first, second):
+        await job.stop()
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -78,6 +78,7 @@ class Repeating:
     def cancel(self) -> None:
         """No more runs; one that is under way in a task is cancelled."""
         self._started = False
+        self.report.ended()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -123,6 +124,8 @@ class Repeating:
             self._is_ending = False
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.report.failed(error, monotonic(), log, monotonic() - self._began)
+                if not self._started:
+                    self.report.ended()
             self._again(inf)
         elif task.cancelled():
             if self._started:

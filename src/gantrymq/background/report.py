@@ -40,6 +40,11 @@ class JobReport:
             self.failing_since_ms = 0
             self._failures_in_row = 0
 
+    def ended(self) -> None:
+        """Nobody wants it to run any more: that it failed is no trouble now."""
+        self.failing_since = None
+        self.failing_since_ms = self._failures_in_row = 0
+
     def failed(
         self,
         error: BaseException,
