@@ -269,7 +269,7 @@ class Servers:
             ha_send_heartbeat_interval=1_000,
             ha_housekeeping_interval=5_000,
             ha_max_time_slave_not_catchup=_LAGS_MS,
-            slave_timeout=3_000,
+            slave_timeout=1_000,
         )
         config = replace(config, slave_read_enable=True, replication=replication)
         if plan.mode == CONTROLLED:

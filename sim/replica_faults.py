@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import GantryError
-from sim.cluster import CONTROLLER_PORT, Program
+from sim.cluster import BROKER_PORT, CONTROLLER_PORT, Program
 from sim.disk import Disk
-from sim.faults import Kill, Kind, Power, Site
+from sim.faults import Kill, Kind, Site
 from sim.plan import broker_name
 from sim.replicas_plan import CONTROLLED
 
@@ -23,16 +24,27 @@ class Wreck:
     """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
-        Power().begin(site, program, strength)
+        # Everybody hears of it: a controller that takes it for living might elect it, and then nobody else is in sync.
+        Kill().begin(site, program, strength)
+        if self._is_last(site, program):
+            return
         program.is_away = True
         address = program.host.address
         site.world.disks[address] = Disk(Random(f"{site.world.seed} new disk of {program.name}"))
 
     def end(self, site: Site, program: Program) -> None:
-        if site.clients.scene.plan.mode != CONTROLLED:
+        if program.is_away and site.clients.scene.plan.mode != CONTROLLED:
             self._restore(site, program)
         program.is_away = False
-        Power().end(site, program)
+        Kill().end(site, program)
+
+    def _is_last(self, site: Site, program: Program) -> bool:
+        """The controller knows of no other that has all."""
+        kept = site.servers.etcd.sets().get(broker_name(program.name))
+        known = BrokerSet.decode(kept[0]) if kept is not None else None
+        return known is not None and {known.address_of(one) for one in known.sync_state_set} == {
+            f"{program.host.address}:{BROKER_PORT}"
+        }
 
     def _restore(self, site: Site, program: Program) -> None:
         slaves = [one for one in site.servers.replicas()[broker_name(program.name)] if one is not program]

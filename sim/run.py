@@ -26,6 +26,8 @@ _PRODUCERS_S = 8.0
 PROGRESS_S = 400.0
 _LOOK_S = 1.0
 _SETTLE_S = 30.0
+#: A slave waits half a minute for its master's tables, and that may have begun at the end of a fault.
+_SLAVES_SETTLE_S = 60.0
 #: Of real calls that many are told.
 _FEW = 5
 
@@ -109,7 +111,7 @@ class Run:
         loop = self.world.loop
         deadline = loop.time() + PROGRESS_S
         # Jobs that failed are tried again in this time.
-        settled = loop.time() + _SETTLE_S
+        settled = loop.time() + (_SLAVES_SETTLE_S if self.plan.mode else _SETTLE_S)
         while loop.time() < settled or (loop.time() < deadline and not self.clients.is_done()):
             await asyncio.sleep(_LOOK_S)
             # Whoever ended is started again, as a service is.
