@@ -97,7 +97,7 @@ def test_links_lead_somewhere(document: str) -> None:
 def test_commands_of_dev_exist() -> None:
     usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, check=True, timeout=30).stdout
     known = set(re.findall(r"^  ([\w-]+) ", usage, re.MULTILINE))
-    assert known == {"demo", "test", "lint", "spark-matrix", "sim", "docs", "bench", "lock"}
+    assert known == {"demo", "test", "lint", "spark-matrix", "sim", "docs", "bench", "lock", "proto"}
     for document in DOCUMENTS:
         for command in re.findall(r"\./dev ([\w-]+)", (ROOT / document).read_text()):
             assert command in known, (document, command)
