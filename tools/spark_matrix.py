@@ -30,6 +30,8 @@ HOME = ROOT / ".venv-spark"
 DOCUMENT = ROOT / "docs" / "spark.md"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 FILE_TIMEOUT_S = 1800
+#: Of tests that name no time of their own.
+TEST_TIMEOUT_S = 600
 #: Maven's coordinates of the lake formats that there are for a version.
 LAKES = {
     "4.0": {
@@ -227,6 +229,8 @@ def run_file(python: Path, version: str, file: Path, *, kills: bool) -> FileResu
     report = HOME / f"{version}-{file.stem}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", file, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+    # A Spark that starts beside other work takes minutes, and a test that is interrupted in it takes all behind it along.
+    command.append(f"--timeout={TEST_TIMEOUT_S}")
     if file.name in LAKE_FILES and not kills:
         command += ["-m", "not slow"]
     with (HOME / f"{version}-{file.stem}.log").open("wb") as log:
