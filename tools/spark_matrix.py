@@ -229,7 +229,7 @@ def run_file(python: Path, version: str, file: Path, *, kills: bool) -> FileResu
     report = HOME / f"{version}-{file.stem}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", file, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-    # A Spark that starts beside other work takes minutes, and a test that is interrupted in it takes all behind it along.
+    # Beside other work Spark takes minutes to start; a test that is interrupted in that takes all behind it along.
     command.append(f"--timeout={TEST_TIMEOUT_S}")
     if file.name in LAKE_FILES and not kills:
         command += ["-m", "not slow"]
