@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.console.attempts import Attempts
 from gantrymq.console.eye import Eye
 from gantrymq.console.history import History
@@ -47,11 +48,12 @@ class TooManyAttempts(GantryError):
 class Access:
     """Who may come in. `limits` are those of all questions."""
 
-    def __init__(self, settings: Settings, limits: Limits, history: History) -> None:
+    def __init__(self, settings: Settings, limits: Limits, history: History, gatherer: LoopThread) -> None:
         self.settings = settings
         self._limits = limits
         self._history = history
-        self.own_eye = Eye(settings, limits, settings.hooks, history)
+        self._gatherer = gatherer
+        self.own_eye = Eye(settings, limits, settings.hooks, history, gatherer)
         self.sessions = Sessions()
         self._attempts = Attempts()
         self._login: Login | None = None
@@ -122,7 +124,7 @@ class Access:
         self._attempts.succeeded(f"from {address}")
         self._attempts.succeeded(f"as {name[:200]}")
         is_own = entry.hooks is self.settings.hooks
-        eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks, self._history)
+        eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks, self._history, self._gatherer)
         return self.sessions.begin(entry.name, entry.role, eye, monotonic())
 
     def set_cookie(self, response: Response, session_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from gantrymq import __version__
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.console import figures
 from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
@@ -76,7 +78,8 @@ class Console:
         self._done = URLSafeTimedSerializer(new_id(), salt="gantrymq.console.done")
         directory = settings.directory
         self._history = History(directory)
-        self._access = Access(settings, Limits(), self._history)
+        self._gatherer = LoopThread("gantry-console-tables")
+        self._access = Access(settings, Limits(), self._history, self._gatherer)
         self._sampler = Sampler(self._access.own_eye, self._history)
         self._audit = Audit(None if directory is None else directory / "audit.log")
         routes = [
@@ -109,12 +112,14 @@ class Console:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._gatherer.start()
         self._sampler.start()
         try:
             yield
         finally:
             await self._sampler.stop()
             await self._access.close()
+            await asyncio.get_running_loop().run_in_executor(None, self._gatherer.stop)
             await self._history.close()
 
     def _visitor(self, request: Request) -> Visitor:

@@ -1,15 +1,18 @@
 """Eye: the cluster as one user sees it: each question is signed with this user's keys.
 
 What all pages need of the whole cluster is gathered here, and kept for seconds: servers, topics, groups' progress.
+Tables of thousands of topics and groups are read in a thread, `gatherer`, which all eyes share: pages of all users are
+painted meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.admin.base import any_address
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding
@@ -29,6 +32,11 @@ SERVERS_FRESH_S = 2.0
 DOCTOR_FRESH_S = 60.0
 #: The progress of thousands of groups takes a broker some seconds.
 TABLES_WITHIN_S = 30.0
+#: Brokers of which tables are read at once: each holds some megabytes meanwhile.
+GATHERED_AT_ONCE = 3
+_STEP = 100
+#: The attribute in which a topic says what messages it takes (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
+MESSAGE_TYPE = "message.type"
 
 
 @dataclass(slots=True)
@@ -47,10 +55,21 @@ class Servers:
 
 
 @dataclass(slots=True)
-class Topics:
-    """{topic: {broker name: its configuration}}"""
+class TopicSeen:
+    """One topic of all brokers together: sums of queues, what any of the brokers allows."""
 
-    configs: dict[str, dict[str, TopicConfig]]
+    message_type: str
+    read_queues: int = 0
+    write_queues: int = 0
+    perm: int = 0
+    brokers: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Topics:
+    """By name."""
+
+    seen: dict[str, TopicSeen]
     unasked: list[Unasked]
 
 
@@ -76,18 +95,20 @@ class Eye:
     """Questions of one user. `close` it in the end."""
 
     def __init__(
-        self, settings: Settings, limits: Limits, hooks: Sequence[RpcHook], history: History | None = None
+        self,
+        settings: Settings,
+        limits: Limits,
+        hooks: Sequence[RpcHook],
+        history: History | None = None,
+        gatherer: LoopThread | None = None,
     ) -> None:
         self.settings = settings
         self.history = history
         self.hooks = hooks
-        self.admin = LimitedAdmin(
-            settings.name_servers,
-            limits,
-            hooks=hooks,
-            ssl_context=settings.ssl_context,
-            timeout_ms=settings.timeout_ms,
-        )
+        self.admin = self._new_admin(limits)
+        self._gatherer = gatherer
+        #: The connections of the other thread, which has limits of its own.
+        self._gathering = self.admin if gatherer is None else self._new_admin(Limits(GATHERED_AT_ONCE))
         self.servers = Gathered(self._gather_servers, SERVERS_FRESH_S)
         self.topics = Gathered(self._gather_topics, settings.tables_fresh_s)
         self.groups = Gathered(self._gather_groups, settings.tables_fresh_s)
@@ -95,6 +116,8 @@ class Eye:
 
     async def close(self) -> None:
         await asyncio.gather(*(part.close() for part in (self.servers, self.topics, self.groups, self.findings)))
+        if self._gathering is not self.admin:
+            await self._there(self._gathering.close())
         await self.admin.close()
 
     def forget(self) -> None:
@@ -111,6 +134,19 @@ class Eye:
 
     # -- gathering ----------------------------------------------------------------------------------------------
 
+    def _new_admin(self, limits: Limits) -> LimitedAdmin:
+        return LimitedAdmin(
+            self.settings.name_servers,
+            limits,
+            hooks=self.hooks,
+            ssl_context=self.settings.ssl_context,
+            timeout_ms=self.settings.timeout_ms,
+        )
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it in the other thread, where there is one."""
+        return await (work if self._gatherer is None else asyncio.wrap_future(self._gatherer.submit(work)))
+
     async def _gather_servers(self) -> Servers:
         info = await self.admin.cluster_info()
         addresses = [address for broker in info.broker_addr_table.values() for address in broker.broker_addrs.values()]
@@ -119,26 +155,43 @@ class Eye:
 
     async def _masters(self) -> dict[str, str]:
         """{host:port: broker name}"""
-        info = await self.admin.cluster_info()
+        info = await self._gathering.cluster_info()
         found = {any_address(broker): name for name, broker in sorted(info.broker_addr_table.items())}
         return {address: name for address, name in found.items() if address}
 
     async def _gather_topics(self) -> Topics:
+        return await self._there(self._all_topics())
+
+    async def _all_topics(self) -> Topics:
         masters = await self._masters()
-        answers = await self.each(masters, self.admin.topic_configs, TABLES_WITHIN_S)
-        topics = Topics({}, answers.unasked)
-        for address, configs in answers.answers.items():
-            for name, config in configs.items():
-                topics.configs.setdefault(name, {})[masters[address]] = config
-            await asyncio.sleep(0)
-        return topics
+        seen: dict[str, TopicSeen] = {}
+
+        async def ask(address: str) -> None:
+            for number, (name, config) in enumerate((await self._gathering.topic_configs(address)).items()):
+                topic = seen.get(name)
+                if topic is None:
+                    topic = seen[name] = TopicSeen(message_type(config))
+                topic.read_queues += config.read_queue_nums
+                topic.write_queues += config.write_queue_nums
+                topic.perm |= config.perm
+                topic.brokers.append(masters[address])
+                if not number % _STEP:
+                    await asyncio.sleep(0)
+
+        unasked = (await self.each(masters, ask, TABLES_WITHIN_S)).unasked
+        for topic in seen.values():
+            topic.brokers.sort()
+        return Topics(seen, unasked)
 
     async def _gather_groups(self) -> Groups:
+        return await self._there(self._all_groups())
+
+    async def _all_groups(self) -> Groups:
         masters = await self._masters()
         groups = Groups()
 
         async def ask(address: str) -> None:
-            stats = await self.admin.broker_consume_stats(address, timeout_ms=int(TABLES_WITHIN_S * 1000))
+            stats = await self._gathering.broker_consume_stats(address, timeout_ms=int(TABLES_WITHIN_S * 1000))
             for number, (group, of_topics) in enumerate(stats.by_group.items()):
                 known = groups.progress.setdefault(group, {})
                 for of_topic in of_topics:
@@ -153,16 +206,23 @@ class Eye:
                                 progress.oldest_ms = offsets.last_timestamp
                     if of_topic.offset_table:
                         known[next(iter(of_topic.offset_table)).topic].tps += of_topic.consume_tps
-                if not number % 100:
+                if not number % _STEP:
                     await asyncio.sleep(0)
 
         groups.unasked = (await self.each(masters, ask, TABLES_WITHIN_S)).unasked
         return groups
 
     async def _gather_findings(self) -> list[Finding]:
-        return await diagnose(
-            self.settings.name_servers,
-            ssl_context=self.settings.ssl_context,
-            hooks=self.hooks,
-            timeout_ms=self.settings.timeout_ms,
+        return await self._there(
+            diagnose(
+                self.settings.name_servers,
+                ssl_context=self.settings.ssl_context,
+                hooks=self.hooks,
+                timeout_ms=self.settings.timeout_ms,
+            )
         )
+
+
+def message_type(config: TopicConfig) -> str:
+    """What messages a topic takes."""
+    return config.attributes.get(MESSAGE_TYPE, "NORMAL")

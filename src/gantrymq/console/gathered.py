@@ -18,25 +18,28 @@ T = TypeVar("T")
 
 #: So long a page waits for what is being asked for, s: its first paint is to come within a second.
 WAIT_S = 0.6
+#: What took long is asked for again after so many times as long: brokers have other things to do.
+_REST = 8
 #: When what is kept was gathered: too long ago.
 _FORGOTTEN = float("-inf")
 
 
 class Gathered(Generic[T]):
-    """What `gather` returns, asked for again when it is older than `fresh_s`."""
+    """What `gather` returns, asked for again when it is older than `fresh_s`, or than _REST times what it took."""
 
     def __init__(self, gather: Callable[[], Awaitable[T]], fresh_s: float) -> None:
         self._gather = gather
         self._fresh_s = fresh_s
         self._value: T | None = None
         self._at = _FORGOTTEN
+        self._took_s = 0.0
         self._forgotten = 0
         self._task: asyncio.Task[T] | None = None
 
     async def get(self, wait_s: float = WAIT_S) -> T | None:
         """The newest there is within `wait_s`; None when it was never there. Raises the GantryError of a first try."""
         until = monotonic() + wait_s
-        while self._value is None or monotonic() - self._at >= self._fresh_s:
+        while self._value is None or monotonic() - self._at >= max(self._fresh_s, _REST * self._took_s):
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())
             task = self._task
@@ -66,6 +69,7 @@ class Gathered(Generic[T]):
         began, forgotten = monotonic(), self._forgotten
         try:
             self._value = value = await self._gather()
+            self._took_s = monotonic() - began
             # What was changed in the meantime may have been asked for before.
             self._at = began if forgotten == self._forgotten else _FORGOTTEN
             return value

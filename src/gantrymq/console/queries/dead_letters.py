@@ -63,7 +63,7 @@ async def dead_letters(eye: Eye, arguments: ListArguments) -> DeadLettersPage:
     topics = await eye.topics.get()
     if topics is None:
         return DeadLettersPage(None, 0, [])
-    found = sorted(name for name in topics.configs if name.startswith(DLQ_TOPIC_PREFIX))
+    found = sorted(name for name in topics.seen if name.startswith(DLQ_TOPIC_PREFIX))
     stats = await eye.each(found[:MAX_COUNTED], eye.admin.topic_stats)
     unasked = [*topics.unasked, *stats.unasked]
     if len(found) > MAX_COUNTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import msgspec
@@ -18,6 +19,8 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 #: Values of these are never shown.
 _SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)
 HIDDEN = "********"
+#: The overview has much else to show, and asks again by itself, s.
+_OVERVIEW_WAIT_S = 0.3
 
 
 class Broker(msgspec.Struct):
@@ -80,15 +83,16 @@ class BrokerPage(msgspec.Struct):
 async def overview(eye: Eye, arguments: Nothing) -> Overview:
     servers = await servers_of(eye)
     brokers = all_brokers(servers)
-    topics, groups = await eye.topics.get(), await eye.groups.get(0.1)
-    findings = await eye.findings.get(0.1)
+    topics, groups, findings = await asyncio.gather(
+        eye.topics.get(_OVERVIEW_WAIT_S), eye.groups.get(_OVERVIEW_WAIT_S), eye.findings.get(_OVERVIEW_WAIT_S)
+    )
     if findings is not None:
         findings = [finding for finding in findings if finding.severity is not Severity.OK]
     unasked = [*servers.unasked, *(topics.unasked if topics else []), *(groups.unasked if groups else [])]
     return Overview(
         eye.admin.name_servers,
         brokers,
-        None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.configs),
+        None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.seen),
         None if groups is None else sum(not is_tools_group(name) for name in groups.progress),
         None
         if groups is None

@@ -6,17 +6,15 @@ import msgspec
 
 from gantrymq.client.admin.base import any_address
 from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.eye import Eye, TopicSeen, message_type
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.kinds import topic_kind
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.route import TopicRouteData
-from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
 
-#: The attribute in which a topic says what messages it takes (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
-MESSAGE_TYPE = "message.type"
 #: Queues of which the oldest message's time is asked for.
 MAX_QUEUES_WITH_TIMES = 128
 
@@ -95,8 +93,8 @@ async def topics(eye: Eye, arguments: TopicsArguments) -> Topics:
     if known is None:
         return Topics(None, arguments.kind, clusters, [])
     rows = [
-        _topic(name, kind, configs)
-        for name, configs in known.configs.items()
+        _topic(name, kind, seen)
+        for name, seen in known.seen.items()
         if (kind := topic_kind(name, servers)) == arguments.kind or arguments.kind == "all"
     ]
     columns = {
@@ -152,7 +150,7 @@ async def topic(eye: Eye, arguments: TopicArguments) -> TopicPage:
         name,
         topic_kind(name, await eye.servers.get()),
         sorted({data.cluster for data in route.broker_datas}),
-        _message_type(config),
+        message_type(config) if config is not None else "",
         in_tps,
         sum(queue.messages for queue in queues),
         _on_brokers(route, addresses),
@@ -180,23 +178,8 @@ def perm_text(perm: int) -> str:
     return ("r" if perm & PERM_READ else "") + ("w" if perm & PERM_WRITE else "") or "-"
 
 
-def _topic(name: str, kind: str, configs: dict[str, TopicConfig]) -> Topic:
-    perm = 0
-    for config in configs.values():
-        perm |= config.perm
-    return Topic(
-        name,
-        kind,
-        _message_type(next(iter(configs.values()))),
-        sum(config.read_queue_nums for config in configs.values()),
-        sum(config.write_queue_nums for config in configs.values()),
-        perm_text(perm),
-        list(configs),
-    )
-
-
-def _message_type(config: TopicConfig | None) -> str:
-    return config.attributes.get(MESSAGE_TYPE, "NORMAL") if config is not None else "NORMAL"
+def _topic(name: str, kind: str, seen: TopicSeen) -> Topic:
+    return Topic(name, kind, seen.message_type, seen.read_queues, seen.write_queues, perm_text(seen.perm), seen.brokers)
 
 
 def _on_brokers(route: TopicRouteData, addresses: dict[str, str]) -> list[TopicOnBroker]:
