@@ -23,6 +23,8 @@ _WAITING = (
     names.TIMER_ROLL_TIMES,
     names.REAL_QUEUE_ID,
 )
+#: A long has fewer.
+_MOST_DIGITS = 20
 _TIMED = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 
 
@@ -57,7 +59,10 @@ def outgoing(record: Record, topic: str, properties: bytes) -> Outgoing:
     elif topic == TIMER_TOPIC:
         topic = fields.pop(names.REAL_TOPIC, "")
         # A slot's messages are due when it is over.
-        due_ms = int(fields[names.TIMER_OUT_MS]) + 1
+        out_ms = fields.get(names.TIMER_OUT_MS, "")
+        if not (out_ms.isascii() and out_ms.isdigit() and len(out_ms) < _MOST_DIGITS):
+            raise IllegalMessage(f"TIMER_OUT_MS is {out_ms[:30]!r}")
+        due_ms = int(out_ms) + 1
         for name in _WAITING:
             fields.pop(name, None)
         fields[names.TIMER_DELIVER_MS] = str(due_ms)
