@@ -10,6 +10,7 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.clients import Client, Clients, Watcher
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.membership import Membership
@@ -195,6 +196,12 @@ async def test_a_silent_client_is_taken_for_gone(rpc: Rpc, admin: AdminClient, p
     await stream.read()
     await until(lambda: not proxy.clients.producers(topic))
     await membership.stop()
+
+
+async def test_every_method_is_answered(rpc: Rpc, proxy: Proxy) -> None:
+    assert proxy.methods == {method.name for method in METHODS.values()}
+    status = (await rpc.SyncLiteSubscription(rpc_pb.SyncLiteSubscriptionRequest())).status
+    assert (status.code, status.message) == (pb.UNSUPPORTED, "lite topics are not supported")
 
 
 # -- which queue, which half ------------------------------------------------------------------------------------------

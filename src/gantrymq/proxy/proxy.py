@@ -27,6 +27,7 @@ from gantrymq.proxy.sending.send import Sending
 from gantrymq.proxy.sending.transactions import Transactions
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.telemetry import Telemetry
+from gantrymq.proxy.unsupported import Unsupported
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.tls import client_context
@@ -65,6 +66,7 @@ class Proxy:
             Acks(config, requests, self._renewing),
             Pulling(config, self.brokers),
             Telemetry(config, metadata, self.clients, questions),
+            Unsupported(),
         )
         handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
         #: The methods that it answers.
