@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ from gantrymq.errors import ConfigError
 from gantrymq.remoting.tls import TlsConfig
 
 _HOUR_MS = 3600 * 1000
+
+
+class MetricsExporterType(Enum):
+    """Where figures go (`MetricsExporterType`); Java has two more ways."""
+
+    DISABLE = "DISABLE"
+    PROM = "PROM"
 
 
 @dataclass
@@ -25,6 +33,9 @@ class ProxyConfig(TlsConfig):
     namesrv_addr: str = ""
     #: Where groups, users and policies are asked for: every broker of a cluster is taken to have the same.
     rocket_mq_cluster_name: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
+    #: What its metrics are labelled with; the host's name without one.
+    proxy_cluster_name: str = "DefaultCluster"
+    proxy_name: str = ""
     bind_address: str = "0.0.0.0"
     #: 0 takes any free port.
     grpc_server_port: int = bounded(8081, 0, 65535)
@@ -34,6 +45,11 @@ class ProxyConfig(TlsConfig):
     tls_test_mode_enable: bool = True
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})
     tls_server_cert_path: Path | None = field(default=None, metadata={"key": "tlsCertPath"})
+
+    #: PROM: figures for Prometheus at the port, /metrics.
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
+    metrics_prom_exporter_host: str = ""
 
     # -- requests -----------------------------------------------------------------------------------------------
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)

@@ -16,6 +16,7 @@ from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Ha
 from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
+from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
 from gantrymq.proxy.unfinished import UnfinishedMessages
 from gantrymq.proxy.v2.definition_pb2 import Code
@@ -42,10 +43,17 @@ Guard = Callable[[Call, Message], Awaitable[None]]
 class Service:
     """What all calls have in common: the handlers, the limits, who may call.
 
-    `guard` sees every request before its handler does.
+    `guard` sees every request before its handler does, `figures` are told of every call that has ended.
     """
 
-    def __init__(self, handlers: Handlers, max_message_size: int, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        max_message_size: int,
+        guard: Guard | None = None,
+        figures: CallFigures | None = None,
+    ) -> None:
+        self.figures = figures
         self.handlers = handlers
         self.max_message_size = max_message_size
         self.guard = guard
@@ -75,6 +83,7 @@ class GrpcCall:
         "_arrived",
         "_began",
         "_buffer",
+        "_code",
         "_fields",
         "_handler",
         "_has_begun",
@@ -111,6 +120,8 @@ class GrpcCall:
         self._arrived: asyncio.Future[None] | None = None
         self._over: list[Callable[[], None]] = []
         self.is_over = False
+        #: The response's, 0 as long as there is none.
+        self._code: Code = Code.CODE_UNSPECIFIED
         self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
 
     # -- Call ---------------------------------------------------------------------------------------------------
@@ -311,11 +322,15 @@ class GrpcCall:
             elif method.server_streams:
                 await self._handler(self, request)
             else:
-                self.write_soon(await self._handler(self, request))
+                response = await self._handler(self, request)
+                self._code = response.status.code
+                self.write_soon(response)
         except GrpcError as e:
             self._finish(e.code, str(e))
         except Exception as e:
-            self.write_soon(method.response(status=status_of(e)))
+            status = status_of(e)
+            self._code = status.code
+            self.write_soon(method.response(status=status))
             self._finish(GrpcCode.OK)
         except asyncio.CancelledError:
             self._finish(GrpcCode.CANCELLED, "the proxy gave up this call")
@@ -331,6 +346,9 @@ class GrpcCall:
     def _finish(self, code: GrpcCode, message: str = "") -> None:
         if self.is_over:
             return
+        if self._service.figures is not None:
+            result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
+            self._service.figures.ended(self._method.name, result, monotonic() - self._began)
         trailers = _OK if code is GrpcCode.OK else _trailers(code, message)
         self._stream.finish(trailers if self._has_begun else _HEADERS + trailers)
         self._end()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.acl_hook import AclHook
+from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
-from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.grpc_call import Guard, Service
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.metadata import Metadata
+from gantrymq.proxy.metrics import CallFigures, collect, labels_of
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
 from gantrymq.proxy.receiving.pop_requests import PopRequests
@@ -77,8 +79,16 @@ class Proxy:
             from gantrymq.proxy.access.access import Access
 
             guard = Access(config, metadata).check
+        # Counting costs each call a little: only when somebody will ask.
+        self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
+        self._service = Service(handlers, config.grpc_max_inbound_message_size, guard, self._figures)
+        self._metrics = MetricsServer(
+            self._collect,
+            host=config.metrics_prom_exporter_host or config.bind_address,
+            port=config.metrics_prom_exporter_port,
+        )
         self._server = ProxyServer(
-            Service(handlers, config.grpc_max_inbound_message_size, guard),
+            self._service,
             host=config.bind_address,
             port=config.grpc_server_port,
             tls=config,
@@ -108,8 +118,27 @@ class Proxy:
             self._membership.start()
             await self._server.start()
             stack.push_async_callback(self._server.stop)
+            if self._figures is not None:
+                stack.push_async_callback(self._metrics.stop)
+                await self._metrics.start()
             self._running = stack.pop_all()
         log.info("the proxy serves at %s", self.address)
+
+    @property
+    def metrics_port(self) -> int:
+        """Where Prometheus asks, once it is started."""
+        return self._metrics.port
+
+    def _collect(self) -> Iterator[Metric]:
+        assert self._figures is not None
+        yield from collect(
+            labels_of(self.config),
+            self._figures,
+            self.clients,
+            self.jobs,
+            connections=len(self._server.connections),
+            held_bytes=self._service.unfinished.held_bytes,
+        )
 
     async def stop(self) -> None:
         """Ends calls, tells brokers that its clients are gone and closes all connections; once more does no harm."""

@@ -1,0 +1,83 @@
+"""What a proxy tells Prometheus: calls by method and result, clients, connections, messages that have begun.
+
+`rocketmq_proxy_up` and its labels are those of Java's proxy (`ProxyMetricsManager`), which has no other figure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from gantrymq.background.report import JobReport
+from gantrymq.metrics import Histogram, Kind, Metric, job_metrics
+from gantrymq.proxy.clients import Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.v2.definition_pb2 import ClientType
+from gantrymq.system import network
+
+_BOUNDS_S = (0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0, 30.0)
+
+
+class CallFigures:
+    """Calls that have ended: how often with which result, and how long they took."""
+
+    def __init__(self) -> None:
+        self.results: Counter[tuple[str, str]] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+
+    def ended(self, method: str, result: str, seconds: float) -> None:
+        """`result` is the name of the response's code, or of gRPC's status."""
+        self.results[method, result] += 1
+        histogram = self.seconds.get(method)
+        if histogram is None:
+            histogram = self.seconds[method] = Histogram(_BOUNDS_S)
+        histogram.observe(seconds)
+
+
+def labels_of(config: ProxyConfig) -> dict[str, str]:
+    """Those of every figure."""
+    return {
+        "node_type": "proxy",
+        "cluster": config.proxy_cluster_name,
+        "node_id": config.proxy_name or network.host_name(),
+        "proxy_mode": "cluster",
+    }
+
+
+def collect(
+    labels: Mapping[str, str],
+    figures: CallFigures,
+    clients: Clients,
+    jobs: Iterable[JobReport],
+    *,
+    connections: int,
+    held_bytes: int,
+) -> Iterator[Metric]:
+    yield Metric("rocketmq_proxy_up", Kind.GAUGE, "1 while the proxy is up.", [(labels, 1)])
+    yield Metric(
+        "gantry_proxy_calls_total",
+        Kind.COUNTER,
+        "Calls that have ended, by method and result.",
+        [
+            ({**labels, "method": method, "result": result}, count)
+            for (method, result), count in sorted(figures.results.items())
+        ],
+    )
+    yield Metric(
+        "gantry_proxy_call_seconds",
+        Kind.HISTOGRAM,
+        "How long calls took; those of consumers wait for messages.",
+        [({**labels, "method": method}, histogram) for method, histogram in sorted(figures.seconds.items())],
+    )
+    kinds = Counter(ClientType.Name(client.client_type).lower() for client in clients)
+    yield Metric(
+        "gantry_proxy_clients",
+        Kind.GAUGE,
+        "Clients that have told their settings and were heard of.",
+        [({**labels, "kind": kind}, count) for kind, count in sorted(kinds.items())],
+    )
+    yield Metric("gantry_proxy_connections", Kind.GAUGE, "Connections of clients.", [(labels, connections)])
+    yield Metric(
+        "gantry_proxy_unfinished_bytes", Kind.GAUGE, "Bytes of messages that have begun.", [(labels, held_bytes)]
+    )
+    yield from job_metrics(jobs, labels)

@@ -1,0 +1,63 @@
+"""What Prometheus is told of a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import grpc
+import pytest
+from proxy_support import Rpc, message, new_topic, producer_settings
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.proxy.proxy import Proxy
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.testing.embedded import EmbeddedCluster
+
+
+async def page(port: int) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return text
+
+
+async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, admin: AdminClient) -> None:
+    config = ProxyConfig(
+        namesrv_addr=cluster.name_server,
+        bind_address="127.0.0.1",
+        grpc_server_port=0,
+        proxy_name="here",
+        metrics_exporter_type=MetricsExporterType.PROM,
+        metrics_prom_exporter_port=0,
+    )
+    proxy = Proxy(config)
+    await proxy.start()
+    topic = await new_topic(admin)
+    async with grpc.aio.insecure_channel(proxy.address) as channel:
+        rpc = Rpc(channel, "client")
+        stream = rpc.Telemetry()
+        await stream.write(producer_settings(topic))
+        await stream.read()
+        for body in (b"one", b"two", b""):
+            await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, body)]))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")(
+                b"\xff", metadata=rpc.metadata()
+            )
+        text = await page(proxy.metrics_port)
+    labels = 'node_type="proxy",cluster="DefaultCluster",node_id="here",proxy_mode="cluster"'
+    for line in (
+        f"rocketmq_proxy_up{{{labels}}} 1",
+        f'gantry_proxy_calls_total{{{labels},method="SendMessage",result="OK"}} 2',
+        f'gantry_proxy_calls_total{{{labels},method="SendMessage",result="MESSAGE_BODY_EMPTY"}} 1',
+        f'gantry_proxy_calls_total{{{labels},method="Heartbeat",result="INTERNAL"}} 1',
+        f'gantry_proxy_call_seconds_count{{{labels},method="SendMessage"}} 3',
+        f'gantry_proxy_clients{{{labels},kind="producer"}} 1',
+        f"gantry_proxy_connections{{{labels}}} 1",
+        f"gantry_proxy_unfinished_bytes{{{labels}}} 0",
+    ):
+        assert re.search(f"^{re.escape(line)}$", text.replace("\r", ""), re.MULTILINE), (line, text)
+    await proxy.stop()
