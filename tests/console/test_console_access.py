@@ -139,6 +139,18 @@ async def test_a_cluster_without_users_lets_nobody_in(open_cluster: EmbeddedClus
         assert (await stranger.get("/overview")).status_code == 303
 
 
+async def test_brokers_that_believe_every_name_let_nobody_in() -> None:
+    """With authorization alone a broker takes the name in a request at its word, whatever it is signed with."""
+    believing = AuthConfig(authorization_enabled=True, init_authentication_user=USERS.init_authentication_user)
+    with EmbeddedCluster(auth=believing) as cluster:
+        async with browser(Settings(cluster.name_server, login="cluster")) as stranger:
+            for password in (SECRET, "wrong"):
+                answer = await log_in(stranger, "root", password)
+                assert answer.status_code == 502
+                assert "authenticationEnabled" in answer.text
+            assert (await stranger.get("/overview")).status_code == 303
+
+
 async def test_guessing_is_slowed_down(stranger: httpx.AsyncClient) -> None:
     for _ in range(MAX_FAILURES):
         assert (await log_in(stranger, "root", "guess")).status_code == 403
@@ -163,6 +175,17 @@ async def test_a_user_sees_what_it_may(stranger: httpx.AsyncClient, cluster: Emb
         await admin.create_acl(
             cluster.brokers, acl_of("User:alice", ["Topic:allowed"], ["Get", "Sub", "List"], [], "Allow")
         )
+    async with browser(Settings(cluster.name_server, login="cluster")) as root:
+        await log_in(root, "root", SECRET)
+        users = {user["name"]: user for user in (await json_of(root, "users"))["table"]["rows"]}
+        assert users["root"]["type"] == "Super"
+        (right,) = users["alice"]["rights"]
+        assert (right["resource"], right["decision"], right["actions"]) == (
+            "Topic:allowed",
+            "Allow",
+            ["Get", "Sub", "List"],
+        )
+        assert users["alice"]["lacking"] == []
     assert (await log_in(stranger, "alice", "alicepass")).status_code == 303
     allowed = await json_of(stranger, "topic", name="allowed")
     assert allowed["queues"]

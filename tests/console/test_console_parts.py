@@ -81,14 +81,30 @@ async def test_a_failure_is_told_only_when_there_is_nothing_else() -> None:
             raise answer
         return answer
 
-    gathered = Gathered(gather, fresh_s=0.0)
+    gathered = Gathered(gather, fresh_s=1000)
     with pytest.raises(GantryError, match="none yet"):
         await gathered.get()
     assert await gathered.get() == 1
+    gathered.forget()
     assert await gathered.get() == 1
     with pytest.raises(ValueError, match="a mistake"):
         await gathered.get()
     assert await gathered.get() == 2
+
+
+async def test_what_took_long_is_asked_for_less_often() -> None:
+    asked = 0
+
+    async def gather() -> int:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.2)
+        return asked
+
+    gathered = Gathered(gather, fresh_s=0.0)
+    assert await gathered.get() == 1
+    assert await gathered.get() == 1
+    assert asked == 1
 
 
 async def test_what_was_forgotten_while_it_was_asked_for_is_asked_for_again() -> None:

@@ -10,13 +10,16 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from gantrymq.console.server import ConsoleThread
 from gantrymq.console.settings import Settings
+from gantrymq.console.tail import MAX_TAILS
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -77,6 +80,21 @@ def test_a_forged_address_of_a_proxy_is_not_believed(cluster: EmbeddedCluster, t
             for n in range(6)
         ]
         assert answers == [403] * 5 + [429]
+
+
+def test_a_tail_ends_with_its_reader(cluster: EmbeddedCluster) -> None:
+    with ConsoleThread(Settings(cluster.name_server, port=0)) as console, httpx.Client(timeout=10) as client:
+        url = f"{console.address}tail/stream?topic=TBW102"
+
+        def opened() -> int:
+            with client.stream("GET", url) as answer:
+                return answer.status_code
+
+        with ExitStack() as open_tails:
+            for _ in range(MAX_TAILS):
+                assert open_tails.enter_context(client.stream("GET", url)).status_code == 200
+            assert opened() == 503
+        wait_until(lambda: opened() == 200)
 
 
 def test_a_login_that_cant_be(tmp_path: Path) -> None:

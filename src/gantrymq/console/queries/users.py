@@ -8,7 +8,7 @@ from gantrymq.console.asking import Unasked
 from gantrymq.console.eye import Eye
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.servers import servers_of
-from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.auth import AclInfo
 
 
 class Right(msgspec.Struct):
@@ -42,28 +42,16 @@ async def users(eye: Eye, arguments: ListArguments) -> UsersPage:
     servers = await servers_of(eye)
     names = {address: name for name, address in servers.masters.items()}
     answers = await eye.each(names, eye.admin.users)
+    rights = await eye.each(answers.answers, eye.admin.acls)
     known: dict[str, User] = {}
     for address, of_broker in answers.answers.items():
+        acls = {acl.subject: acl for acl in rights.answers.get(address, ())}
         for one in of_broker:
             if one.username and one.username not in known:
                 user = User(one.username, one.user_type or "", one.user_status or "", [], [])
                 known[one.username] = user
-                try:
-                    acl = await eye.admin.acl(address, f"User:{one.username}")
-                except GantryError as e:
-                    answers.unasked.append(Unasked(one.username, str(e)))
-                    continue
-                user.rights = [
-                    Right(
-                        policy.policy_type or "",
-                        entry.resource or "",
-                        entry.actions,
-                        entry.source_ips,
-                        entry.decision or "",
-                    )
-                    for policy in (acl.policies if acl is not None else ())
-                    for entry in policy.entries
-                ]
+                acl = acls.get(f"User:{one.username}")
+                user.rights = _rights(acl) if acl is not None else []
     for address, of_broker in answers.answers.items():
         there = {one.username for one in of_broker}
         for user in known.values():
@@ -71,4 +59,12 @@ async def users(eye: Eye, arguments: ListArguments) -> UsersPage:
                 user.lacking.append(names[address])
     columns = {"name": lambda u: u.name, "type": lambda u: u.type, "status": lambda u: u.status}
     table = cut(known.values(), arguments, columns, text=lambda u: u.name, default="name")
-    return UsersPage(table, sorted(servers.info.cluster_addr_table), answers.unasked)
+    return UsersPage(table, sorted(servers.info.cluster_addr_table), [*answers.unasked, *rights.unasked])
+
+
+def _rights(acl: AclInfo) -> list[Right]:
+    return [
+        Right(policy.policy_type or "", entry.resource or "", entry.actions, entry.source_ips, entry.decision or "")
+        for policy in acl.policies
+        for entry in policy.entries
+    ]
