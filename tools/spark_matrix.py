@@ -53,6 +53,7 @@ ROWS = {
         "test_spark_stream_reader.py",
         "test_spark_sizes.py",
         "test_spark_retention.py",
+        "test_spark_failover.py",
         "test_spark_versions.py",
     ),
     "write": ("test_spark_write.py", "test_spark_exactly_once.py"),
@@ -71,7 +72,12 @@ ROWS = {
     "standalone cluster": ("test_spark_standalone.py",),
     "Delta Lake": ("test_spark_delta.py",),
     "Apache Iceberg": ("test_spark_iceberg.py",),
-    "examples and docs": ("test_examples.py", "test_example_programs.py", "test_spark_docs.py"),
+    "examples and docs": (
+        "test_examples.py",
+        "test_example_programs.py",
+        "test_example_medallion.py",
+        "test_spark_docs.py",
+    ),
 }
 REST = "everything else"
 BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrote -->"

@@ -88,7 +88,7 @@ def run_with_lake(
         env=environment(PYSPARK_PYTHON=sys.executable),
         capture_output=True,
         text=True,
-        timeout=2 * WAIT_S,
+        timeout=REST_S,
     )
     assert printed.returncode == 0, printed.stderr[-4000:]
     return printed.stdout

@@ -12,6 +12,8 @@ from gantrymq.testing.processes import ProcessCluster
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Of what a table's log says, which is little here: 50 tasks for each look at it.
+    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 pytestmark = [
