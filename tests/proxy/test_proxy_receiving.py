@@ -279,6 +279,22 @@ async def test_what_clients_have_is_for_others_when_the_proxy_stops(
     assert bodies(await until_received(parts, topic, orderly_group)) == ["left"]
 
 
+async def test_stops_though_a_broker_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, name_server: str, producer: Producer, topic: str, orderly_group: str
+) -> None:
+    monkeypatch.setattr("gantrymq.proxy.receiving.renewing.STOP_S", 0.1)
+    await send(producer, topic, ["left"])
+    async with consuming_parts(name_server) as parts:
+        parts.join(orderly_group)
+        await parts.receive(topic, orderly_group, auto_renew=True)
+        (held,) = parts.renewing.held.remove_all()
+        # A renewal that never ends: giving back waits for it.
+        held.renewal = asyncio.get_running_loop().create_future()
+        parts.renewing.give_back([held])
+        async with asyncio.timeout(5):
+            await parts.renewing.stop()
+
+
 async def test_a_client_that_nobody_knows_gets_nothing_to_keep(
     parts: Parts, producer: Producer, topic: str, orderly_group: str
 ) -> None:

@@ -9,7 +9,9 @@ Java's proxy tells brokers of producers only (ClusterTransactionService); of con
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gantrymq.background.jobs import Jobs
@@ -39,6 +41,8 @@ _TOPICS_AT_ONCE = 100
 _SOON_S = 0.1
 #: After the loss of a connection, s.
 _AGAIN_S = 1.0
+#: Brokers have so long to hear that clients are gone when the proxy stops, s.
+_STOP_S = 5.0
 
 
 @dataclass(eq=False)
@@ -86,7 +90,10 @@ class Members:
         await self._beating.stop()
         for member in list(self._members.values()):
             self._leave(member)
-        await self._leaving.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._leaving.wait()
+        # Brokers notice the closed connections.
         await self._leaving.stop()
         for lane in self.lanes:
             await lane.remoting.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.tasks import Tasks
@@ -26,6 +26,9 @@ from gantrymq.proxy.v2.definition_pb2 import Code
 from gantrymq.system import clock
 
 log = peer_log(__name__)
+
+#: Brokers have so long to take back what clients hold when the proxy stops, s.
+STOP_S = 5.0
 
 
 class Renewing:
@@ -49,10 +52,12 @@ class Renewing:
         self._renewing.start()
 
     async def stop(self) -> None:
-        """Gives back what clients hold: nobody would renew it."""
+        """Gives back what clients hold, which nobody renews any more; as far as brokers take it in time."""
         await self._renewing.stop()
         self.give_back(self.held.remove_all())
-        await self._giving_back.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._giving_back.wait()
         await self._giving_back.stop()
 
     def hold(self, held: Held) -> None:
