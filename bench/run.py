@@ -23,6 +23,7 @@ from loads import batches, latencies, pops, reads, sends, sync_flush_sends, topi
 from measures import Measure, progress, table
 from polls import polls
 from programs import SERIALIZE_TYPES
+from replication import measure_replication
 from servers import build, missing_tools
 from systems import GANTRY, JAVA, Cluster, System, cluster
 
@@ -53,6 +54,9 @@ KINDS = {
     "polls": Kind(polls, "polls"),
 }
 START = "start"
+#: Like `START` with servers of its own.
+REPLICATION = "replication"
+ALL = [START, *KINDS, REPLICATION]
 
 
 def main() -> int:
@@ -66,9 +70,11 @@ def main() -> int:
     measures: list[Measure] = []
     if START in args.only:
         measures += measure_start(compared, args.start_ups)
-    for pair in dict.fromkeys(KINDS[name].pair for name in args.only if name != START):
+    for pair in dict.fromkeys(KINDS[name].pair for name in args.only if name in KINDS):
         kinds = {name: kind for name, kind in KINDS.items() if name in args.only and kind.pair == pair}
         measures += measure_pair(compared, kinds, args)
+    if REPLICATION in args.only:
+        measures += measure_replication(compared, args)
     print(describe(args))
     print()
     print(table(compared, measures))
@@ -77,9 +83,7 @@ def main() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition(";")[0])
-    parser.add_argument(
-        "--only", nargs="+", choices=[START, *KINDS], default=[START, *KINDS], metavar="KIND", help="%(choices)s (all)"
-    )
+    parser.add_argument("--only", nargs="+", choices=ALL, default=ALL, metavar="KIND", help="%(choices)s (all)")
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each system, in turn (%(default)s)")
     parser.add_argument(
         "--count", type=int, default=600_000, help="messages of one run, at least 3 s of sends (%(default)s)"
@@ -111,7 +115,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, help="where the stores go (the system's temporary directory)")
     args = parser.parse_args()
     for name in args.only:
-        needs = KINDS[name].needs if name != START else None
+        needs = KINDS[name].needs if name in KINDS else None
         if needs and needs not in args.only:
             parser.error(f"--only {name} reads what {needs} sends: name both")
     for name in ("rounds", "count", "start_ups", "polls", "latency_rate", "latency_s"):
