@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from gantrymq.kernels import native
+from gantrymq.kernels.interface import INTERFACE
 
 NATIVE = Path(__file__).parent.parent.parent / "native"
 needs_sources = pytest.mark.skipif(not (NATIVE / "build").exists(), reason="the sources of gantrymq-native aren't here")
@@ -48,6 +51,20 @@ def test_one_of_another_interface_is_left_alone(tmp_path: Path) -> None:
 def test_one_that_does_not_load_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "gantrymq_native.py").write_text("raise ImportError('wrong ELF class')\n")
     assert chosen(tmp_path, GANTRYMQ_NATIVE="1").stdout == "None\n"
+
+
+@needs_sources
+def test_what_is_published_together_says_the_same() -> None:
+    cargo, project, ours = (
+        tomllib.loads(path.read_text())
+        for path in (NATIVE / "Cargo.toml", NATIVE / "pyproject.toml", NATIVE.parent / "pyproject.toml")
+    )
+    version = cargo["package"]["version"]
+    assert project["project"]["version"] == version
+    assert ours["project"]["optional-dependencies"]["native"] == [f"gantrymq-native=={version}"]
+    assert f"INTERFACE: u32 = {INTERFACE};" in (NATIVE / "src/python/mod.rs").read_text()
+    wanted = [spec["version"] if isinstance(spec, dict) else spec for spec in cargo["dependencies"].values()]
+    assert all(re.fullmatch(r"=[0-9.]+", text) for text in wanted), "no Cargo.lock is kept: versions are exact ones"
 
 
 def build(tmp_path: Path, cargo: str | None, maturin: str = "exit 1") -> str:
