@@ -123,7 +123,11 @@ async def test_logout(stranger: httpx.AsyncClient) -> None:
     assert (await stranger.get("/overview", headers={"cookie": f"{COOKIE}={mine}"})).status_code == 303
 
 
-@pytest.mark.parametrize(("name", "password"), [("root", "wrong"), ("nobody", SECRET), (" ", " "), ("x" * 5000, "y")])
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [("root", "wrong"), ("nobody", SECRET), (" ", " "), ("x" * 5000, "y")],
+    ids=["wrong-password", "unknown", "blank", "long"],
+)
 async def test_who_doesnt_come_in(stranger: httpx.AsyncClient, name: str, password: str) -> None:
     answer = await log_in(stranger, name, password)
     assert answer.status_code == 403

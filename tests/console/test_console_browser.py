@@ -12,9 +12,10 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from waiting import until
@@ -24,6 +25,7 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.logins import hash_password
 from gantrymq.console.queries.all_pages import PAGES
+from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -140,6 +142,27 @@ ARGUMENTS = {
 }
 
 
+@asynccontextmanager
+async def consumer_of(cluster: EmbeddedCluster, arguments: dict[str, str]) -> AsyncIterator[None]:
+    """Somebody whose page there is."""
+
+    async def consume(message: Message) -> None:
+        pass
+
+    consumer = PushConsumer(cluster.name_server, "watchers", consume)
+    consumer.subscribe("payments")
+    async with consumer, AdminClient(cluster.name_server) as admin:
+
+        async def connected() -> list[Any]:
+            with suppress(ClientError, BrokerError):
+                return (await admin.consumer_connection("watchers")).connection_set
+            return []
+
+        (one,) = await until(connected)
+        arguments["member"] = "?" + urlencode({"group": "watchers", "client_id": one.client_id})
+        yield
+
+
 @pytest.mark.slow
 async def test_every_page(cluster: EmbeddedCluster) -> None:
     await load(cluster)
@@ -148,7 +171,7 @@ async def test_every_page(cluster: EmbeddedCluster) -> None:
     place = next(queue for queue, offsets in sorted(stats.offset_table.items()) if offsets.max_offset)
     arguments = {key: value.format(broker=place.broker_name, queue=place.queue_id) for key, value in ARGUMENTS.items()}
     arguments["broker"] = f"?address={cluster.brokers[0]}"
-    async with console(cluster) as address, chromium() as browser:
+    async with consumer_of(cluster, arguments), console(cluster) as address, chromium() as browser:
         for language, size in (("en-GB", (1280, 900)), ("zh-CN", (390, 800))):
             context = await browser.new_context(
                 locale=language, viewport={"width": size[0], "height": size[1]}, color_scheme="dark"

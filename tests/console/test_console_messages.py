@@ -78,7 +78,7 @@ async def test_the_newest_come_first(
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("token", ["nonsense", "e30", "eyJhIjogImIifQ==", "a" * 5000, "W10="])
+@pytest.mark.parametrize("token", ["nonsense", "e30", "eyJhIjogImIifQ==", "a" * 5000, "W10="], ids=range(5))
 async def test_a_token_that_was_made_up(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, token: str) -> None:
     await make_topic(cluster, "tokens")
     answer = await visitor.get("/api/v1/messages", params={"topic": "tokens", "token": token})

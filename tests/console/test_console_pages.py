@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,12 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
         assert member["subscriptions"] == [{"topic": "lagging", "type": "TAG", "expression": "*"}]
         assert page["subscriptions_agree"]
         assert {queue["member"] for queue in page["queues"] if queue["topic"] == "lagging"} == {member["client_id"]}
+        one = await json_of(visitor, "member", group="laggers", client_id=member["client_id"])
+        assert [queue["topic"] for queue in one["queues"]].count("lagging") == 4
+        assert member["client_id"] in await html_of(visitor, "member", group="laggers", client_id=member["client_id"])
+    gone = await visitor.get("/member", params={"group": "laggers", "client_id": "nobody"})
+    assert gone.status_code == 502
+    assert "no broker reaches" in gone.text
     for number in range(6):
         producer.send(Message("lagging", b"late %d" % number))
     page = await json_of(visitor, "group", name="laggers")
@@ -146,6 +153,36 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
 
     (row,) = await until(listed)
     assert row["topics"] == ["lagging"]
+
+
+async def test_where_a_consumer_hangs(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "hanging")
+    producer.send(Message("hanging", b"x"))
+    release = asyncio.Event()
+
+    async def wait_for_the_database(message: Message) -> None:
+        await release.wait()
+
+    consumer = PushConsumer(
+        cluster.name_server, "hangers", wait_for_the_database, consume_from_where=CONSUME_FROM_FIRST_OFFSET
+    )
+    consumer.subscribe("hanging")
+    async with consumer:
+
+        async def hangs() -> Any:
+            members = (await json_of(visitor, "group", name="hangers"))["members"]
+            if not members:
+                return None
+            page = await json_of(visitor, "member", group="hangers", client_id=members[0]["client_id"])
+            return page if page["stacks"] else None
+
+        page = await until(hangs)
+        assert "wait_for_the_database" in page["stacks"]
+        html = await html_of(visitor, "member", group="hangers", client_id=page["client_id"])
+        assert "wait_for_the_database" in html
+        release.set()
 
 
 async def _members(visitor: httpx.AsyncClient, group: str) -> Any:

@@ -52,9 +52,7 @@ class ClusterLogin:
             return None
         # A broker that only authorizes takes the name at its word: then a wrong password is as good as the right one.
         if await self._is_known(AclHook(name, secrets.token_hex())):
-            raise GantryError(
-                "the brokers check no password (authenticationEnabled=false): nobody can log in"
-            )
+            raise GantryError("the brokers check no password (authenticationEnabled=false): nobody can log in")
         hook = AclHook(name, password)
         return Entry(name, ADMIN, [hook]) if await self._is_known(hook) else None
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from gantrymq.console.listing import ListArguments
 from gantrymq.console.pages import Page
-from gantrymq.console.queries import charts, dead_letters, groups, messages, replicas, servers, topics, users, waiting
+from gantrymq.console.queries import (
+    charts,
+    dead_letters,
+    groups,
+    members,
+    messages,
+    replicas,
+    servers,
+    topics,
+    users,
+    waiting,
+)
 from gantrymq.console.tail import TailArguments, TailPage, tail_page
 
 PAGES = (
@@ -15,6 +26,7 @@ PAGES = (
     Page("topic", "Topic", topics.TopicArguments, topics.topic, topics.TopicPage, again_s=10),
     Page("groups", "Consumer groups", groups.GroupsArguments, groups.groups, groups.Groups, "Groups", 10),
     Page("group", "Consumer group", groups.GroupArguments, groups.group, groups.GroupPage, again_s=10),
+    Page("member", "Consumer", members.MemberArguments, members.member, members.MemberPage),
     Page("messages", "Messages", messages.MessagesArguments, messages.messages, messages.MessagesPage, "Messages"),
     Page("message", "Message", messages.MessageArguments, messages.message, messages.MessagePage),
     Page("tail", "Live tail", TailArguments, tail_page, TailPage, "Live tail"),

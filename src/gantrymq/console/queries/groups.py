@@ -236,7 +236,11 @@ def _tell(member: Member, info: ConsumerRunningInfo) -> None:
     started = info.properties.get(PROP_CONSUMER_START_TIMESTAMP, "")
     member.started_ms = int(started) if started.isascii() and started.isdigit() else None
     member.subscriptions = [Subscription(*subscription) for subscription in subscriptions_of(info)]
-    member.rates = [
+    member.rates = rates_of(info)
+
+
+def rates_of(info: ConsumerRunningInfo) -> list[Rate]:
+    return [
         Rate(topic, one.consume_ok_tps, one.consume_failed_tps, one.consume_rt, one.consume_failed_msgs)
         for topic, one in sorted(info.status_table.items())
     ]
