@@ -46,9 +46,10 @@ AWAY_S = (0.0, 3.0)
 PATIENCE_S = 60.0
 #: How often is looked.
 LOOK_S = 0.05
-#: What happens to the master; and to the controller that leads, and one of etcd's members.
+#: What happens to the master. Else an administrator may name another, the controller that leads be killed, or one of
+#: etcd's members.
 MASTER_FAULTS = ("killed", "stopped", "cut off")
-FAULTS = (*MASTER_FAULTS, "controller killed", "member killed")
+FAULTS = (*MASTER_FAULTS, "handed over", "controller killed", "member killed")
 #: What is promised with our controller, s.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
@@ -130,11 +131,15 @@ class Run:
         whom = await self._victim(fault)
         what = f"{whom} was {fault}"
         self._silent = [0.0] * PRODUCERS
-        await asyncio.to_thread(self._begin, fault, whom)
+        if fault == "handed over":
+            await self._hand_over()
+        else:
+            await asyncio.to_thread(self._begin, fault, whom)
         if whom in BROKERS:
             await self.sends_go_on(f"after broker {what}", elsewhere_than=whom)
         await self.pause(away_s)
-        await asyncio.to_thread(self._end, fault, whom)
+        if fault != "handed over":
+            await asyncio.to_thread(self._end, fault, whom)
         back = time.monotonic()
         await self.until(self.are_all_in_sync, f"all are in sync after {what}")
         in_sync_s = time.monotonic() - back
@@ -152,6 +157,13 @@ class Run:
         if fault == "controller killed":
             return await self.until(self.leader, "a controller leads")
         return await self.until(self.master, "there is a master")
+
+    async def _hand_over(self) -> None:
+        """To another that is in sync."""
+        known = await self.until(self._known, "a controller knows the brokers")
+        others = [each.broker_id for each in known.in_sync_replicas if each.broker_id != known.master_broker_id]
+        controller = self._servers.address(await self.until(self.leader, "a controller leads"))
+        await self._admin.elect_master(controller, "DefaultCluster", NAME, self._chance.choice(others))
 
     def _begin(self, fault: str, whom: str) -> None:
         servers = self._servers

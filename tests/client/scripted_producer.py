@@ -47,6 +47,7 @@ class ProducerBroker:
     def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
         self.name = name
         self.answer = answer
+        self.remark = "as scripted"
         self.more: dict[str, str] = {}
         self.sent: list[Sent] = []
         self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
@@ -82,7 +83,7 @@ class ProducerBroker:
         count = len(sent.bodies) if request.code == RequestCode.SEND_BATCH_MESSAGE else 1
         ids = ",".join(encode_offset_message_id(HOST, 1000 * len(self.sent) + n) for n in range(count))
         header = SendMessageResponseHeader(msg_id=ids, queue_id=sent.header.queue_id, queue_offset=len(self.sent))
-        return RemotingCommand.response(self.answer, "as scripted", header, fields=self.more)
+        return RemotingCommand.response(self.answer, self.remark, header, fields=self.more)
 
     def _end(self, connection: Connection, request: RemotingCommand) -> None:
         self.ends.append((request.read_header(EndTransactionRequestHeader), request.remark))

@@ -100,17 +100,27 @@ def test_a_former_master_acknowledges_what_began_after_the_next_ones_answer(log:
     assert "two masters" in log.problems()
 
 
+def run(directory: Path, *options: str) -> int:
+    """How many rounds it was; nothing was wrong."""
+    figures = directory / "figures.json"
+    command = [sys.executable, BENCH / "failover.py", "--rate=300", f"--json={figures}", "--keep", directory / "run"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing lost" in done.stdout
+    return len(json.loads(figures.read_text())["rounds"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
 def test_it_runs(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, BENCH / "failover.py", "--rounds=3", "--rate=300", "--seed=3", f"--json={figures}"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing lost" in done.stdout
-    assert len(json.loads(figures.read_text())["rounds"]) == 3
+    # Cut off, stopped, killed.
+    assert run(tmp_path, "--rounds=3", "--seed=3") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
+def test_a_hand_over_costs_no_send(tmp_path: Path) -> None:
+    assert run(tmp_path, "--rounds=2", "--faults", "handed over") == 2
+    assert (tmp_path / "run" / "load.log").read_text() == ""

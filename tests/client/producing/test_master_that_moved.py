@@ -13,8 +13,9 @@ from waiting import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import SendOutcomeUnknown
+from gantrymq.errors import BrokerError, SendOutcomeUnknown
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
 
 QUEUE = MessageQueue("topic", "broker", 0)
@@ -83,3 +84,30 @@ async def test_a_former_master_that_lives_answers_itself() -> None:
         await until(lambda: not client._former)
         assert not waiting.done()
         waiting.cancel()
+
+
+async def test_a_send_to_one_queue_follows_the_master() -> None:
+    """Nothing tells a producer of a hand-over but that its sends are refused: it went on for half a minute."""
+    async with moving() as (brokers, producer):
+        brokers.hung.answer, brokers.hung.remark = ResponseCode.SYSTEM_BUSY, "this broker is a slave"
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), queue=QUEUE))
+        await until(lambda: brokers.hung.sent)
+        brokers.master(brokers.other, brokers.hung)
+        await waiting
+        assert [sent.body for sent in brokers.other.sent] == [b"1"]
+
+
+async def test_a_send_to_one_queue_ends_in_its_time_when_nobody_is_master() -> None:
+    async with moving() as (brokers, producer):
+        brokers.hung.answer, brokers.hung.remark = ResponseCode.SYSTEM_BUSY, "this broker is a slave"
+        with pytest.raises(BrokerError, match="this broker is a slave"):
+            await producer.send(Message("topic", b"1"), 300, queue=QUEUE)
+        assert len(brokers.hung.sent) > 1
+
+
+async def test_a_send_to_one_queue_that_is_refused_is_not_sent_again() -> None:
+    async with moving() as (brokers, producer):
+        brokers.hung.answer = ResponseCode.SYSTEM_BUSY
+        with pytest.raises(BrokerError, match="as scripted"):
+            await producer.send(Message("topic", b"1"), queue=QUEUE)
+        assert len(brokers.hung.sent) == 1

@@ -302,7 +302,8 @@ class Producer(Lifecycle):
     async def send_with(
         self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
     ) -> SendResult:
-        """Stores `message` in the queue that `selector` picks. There is no second try: it would pick the same.
+        """Stores `message` in the queue that `selector` picks. There is no second try, which would pick the same, but
+        when its broker says that another is master.
 
         Raises as `send`, and ClientError when the selector picks none, or fails.
         """

@@ -106,7 +106,7 @@ class Sender:
     async def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         """Stores `outgoing` in `queue`, or in the queues' turn with further tries. Raises as `Producer.send`."""
         if queue is not None:
-            return await self._send_to(queue, outgoing, timeout_ms)
+            return await self._send_to_one(queue, outgoing, timeout_ms)
         return await self._send_with_retries(outgoing, timeout_ms)
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
@@ -139,6 +139,23 @@ class Sender:
             if address is None:
                 raise ConnectFailed(f"no route names a master of broker {queue.broker_name}", queue.broker_name)
         return address
+
+    async def _send_to_one(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
+        """To one queue, whichever broker of its name is master, or will be in time."""
+        began = clock.monotonic()
+        left_ms = timeout_ms
+        while True:
+            try:
+                return await self._send_to(queue, outgoing, left_ms)
+            except BrokerError as e:
+                deadline = began + timeout_ms / 1000
+                if not _has_moved(e) or clock.monotonic() + MOVING_S > deadline:
+                    raise
+                log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, e)
+                await self._look_for_master(queue, deadline)
+                left_ms = int((deadline - clock.monotonic()) * 1000)
+                if left_ms < MIN_TRY_MS:
+                    raise
 
     async def _send_with_retries(self, outgoing: Outgoing, timeout_ms: int) -> SendResult:
         now = clock.monotonic
