@@ -34,6 +34,8 @@ _NO_GRPC = literal(b":status", b"415")
 _PREFIX = 5
 #: A stream's messages that its handler hasn't taken.
 _MOST_WAITING = 1000
+#: What is kept of a stream both ways for a client that opens no window.
+_MOST_UNTAKEN_BYTES = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
 #: Raises ProxyError for a request that its client has no right to.
@@ -162,6 +164,9 @@ class GrpcCall:
 
     def write_soon(self, response: Message) -> None:
         if not self.is_over:
+            if self._requests is not None and self._stream.waiting_bytes > _MOST_UNTAKEN_BYTES:
+                self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the client doesn't take what is sent to it")
+                return
             self._begin()
             self._stream.send_data(_framed(response))
 
@@ -303,9 +308,22 @@ class GrpcCall:
 
     def stream_lost(self) -> None:
         """The stream's: the client has given up, or is gone."""
-        if self._task is not None and not self.is_over:
+        if self.is_over:
+            return
+        if self._task is not None:
             self._task.cancel()
+        self._count(GrpcCode.CANCELLED)
         self._end()
+
+    def server_stops(self) -> None:
+        """The stream's: its client had better find another proxy now. What has an end of its own may come to it."""
+        if self._requests is not None:
+            self._give_up(GrpcCode.UNAVAILABLE, "the proxy stops")
+
+    def _give_up(self, code: GrpcCode, message: str) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._finish(code, message)
 
     # -- the handler --------------------------------------------------------------------------------------------
 
@@ -346,12 +364,15 @@ class GrpcCall:
     def _finish(self, code: GrpcCode, message: str = "") -> None:
         if self.is_over:
             return
-        if self._service.figures is not None:
-            result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
-            self._service.figures.ended(self._method.name, result, monotonic() - self._began)
+        self._count(code)
         trailers = _OK if code is GrpcCode.OK else _trailers(code, message)
         self._stream.finish(trailers if self._has_begun else _HEADERS + trailers)
         self._end()
+
+    def _count(self, code: GrpcCode) -> None:
+        if self._service.figures is not None:
+            result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
+            self._service.figures.ended(self._method.name, result, monotonic() - self._began)
 
     def _end(self) -> None:
         if self.is_over:

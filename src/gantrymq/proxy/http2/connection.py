@@ -399,6 +399,9 @@ class Http2Connection(asyncio.Protocol):
         if not self._is_ending:
             self.send(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR))
             self._is_ending = True
+            for stream in list(self.streams.values()):
+                if stream.receiver is not None:
+                    stream.receiver.server_stops()
             if not self.streams:
                 self._flush()
                 self._close()

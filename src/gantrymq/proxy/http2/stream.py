@@ -22,6 +22,9 @@ class Receiver(Protocol):
     def data_received(self, data: bytes, ended: bool) -> None:
         """Some bytes came, or none; with `ended` they were the last."""
 
+    def server_stops(self) -> None:
+        """The connection takes no more streams; it closes when those that there are have ended."""
+
     def stream_lost(self) -> None:
         """The peer gave the stream up, or its connection was lost; nothing can be sent any more."""
 
@@ -61,6 +64,11 @@ class Http2Stream:
     def is_full(self) -> bool:
         """Something waits for the peer's windows."""
         return bool(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits for the peer's windows."""
+        return sum(map(len, self._waiting)) if self._waiting else 0
 
     def send_headers(self, block: bytes) -> None:
         """Begins the response."""
