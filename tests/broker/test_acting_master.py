@@ -21,6 +21,7 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
 
@@ -135,6 +136,31 @@ async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother)
     await until(lambda: [message.body for message in brokers.messages(master)] == [b"later"])
     await brokers.caught_up()
     assert len(brokers.messages(brokers.other)) == 2
+
+
+async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied(brokers: WithAnother) -> None:
+    """Java's asks how far the slave has got once that follows it: this isn't to be what the master had before."""
+    master, slave = brokers.master, brokers.slave
+    assert (await (await brokers.peer()).send("orders", b"x")).code == ResponseCode.SUCCESS
+    await brokers.copied()
+    await brokers.stop(0)
+    await until(lambda: slave.acting.is_acting and not slave.replicating.has_master)
+    slave.offsets.commit("readers", "orders", 0, 5)
+    # It isn't registered.
+    settings = replace(master.config, namesrv_addr=[], enable_slave_acting_master=False)
+    back = Broker(settings)
+    await back.start()
+    try:
+        back.offsets.commit("readers", "orders", 0, 1)
+        header = ExchangeHaInfoRequestHeader(master_ha_address=back.replicating.ha_address, master_address=back.address)
+        peer = await brokers.peer(1)
+        assert (await peer.ask(RequestCode.EXCHANGE_BROKER_HA_INFO, header)).code == ResponseCode.SUCCESS
+        await until(lambda: slave.replicating.is_following and not slave.acting.is_acting)
+        copying = next(part for part in slave._parts if isinstance(part, MetadataSync))
+        await copying._copy()
+        assert slave.offsets.query("readers", "orders", 0) == 5
+    finally:
+        await back.stop()
 
 
 async def test_the_slave_is_shown_as_master_and_takes_no_messages(brokers: WithAnother) -> None:

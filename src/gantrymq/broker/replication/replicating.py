@@ -320,7 +320,12 @@ class Replicating(Part):
         if header.master_ha_address is not None:
             if self._slave is not None:
                 log.info("%s says that the master is %s", connection.address, header.master_address)
-                self.told(_FROM_MASTER, header.master_address, header.master_ha_address)
+                if self._config.enable_slave_acting_master:
+                    # It asks next how far this slave has got, which isn't to be what the master had before by then: its
+                    # tables are copied once NameServers know it.
+                    self._slave.set_master(header.master_ha_address)
+                else:
+                    self.told(_FROM_MASTER, header.master_address, header.master_ha_address)
         elif self._master is not None:
             answer.master_ha_address = self.ha_address
             answer.master_flush_offset = self._flush_offset
