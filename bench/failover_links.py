@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,34 +26,42 @@ import uvloop
 MOST_WAITING = 1 << 20
 
 
-def owner(port: int, pids: dict[int, str]) -> str | None:
-    """The name of the process that has the end at 127.0.0.1:`port` of a connection, if it is one of `pids`."""
-    inode = None
+def of_process(ports: set[int], pid: int) -> set[int]:
+    """Which of the ends of connections at these ports of 127.0.0.1 a process has."""
+    wanted = {f"0100007F:{port:04X}": port for port in ports}
+    by_inode = {}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         columns = line.split()
-        if columns[1] == f"0100007F:{port:04X}" and columns[9] != "0":
-            inode = columns[9]
-    for pid, name in pids.items():
-        with suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{descriptor}") == f"socket:[{inode}]":
-                        return name
-    return None
+        if columns[1] in wanted and columns[9] != "0":
+            by_inode[f"socket:[{columns[9]}]"] = wanted[columns[1]]
+    found = set()
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(by_inode.get(os.readlink(f"/proc/{pid}/fd/{descriptor}"), 0))
+    return found - {0}
 
 
 @dataclass(eq=False)
 class Network:
     """Who is cut off, and who the processes are."""
 
-    pids: dict[int, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
     cut_off: set[str] = field(default_factory=set)
     connections: set[End] = field(default_factory=set)
 
-    def is_cut(self, names: set[str | None]) -> bool:
+    def is_cut(self, names: set[str]) -> bool:
         return not self.cut_off.isdisjoint(names)
 
+    def name(self, ends: Collection[Incoming]) -> None:
+        """Finds those whom a server has called that is cut off; looking costs too much to do it for each connection."""
+        by_port = {end.port: end for end in ends}
+        for name in self.cut_off & self.pids.keys():
+            for port in of_process(set(by_port), self.pids[name]):
+                by_port[port].names.add(name)
+
     def changed(self) -> None:
+        self.name([end for end in self.connections if isinstance(end, Incoming)])
         for end in list(self.connections):
             end.look()
 
@@ -63,7 +72,7 @@ class End(asyncio.Protocol):
     transport: asyncio.Transport
     other: End | None = None
 
-    def __init__(self, network: Network, names: set[str | None]) -> None:
+    def __init__(self, network: Network, names: set[str]) -> None:
         self.network = network
         self.names = names
         self.is_full = False
@@ -119,10 +128,14 @@ class Incoming(End):
     def __init__(self, network: Network, server: str, host: str, port: int) -> None:
         super().__init__(network, {server})
         self._target = host, port
+        #: Of the caller.
+        self.port = 0
         self._calling: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.names.add(owner(transport.get_extra_info("peername")[1], self.network.pids))
+        self.port = transport.get_extra_info("peername")[1]
+        if self.network.cut_off:
+            self.network.name([self])
         super().connection_made(transport)
 
     def look(self) -> None:
@@ -164,8 +177,7 @@ async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
     while line := await commands.readline():
         command, name, *rest = line.decode().split()
         if command == "process":
-            network.pids = {pid: known for pid, known in network.pids.items() if known != name}
-            network.pids[int(rest[0])] = name
+            network.pids[name] = int(rest[0])
         elif command == "cut":
             network.cut_off.add(name)
         else:

@@ -111,6 +111,7 @@ def run(directory: Path, *options: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
 def test_it_runs(tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def test_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
 def test_a_hand_over_costs_no_send(tmp_path: Path) -> None:
