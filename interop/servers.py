@@ -22,8 +22,9 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 
 HERE = Path(__file__).parent
-#: Our Java programs, compiled with Apache's newest version, and with the clients of the line before.
-BUILDS = {"5.5": HERE, "4.9": HERE / "client-4.9"}
+#: Our Java programs, compiled with Apache's newest version, and with the clients of the line before; others with its
+#: client that speaks gRPC, and Apache's proxy.
+BUILDS = {"5.5": HERE, "4.9": HERE / "client-4.9", "grpc": HERE / "client-grpc"}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 

@@ -1,0 +1,146 @@
+"""Proxies and clients that speak gRPC: Apache's, and this project's proxy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from programs import PROGRAM_TIMEOUT_S
+from servers import HERE, JAVA_OPENS, Server, free_port, gantry_command, java_command, start
+
+GRPC = "grpc"
+_PACKAGE = "org.gantrymq.interop.grpc"
+
+
+def java_proxy(directory: Path, namesrv: str) -> Server:
+    """Apache's proxy, in cluster mode."""
+    # It opens a port for the remoting protocol, too.
+    port = free_port(1)
+    file = _config(directory, namesrv, port, localServeAddr="127.0.0.1", remotingListenPort=port + 1)
+    command = java_command(
+        *("org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(file), "-n", namesrv),
+        home=directory,
+        options=["-Xmx512m", "-XX:MaxDirectMemorySize=256m", *JAVA_OPENS],
+        version=GRPC,
+    )
+    return start(command, "Java proxy", port, directory)
+
+
+def gantry_proxy(directory: Path, namesrv: str) -> Server:
+    """This project's."""
+    port = free_port()
+    file = _config(directory, namesrv, port, bindAddress="127.0.0.1")
+    return start(gantry_command("proxy", "-pc", str(file), "-n", namesrv), "gantry proxy", port, directory)
+
+
+def _config(directory: Path, namesrv: str, port: int, **more: object) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "rmq-proxy.json"
+    settings = {
+        "rocketMQClusterName": "DefaultCluster",
+        "namesrvAddr": namesrv,
+        "grpcServerPort": port,
+        "grpcClientConsumerMinLongPollingTimeoutMillis": 1000,
+        **more,
+    }
+    file.write_text(json.dumps(settings))
+    return file
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message as a client got it."""
+
+    body: str
+    attempt: int
+    tag: str | None
+    keys: tuple[str, ...]
+    message_group: str | None
+    properties: dict[str, str]
+    message_id: str
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> Received:
+        return cls(
+            base64.b64decode(line["body"]).decode(),
+            line["delivery_attempt"],
+            line.get("tag"),
+            tuple(sorted(line.get("keys") or ())),
+            line.get("message_group"),
+            # What a broker adds to one that comes again.
+            {name: value for name, value in line["properties"].items() if name != "ORIGIN_GROUP"},
+            line["message_id"],
+        )
+
+
+def message(body: str, **more: object) -> dict[str, object]:
+    """What is to be sent: `tag`, `keys`, `properties`, `message_group`, `delay_ms`, `transaction`."""
+    return {"body": base64.b64encode(body.encode()).decode(), **more}
+
+
+@dataclass(frozen=True)
+class Client:
+    """Programs with one of Apache's clients: what they are called, and how they are run."""
+
+    name: str
+    command: Sequence[str]
+    has_tls: bool = False
+
+    def produce(self, proxy: str, topic: str, messages: Iterable[dict[str, object]]) -> list[str]:
+        """The ids of what was sent."""
+        result = self._run("GrpcProduce", proxy, topic, stdin="".join(json.dumps(line) + "\n" for line in messages))
+        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+        return [line["message_id"] for line in _lines(result)]
+
+    def consume(
+        self, proxy: str, group: str, topic: str, count: int, *, mode: str = "simple", expression: str = "*"
+    ) -> list[Received]:
+        """The first `count` deliveries, in the order in which they came."""
+        result = self._run("GrpcConsume", proxy, group, topic, expression, mode, str(count), "60")
+        received = [Received.of(line) for line in _lines(result)]
+        assert result.returncode == 0, f"only {len(received)} of {count}: {received}\n{result.stderr[-4000:]}"
+        return received
+
+    def _run(self, program: str, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryDirectory() as home:
+            command = [part.format(program=program, home=home) for part in self.command]
+            return subprocess.run(
+                [*command, *args], input=stdin, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, cwd=home
+            )
+
+
+def _lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def java_client(*, tls: bool = False) -> Client:
+    """rocketmq-client-java."""
+    target = HERE / "client-grpc" / "target"
+    jars = [target / "classes", *sorted((target / "dependency").glob("rocketmq-client-java-*.jar"))]
+    jars += sorted((target / "dependency").glob("fastjson2-2*.jar"))
+    options = ["-XX:TieredStopAtLevel=1", "-Xmx256m", "-Duser.home={home}", f"-Dgantry.ssl={str(tls).lower()}"]
+    command = ["java", *options, "-cp", os.pathsep.join(map(str, jars)), _PACKAGE + ".{program}"]
+    return Client("java-tls" if tls else "java", command, tls)
+
+
+def python_client() -> Client:
+    """rocketmq-python-client, in the interpreter that GANTRY_GRPC_PYTHON names: it wants grpcio of its own."""
+    python = os.environ.get("GANTRY_GRPC_PYTHON", sys.executable)
+    return Client("python", [python, str(HERE / "client-grpc" / "grpc_client.py"), "{program}"])
+
+
+def python_client_missing() -> str | None:
+    """Why Apache's Python client can't be run."""
+    python = os.environ.get("GANTRY_GRPC_PYTHON", sys.executable)
+    found = subprocess.run([python, "-c", "import rocketmq.v5"], capture_output=True, text=True, timeout=60)
+    if found.returncode == 0:
+        return None
+    return "rocketmq-python-client isn't installed: pip install it, and name that Python in GANTRY_GRPC_PYTHON"

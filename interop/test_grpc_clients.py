@@ -1,0 +1,206 @@
+"""Apache's clients that speak gRPC, Java's and Python's, with Apache's proxy and this project's."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from proxies import (
+    Client,
+    Received,
+    gantry_proxy,
+    java_client,
+    java_proxy,
+    message,
+    python_client,
+    python_client_missing,
+)
+from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.compression import CompressionType
+from gantrymq.protocol.message import Message, MessageExt
+
+T = TypeVar("T")
+
+CLIENTS = {"java": java_client(), "java-tls": java_client(tls=True), "python": python_client()}
+#: Who is NameServer, broker and proxy. The first, all Java, is the control: it proves the test programs.
+PROXIES: dict[str, tuple[Callable[..., Server], Callable[..., Server], Callable[..., Server]]] = {
+    "java": (java_namesrv, java_broker, java_proxy),
+    "gantry": (gantry_namesrv, gantry_broker, gantry_proxy),
+    "gantry-over-java": (java_namesrv, java_broker, gantry_proxy),
+}
+_BROKER_CONFIG = {
+    "enablePropertyFilter": "true",
+    "transactionTimeOut": 1000,
+    "transactionCheckInterval": 1000,
+    # Messages come again at once, as far as brokers let them.
+    "messageDelayLevel": " ".join(["1s"] * 18),
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A proxy before a broker, by their addresses."""
+
+    name_server: str
+    proxy: str
+
+    def admin(self, work: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
+        """What `work` does with an administrator's client, in a loop of its own."""
+
+        async def run() -> T:
+            async with AdminClient(self.name_server) as admin:
+                return await work(admin)
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, run()).result()
+
+    def new_topic(self, kind: str = "NORMAL", queues: int = 4) -> str:
+        topic = f"interop_{kind.lower()}_{uuid.uuid4().hex[:8]}"
+        config = TopicConfig(topic, queues, queues, attributes={"+message.type": kind})
+        self.admin(lambda admin: admin.create_topic(config, cluster="DefaultCluster"))
+        return topic
+
+    def new_group(self, **config: Any) -> str:
+        group = f"interop_group_{uuid.uuid4().hex[:8]}"
+        self.admin(lambda admin: admin.create_group(SubscriptionGroupConfig(group, **config), cluster="DefaultCluster"))
+        return group
+
+
+@pytest.fixture(scope="session", params=PROXIES)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    start_namesrv, start_broker, start_proxy = PROXIES[request.param]
+    directory: Path = tmp_path_factory.mktemp(f"proxy-{request.param}")
+    servers: list[Server] = []
+    try:
+        servers.append(start_namesrv(directory / "namesrv"))
+        servers.append(start_broker(directory / "broker", servers[0].address, **_BROKER_CONFIG))
+        servers.append(start_proxy(directory / "proxy", servers[0].address))
+        yield Cluster(servers[0].address, servers[2].address)
+    finally:
+        for server in reversed(servers):
+            server.kill()
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest) -> Client:
+    client = CLIENTS[request.param]
+    if client.name == "python" and (missing := python_client_missing()):
+        pytest.skip(missing)
+    return client
+
+
+def bodies(messages: list[Received]) -> list[str]:
+    return sorted(message.body for message in messages)
+
+
+def test_what_is_sent_is_received(cluster: Cluster, client: Client) -> None:
+    topic, group = cluster.new_topic(), cluster.new_group()
+    sent = [
+        message(f"body {n} \u2713", tag=f"t{n % 2}", keys=[f"k{n}"], properties={"colour": f"c{n}", "число": "пять"})
+        for n in range(10)
+    ]
+    ids = client.produce(cluster.proxy, topic, sent)
+    received = sorted(client.consume(cluster.proxy, group, topic, 10), key=lambda one: one.body)
+    assert [one.message_id for one in received] == ids
+    assert received == [
+        Received(
+            body=f"body {n} \u2713",
+            attempt=1,
+            tag=f"t{n % 2}",
+            keys=(f"k{n}",),
+            message_group=None,
+            properties={"colour": f"c{n}", "число": "пять"},
+            message_id=ids[n],
+        )
+        for n in range(10)
+    ]
+
+
+@pytest.mark.parametrize("expression", ["t0 || t2", "colour in ('c0', 'c2')"], ids=["tags", "sql"])
+def test_filters(cluster: Cluster, client: Client, expression: str) -> None:
+    topic, group = cluster.new_topic(), cluster.new_group()
+    sent = [message(f"{n}", tag=f"t{n}", properties={"colour": f"c{n}"}) for n in range(4)]
+    client.produce(cluster.proxy, topic, sent)
+    assert bodies(client.consume(cluster.proxy, group, topic, 2, expression=expression)) == ["0", "2"]
+
+
+@pytest.mark.parametrize("mode", ["again", "retry"])
+def test_comes_again(cluster: Cluster, client: Client, mode: str) -> None:
+    topic, group = cluster.new_topic(), cluster.new_group()
+    client.produce(cluster.proxy, topic, [message(f"{n}") for n in range(3)])
+    received = client.consume(cluster.proxy, group, topic, 6, mode=mode)
+    assert sorted((one.body, one.attempt) for one in received) == [
+        (f"{n}", attempt) for n in range(3) for attempt in (1, 2)
+    ]
+
+
+def test_in_order(cluster: Cluster, client: Client) -> None:
+    topic, group = cluster.new_topic("FIFO"), cluster.new_group(consume_message_orderly=True)
+    client.produce(cluster.proxy, topic, [message(f"{n}", message_group=f"g{n % 3}") for n in range(12)])
+    # Python's tries a message again itself, without saying how often.
+    attempts = (1,) if client.name == "python" else (1, 2)
+    mode = "push" if client.name == "python" else "retry"
+    received = client.consume(cluster.proxy, group, topic, 12 * len(attempts), mode=mode)
+    for number in range(3):
+        mine = [(int(one.body), one.attempt) for one in received if one.message_group == f"g{number}"]
+        assert mine == [(n, attempt) for n in range(number, 12, 3) for attempt in attempts]
+
+
+def test_transactions(cluster: Cluster, client: Client) -> None:
+    topic, group = cluster.new_topic("TRANSACTION"), cluster.new_group()
+    sent = [message(end, transaction=end) for end in ("commit", "rollback", "orphan")]
+    with ThreadPoolExecutor(1) as thread:
+        # A producer that stays until the broker has asked it.
+        producing = thread.submit(client.produce, cluster.proxy, topic, sent)
+        received = client.consume(cluster.proxy, group, topic, 2, mode="push")
+        producing.result()
+    assert bodies(received) == ["commit", "orphan"]
+
+
+def test_delays(cluster: Cluster, client: Client) -> None:
+    topic, group = cluster.new_topic("DELAY"), cluster.new_group()
+    client.produce(cluster.proxy, topic, [message("late", delay_ms=3000)])
+    assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["late"]
+
+
+@pytest.mark.parametrize("compression", [None, *CompressionType], ids=str)
+async def test_from_a_producer_of_the_remoting_protocol(
+    cluster: Cluster, client: Client, compression: CompressionType | None
+) -> None:
+    if compression is not None and client.name != "java":
+        pytest.skip("one client shows it")
+    topic, group = await asyncio.to_thread(cluster.new_topic), await asyncio.to_thread(cluster.new_group)
+    options: dict[str, Any] = {} if compression is None else {"compress_over": 10, "compression": compression}
+    async with Producer(cluster.name_server, "interop", **options) as producer:
+        await producer.send(Message(topic, b"old " * 100, tags="t", keys=["a", "b"], properties={"mine": "x"}), 10_000)
+    (received,) = await asyncio.to_thread(client.consume, cluster.proxy, group, topic, 1)
+    assert (received.body, received.tag, received.keys) == ("old " * 100, "t", ("a", "b"))
+    assert received.properties["mine"] == "x"
+
+
+async def test_to_a_consumer_of_the_remoting_protocol(cluster: Cluster, client: Client) -> None:
+    topic = await asyncio.to_thread(cluster.new_topic)
+    sent = [message("new", tag="t", keys=["a"], properties={"mine": "x"})]
+    (message_id,) = await asyncio.to_thread(client.produce, cluster.proxy, topic, sent)
+    came: asyncio.Queue[MessageExt] = asyncio.Queue()
+    consumer = PushConsumer(
+        cluster.name_server, f"interop_{uuid.uuid4().hex[:8]}", came.put, consume_from_where=CONSUME_FROM_FIRST_OFFSET
+    )
+    consumer.subscribe(topic)
+    async with consumer, asyncio.timeout(60):
+        received = await came.get()
+    assert (received.body, received.tags, received.keys, received.msg_id) == (b"new", "t", ["a"], message_id)
+    assert received.properties["mine"] == "x"
