@@ -92,7 +92,6 @@ class Client:
 
     name: str
     command: Sequence[str]
-    has_tls: bool = False
 
     def produce(self, proxy: str, topic: str, messages: Iterable[dict[str, object]]) -> list[str]:
         """The ids of what was sent."""
@@ -128,7 +127,7 @@ def java_client(*, tls: bool = False) -> Client:
     jars += sorted((target / "dependency").glob("fastjson2-2*.jar"))
     options = ["-XX:TieredStopAtLevel=1", "-Xmx256m", "-Duser.home={home}", f"-Dgantry.ssl={str(tls).lower()}"]
     command = ["java", *options, "-cp", os.pathsep.join(map(str, jars)), _PACKAGE + ".{program}"]
-    return Client("java-tls" if tls else "java", command, tls)
+    return Client("java-tls" if tls else "java", command)
 
 
 def python_client() -> Client:
