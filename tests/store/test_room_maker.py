@@ -182,6 +182,29 @@ def test_nobody_is_served_before_who_waits(store: MessageStore) -> None:
     put_patiently(store, queue, b"x")
 
 
+def test_nobody_is_served_between_two_turns_of_who_waits(store: MessageStore) -> None:
+    queue = store.queue("T", 0)
+    # The log has room from now on: it is this queue alone that others wait for.
+    put_patiently(store, store.queue("Other", 0), b"x")
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"x")
+    store.close_line()
+    made = threading.Event()
+    store.when_room(made.set)
+    assert made.wait(10)
+    store.end_line(anew=True)
+    store.close_line(has_room=True)
+    store.open_line()
+    assert put(store, queue, b"first").queue_offset == 0
+    store.close_line(has_room=True)
+    with pytest.raises(StoreBusy):
+        put(store, queue, b"third")
+    store.open_line()
+    assert put(store, queue, b"second").queue_offset == 1
+    store.end_line()
+    assert [put(store, queue, b"x").queue_offset for _ in range(2)] == [2, 3]
+
+
 def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waited is told why, and it is tried again without being asked."""
     monkeypatch.setattr(room_maker, "_RETRY_S", 0.01)

@@ -180,7 +180,8 @@ class ConsumeQueue:
                 self._file(base + self._file_size)
             self._rooms.ask(self._make_ahead)
             limit = reserved
-        self.limit = limit
+        # While others wait for this queue each unit has to ask: between two turns of theirs nobody is to come first.
+        self.limit = at + UNIT_SIZE if self._rooms.is_waited_for(self._make_needed) else limit
 
     def _need_room(self, count: int) -> None:
         """Returns when there is room for so many units behind the last one; raises as `make_room` does."""

@@ -108,6 +108,10 @@ class RoomMaker:
         """Others wait for this, or for what everybody needs."""
         return self.has_line and (work in self.wanted or not self.wanted.isdisjoint(self.for_all))
 
+    def is_waited_for(self, work: Work) -> bool:
+        """There is a line, and somebody in it needs this."""
+        return self.refused is not None and work in self.wanted
+
     def when_made(self, callback: Work) -> None:
         """Calls back, in the thread, when all that is asked for now is done or has failed; or the thread has ended."""
         self._callbacks.append(callback)
