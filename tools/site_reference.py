@@ -238,7 +238,10 @@ def _metrics(language: str) -> str:
     name_server = [
         [f"`{name}`", kind, _NAMESRV_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
     ]
-    broker = [[f"`{name}`", kind, _labels(samples), text] for name, text, kind, samples in _METRIC.findall(_told())]
+    broker = [
+        [f"`{name}`", kind, _labels(samples) or _REPLICATION_LABELS[name], text]
+        for name, text, kind, samples in _METRIC.findall(_told())
+    ]
     told = render(_controller_metrics()).decode()
     controller = [
         [f"`{name}`", kind, _CONTROLLER_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
@@ -261,6 +264,14 @@ def _controller_metrics() -> Iterable[Metric]:
     )
 
 
+#: The broker that is looked at has neither slaves nor a controller.
+_REPLICATION_LABELS = {
+    "gantry_replication_epoch": "`node_type` `cluster` `node_id`",
+    **dict.fromkeys(
+        (f"gantry_replication_{name}" for name in ("lag_bytes", "lag_seconds", "transferred_bytes_per_second")),
+        "`node_type` `cluster` `node_id` `slave`",
+    ),
+}
 _NAMESRV_LABELS = {
     "rocketmq_namesrv_brokers": "`cluster` `role`",
     "rocketmq_namesrv_requests_total": "`request_code` `response_code`",
