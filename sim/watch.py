@@ -43,6 +43,9 @@ _HEARD_S = 0.5
 _POLL_LATE_S = 5.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
+#: After these the member that brokers know first takes all queues of its group, and the others go on with theirs until
+#: they hear of it, here as in Java; an orderly group has locks against that.
+_UNKNOWN = ("kill-all", "end-all")
 #: After these a NameServer can't know whether a broker lives.
 _UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck")
 
@@ -78,6 +81,7 @@ class Watch:
         self._scene = scene
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
+        self._are_members_known = not kinds & set(_UNKNOWN)
         # A controller's broker may be nobody for a while.
         self._are_deaths_seen = not kinds & set(_UNSEEN) and not scene.plan.controllers
         #: Of each life of a broker: what its groups have committed.
@@ -152,7 +156,7 @@ class Watch:
     def _look_at_offsets(self, life: str, offsets: ConsumerOffsets) -> None:
         known = self._offsets.setdefault(life, {})
         for group, topic in self._scene.reads.items():
-            if group in self._scene.rewound:
+            if group in self._scene.rewound or not (self._are_members_known or group == "orderly"):
                 continue
             for queue_id, offset in offsets.queues(group, topic).items():
                 place = group, topic, queue_id
