@@ -12,14 +12,20 @@ _AT_ONCE = 64
 
 
 async def for_each(things: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Returns when all is done; what one raises ends it all."""
+    """Returns when all is done. One with which it fails keeps it from no other; the first such error is raised then."""
     things = list(things)
     waiting = iter(things)
+    errors: list[Exception] = []
 
     async def work_off() -> None:
         for thing in waiting:
-            await work(thing)
+            try:
+                await work(thing)
+            except Exception as e:
+                errors.append(e)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(_AT_ONCE, len(things))):
             group.create_task(work_off())
+    if errors:
+        raise errors[0]

@@ -153,8 +153,10 @@ class Members:
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        await for_each(list(self._members.values()), self._beat_for)
-        await for_each(await self._of_producers(), self._beat_for_producers)
+        try:
+            await for_each(list(self._members.values()), self._beat_for)
+        finally:
+            await for_each(await self._of_producers(), self._beat_for_producers)
 
     async def _beat_for(self, member: _Member) -> None:
         client = member.client
