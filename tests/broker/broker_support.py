@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import StoreError
+from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.headers.header import Header
@@ -151,3 +154,17 @@ async def longest_step(work: Callable[[], bool]) -> float:
     finally:
         gc.unfreeze()
     return longest
+
+
+def name_server(directory: Path, **options: Any) -> NameServer:
+    """One at a free port, not started; `options` are fields of its configuration."""
+    root = directory / "namesrv"
+    return NameServer(
+        NamesrvConfig(
+            bind_address="127.0.0.1",
+            listen_port=0,
+            kv_config_path=root / "kvConfig.json",
+            config_store_path=root / "namesrv.properties",
+            **options,
+        )
+    )

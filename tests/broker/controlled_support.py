@@ -7,15 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker_support import Peer, config
+from broker_support import Peer, config, name_server
 from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.server import Controller
-from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.server import NameServer
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.replication.config import ReplicationConfig
 
@@ -43,15 +41,7 @@ class Controlled:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        root = self.directory / "namesrv"
-        self.name_server = NameServer(
-            NamesrvConfig(
-                bind_address="127.0.0.1",
-                listen_port=0,
-                kv_config_path=root / "kvConfig.json",
-                config_store_path=root / "namesrv.properties",
-            )
-        )
+        self.name_server = name_server(self.directory)
         await self.name_server.start()
         self._stack.push_async_callback(self.name_server.stop)
         self._stack.push_async_callback(self.remoting.close)

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker_support import Peer, config
+from broker_support import Peer, config, name_server
 from waiting import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.server import NameServer
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.replication.config import ReplicationConfig
 
@@ -34,16 +32,7 @@ class Replicas:
         self.remoting = RemotingClient()
 
     async def __aenter__(self) -> Self:
-        root = self.directory / "namesrv"
-        self.name_server = NameServer(
-            NamesrvConfig(
-                bind_address="127.0.0.1",
-                listen_port=0,
-                kv_config_path=root / "kvConfig.json",
-                config_store_path=root / "namesrv.properties",
-                **self.namesrv_options,
-            )
-        )
+        self.name_server = name_server(self.directory, **self.namesrv_options)
         await self.name_server.start()
         self._stack.push_async_callback(self.name_server.stop)
         self._stack.push_async_callback(self.remoting.close)
