@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from broker_support import Peer
 from controlled_support import Controlled
+from held_slaves import hold_slave, release_slave
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -52,10 +53,7 @@ def hold_slaves(replicas: Controlled, master: int) -> None:
     """No slave takes anything more from the master that there is."""
     for number, broker in replicas.brokers.items():
         if number != master:
-            slave = broker.replicating._slave
-            assert slave is not None
-            assert slave._connection is not None
-            slave._connection.pause()
+            hold_slave(broker)
 
 
 async def test_one_is_elected_and_the_others_follow(tmp_path: Path) -> None:
@@ -132,10 +130,7 @@ async def test_nobody_reads_what_not_all_have(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(peer.pull("orders", 3, suspend_ms=20_000))
         await until(lambda: len(replicas.brokers[1].polling) == 1)
         for number in (2, 3):
-            slave = replicas.brokers[number].replicating._slave
-            assert slave is not None
-            assert slave._connection is not None
-            slave._connection.resume()
+            release_slave(replicas.brokers[number])
         assert (await lost).code == ResponseCode.SUCCESS
         assert [message.body for message in decode_messages((await waiting).body)] == [b"lost"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
+from held_slaves import hold_slave, release_slave
 from replicated_brokers import Replicas
 from waiting import until
 
@@ -43,23 +44,6 @@ async def send(peer: Peer, kind: str) -> RemotingCommand:
     return await peer.send("orders", b"x")
 
 
-def pause(replicas: Replicas, broker_id: int = 1) -> None:
-    """The slave is there, and takes nothing."""
-    slave = replicas.brokers[broker_id].replicating._slave
-    assert slave is not None
-    connection = slave._connection
-    assert connection is not None
-    connection.pause()
-
-
-def resume(replicas: Replicas, broker_id: int = 1) -> None:
-    slave = replicas.brokers[broker_id].replicating._slave
-    assert slave is not None
-    connection = slave._connection
-    assert connection is not None
-    connection.resume()
-
-
 @pytest.fixture(params=[1, 2], ids=["one_slave", "two_slaves"])
 async def replicas(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Replicas]:
     async with Replicas(tmp_path, request.param) as replicas:
@@ -79,13 +63,13 @@ async def test_late_when_a_slave_takes_nothing(replicas: Replicas, kind: str) ->
     peer = await replicas.peer()
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
     replicas.master.config.replication.slave_timeout = LATE_MS
-    pause(replicas)
+    hold_slave(replicas.slave)
     answer = await send(peer, kind)
     assert answer.code == LATE
     assert answer.ext_fields["msgId"]
     careless = await peer.send("orders", b"careless", properties={"WAIT": "false"})
     assert careless.code == ResponseCode.SUCCESS
-    resume(replicas)
+    release_slave(replicas.slave)
     replicas.master.config.replication.slave_timeout = 10_000
     assert (await send(peer, kind)).code == ResponseCode.SUCCESS
 
@@ -104,14 +88,14 @@ async def test_java_s_default_waits_for_no_slave(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 1)
     replicas.replication = {}
     async with replicas:
-        pause(replicas)
+        hold_slave(replicas.slave)
         peer = await replicas.peer()
         assert [(await send(peer, kind)).code for kind in KINDS] == [ResponseCode.SUCCESS] * len(KINDS)
 
 
 async def test_an_async_master_waits_for_nobody(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
-        pause(replicas)
+        hold_slave(replicas.slave)
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         assert not replicas.master._sending._is_safe
@@ -121,11 +105,11 @@ async def test_one_of_two_slaves_is_enough(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 2)
     replicas.replication["in_sync_replicas"] = 2
     async with replicas:
-        pause(replicas, 2)
+        hold_slave(replicas.brokers[2])
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         replicas.master.config.replication.slave_timeout = LATE_MS
-        pause(replicas, 1)
+        hold_slave(replicas.brokers[1])
         assert (await peer.send("orders", b"x")).code == LATE
 
 
@@ -148,11 +132,11 @@ async def test_many_that_wait_are_answered_together_and_once(tmp_path: Path) -> 
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         await peer.send("orders", b"first")
-        pause(replicas)
+        hold_slave(replicas.slave)
         sends = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(100)]
         waits = replicas.master._sending._flush_waits
         await until(lambda: len(waits._slaves) == 100)
-        resume(replicas)
+        release_slave(replicas.slave)
         answers = await asyncio.gather(*sends)
         assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 100
         assert [answer.ext_fields["queueOffset"] for answer in answers] == [str(n + 1) for n in range(100)]
@@ -187,12 +171,12 @@ async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             master.config.store.sync_flush_timeout_ms = LATE_MS
             assert (await peer.send("orders", b"x")).code == ResponseCode.FLUSH_DISK_TIMEOUT
             master.config.replication.slave_timeout = LATE_MS
-            pause(replicas)
+            hold_slave(replicas.slave)
             # Java tells of the slave when both are late.
             assert (await peer.send("orders", b"x")).code == LATE
             disk.works.set()
             assert (await peer.send("orders", b"x")).code == LATE
-            resume(replicas)
+            release_slave(replicas.slave)
             master.config.replication.slave_timeout = 10_000
             assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
             assert not waits._count
@@ -204,7 +188,7 @@ async def test_what_waits_for_slaves_makes_the_broker_busy(tmp_path: Path) -> No
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         await peer.send("orders", b"first")
-        pause(replicas)
+        hold_slave(replicas.slave)
         replicas.master._sending._flush_waits._capacity = 3
         replicas.master.config.replication.slave_timeout = LATE_MS
         answers = await asyncio.gather(*(peer.send("orders", b"x") for _ in range(5)))
@@ -215,7 +199,7 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         half = await send(peer, "half")
-        pause(replicas)
+        hold_slave(replicas.slave)
         header = EndTransactionRequestHeader(
             producer_group="producers",
             tran_state_table_offset=int(half.ext_fields["queueOffset"]),
@@ -226,7 +210,7 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
         ending = asyncio.ensure_future(peer.ask(RequestCode.END_TRANSACTION, header))
         await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
         assert not ending.done()
-        resume(replicas)
+        release_slave(replicas.slave)
         assert (await ending).code == ResponseCode.SUCCESS
 
 
@@ -236,11 +220,11 @@ async def test_a_message_that_is_given_back_waits_too(tmp_path: Path) -> None:
         peer = await replicas.peer()
         sent = await peer.send("orders", b"x")
         await peer.pull("orders")
-        pause(replicas)
+        hold_slave(replicas.slave)
         header = ConsumerSendMsgBackRequestHeader(
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
         )
         giving_back = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
         await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
-        resume(replicas)
+        release_slave(replicas.slave)
         assert (await giving_back).code == ResponseCode.SUCCESS

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from administration import commit, create_group
 from broker_support import Peer, config
+from held_slaves import hold_slave
 from replicated_brokers import Replicas
 from request_of_each_code import Places, every_request
 from transaction_support import Producer
@@ -428,10 +429,7 @@ async def test_a_master_that_stops_waits_for_its_slaves(tmp_path: Path) -> None:
 async def test_a_master_that_stops_waits_for_nobody_who_does_not_go_on(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
         peer = await replicas.peer()
-        slave = replicas.slave.replicating._slave
-        assert slave is not None
-        assert slave._connection is not None
-        slave._connection.pause()
+        hold_slave(replicas.slave)
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         async with asyncio.timeout(10):
             await replicas.stop(0)
