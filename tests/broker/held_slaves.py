@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from gantrymq.broker.broker import Broker
+from gantrymq.replication.slave import _Connection
 
 
 def hold_slave(broker: Broker) -> None:
     """It is there, and takes nothing more from the master that there is."""
-    slave = broker.replicating._slave
-    assert slave is not None
-    connection = slave._connection
-    assert connection is not None
+    connection = _connection(broker)
     connection.pause()
     # Nor when what it has read by now is in its store.
     connection.resume = lambda: None  # type: ignore[method-assign]
@@ -18,9 +16,13 @@ def hold_slave(broker: Broker) -> None:
 
 def release_slave(broker: Broker) -> None:
     """It goes on."""
-    slave = broker.replicating._slave
-    assert slave is not None
-    connection = slave._connection
-    assert connection is not None
+    connection = _connection(broker)
     del connection.resume
     connection.resume()
+
+
+def _connection(broker: Broker) -> _Connection:
+    slave = broker.replicating._slave
+    assert slave is not None
+    assert slave._connection is not None
+    return slave._connection

@@ -30,6 +30,8 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, decode_request_json, encode_json
 from gantrymq.protocol.headers.controller import (
+    LEASE_EPOCH_FIELD,
+    LEASE_FIELD,
     AlterSyncStateSetRequestHeader,
     ApplyBrokerIdRequestHeader,
     BrokerSetRequestHeader,
@@ -50,10 +52,6 @@ log = peer_log(__name__)
 
 #: A sync-state set has no more bytes.
 MAX_SYNC_STATE_BYTES = 16 * 1024
-#: A master of ours takes no messages when so many ms have passed since it sent a heartbeat that was answered.
-LEASE_FIELD = "leaseMillis"
-#: And only if it knows who is master in this epoch, the set's.
-LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 #: Broker sets are told in steps of so many, and in one answer not more bytes than so many: a frame has its bound.
 _SETS_PER_STEP = 50
 _MAX_ANSWER_BYTES = 12 * 1024 * 1024

@@ -13,6 +13,8 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.controller import (
+    LEASE_EPOCH_FIELD,
+    LEASE_FIELD,
     AlterSyncStateSetRequestHeader,
     AlterSyncStateSetResponseHeader,
     ApplyBrokerIdRequestHeader,
@@ -32,10 +34,6 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: The field of an answer to a heartbeat with which a controller of ours grants a lease, ms; 0 where it doesn't lead.
-LEASE_FIELD = "leaseMillis"
-#: The set's epoch as that controller knows it: the lease is for brokers that were told of it.
-LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 _TIMEOUT_MS = 3000
 
 

@@ -6,6 +6,12 @@ from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.namesrv import BrokerHeartbeatRequestHeader
 from gantrymq.protocol.java import Int32, Int64
 
+#: The field of an answer to a heartbeat with which a controller of ours grants a lease, ms; 0 where it doesn't lead. A
+#: master of ours takes no messages when so much has passed since it sent a heartbeat that was answered.
+LEASE_FIELD = "leaseMillis"
+#: The set's epoch as that controller knows it: the lease is for brokers that were told of who is master in it.
+LEASE_EPOCH_FIELD = "leaseMasterEpoch"
+
 
 class BrokerSetRequestHeader(Header):
     """CONTROLLER_GET_NEXT_BROKER_ID (1012), and what other requests of a broker begin with."""
