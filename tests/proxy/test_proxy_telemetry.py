@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from proxy_support import Rpc, message, new_topic, producer_settings
+from proxy_support import Rpc, members_of, message, new_topic, producer_settings
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
@@ -141,17 +141,6 @@ async def test_settings_that_no_client_has(
 
 
 # -- what brokers see -------------------------------------------------------------------------------------------------
-
-
-async def members_of(admin: AdminClient, group: str) -> list[str]:
-    try:
-        return sorted(client.client_id for client in (await admin.consumer_connection(group)).connection_set)
-    except NoRouteInfo:
-        return []
-    except BrokerError as e:
-        if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
-            raise
-        return []
 
 
 async def test_brokers_see_a_groups_members(proxy: Proxy, rpc: Rpc, admin: AdminClient, group: str) -> None:
