@@ -59,6 +59,14 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert "--json" in out
 
 
+def test_a_brokers_address_in_place_of_a_name_servers(
+    cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["admin", "topicList", "-n", cluster.brokers[0]]) == 1
+    err = capsys.readouterr().err
+    assert f"{cluster.brokers[0]} answered code 3: request type 206 not supported; so answers a server" in err
+
+
 @pytest.mark.parametrize("name", ["topicList", "topic-list", "topiclist", "TOPICLIST"])
 def test_names_are_found_as_in_mqadmin_and_in_kebab_case(
     name: str, cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]

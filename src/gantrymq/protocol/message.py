@@ -96,6 +96,8 @@ class Message:
 
 
 def _joined(keys: Iterable[str]) -> str:
+    if not isinstance(keys, Iterable):
+        raise IllegalMessage(f"keys={keys!r}: a string is wanted, or several")
     keys = list(keys)
     for key in keys:
         if not isinstance(key, str) or not key or any(char.isspace() for char in key):
