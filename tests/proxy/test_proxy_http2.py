@@ -150,7 +150,7 @@ def handlers() -> Server:
 
 @pytest.fixture
 async def server(handlers: Server) -> AsyncIterator[ProxyServer]:
-    service = Service(handlers.handlers, 8 * 1024 * 1024)
+    service = Service(handlers.handlers, 8 * 1024 * 1024, 0)
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=120, jobs=Jobs())
     await server.start()
     yield server
@@ -534,7 +534,7 @@ async def test_many_unfinished_messages_leave_others_served(server: ProxyServer,
 
 
 async def test_a_silent_connection_is_closed(handlers: Server) -> None:
-    service = Service(handlers.handlers, 1024)
+    service = Service(handlers.handlers, 1024, 0)
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=0.2, jobs=Jobs())
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -36,6 +36,10 @@ _PREFIX = 5
 _MOST_WAITING = 1000
 #: What is kept of a stream both ways for a client that opens no window.
 _MOST_UNTAKEN_BYTES = 1024 * 1024
+#: Requests other than SendMessage are small; to read ones of 130 MiB would hold up everybody for seconds.
+_MOST_OF_OTHERS = 2 * 1024 * 1024
+#: Of a SendMessage beyond what the largest body has: properties, ids.
+_MOST_BESIDE_BODY = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
 #: Raises ProxyError for a request that its client has no right to.
@@ -45,22 +49,29 @@ Guard = Callable[[Call, Message], Awaitable[None]]
 class Service:
     """What all calls have in common: the handlers, the limits, who may call.
 
-    `guard` sees every request before its handler does, `figures` are told of every call that has ended.
+    `guard` sees every request before its handler does, `figures` are told of every call that has ended. No body is
+    larger than `max_body_size`; 0 for any.
     """
 
     def __init__(
         self,
         handlers: Handlers,
         max_message_size: int,
+        max_body_size: int,
         guard: Guard | None = None,
         figures: CallFigures | None = None,
     ) -> None:
         self.figures = figures
         self.handlers = handlers
         self.max_message_size = max_message_size
+        self._max_send_size = min(max_message_size, (max_body_size or max_message_size) + _MOST_BESIDE_BODY)
         self.guard = guard
         self.unfinished = UnfinishedMessages()
         self.loop = asyncio.get_running_loop()
+
+    def most_bytes(self, method: Method) -> int:
+        """A longer request isn't read."""
+        return self._max_send_size if method.name == "SendMessage" else min(self.max_message_size, _MOST_OF_OTHERS)
 
     def accept(self, stream: Http2Stream, fields: Fields) -> GrpcCall | None:
         """The call that begins with these fields; None when there is none, which the peer is told."""
@@ -91,6 +102,7 @@ class GrpcCall:
         "_has_begun",
         "_is_half_closed",
         "_method",
+        "_most_bytes",
         "_needed",
         "_over",
         "_requests",
@@ -107,6 +119,7 @@ class GrpcCall:
         self._service = service
         self._stream = stream
         self._method = method
+        self._most_bytes = service.most_bytes(method)
         self._handler = handler
         self._fields = fields
         self._began = monotonic()
@@ -193,6 +206,8 @@ class GrpcCall:
             self._receive(data, ended)
         except GrpcError as e:
             self._finish(e.code, str(e))
+        except ProxyError as e:
+            self._fail(e)
 
     def _receive(self, data: bytes, ended: bool) -> None:
         unfinished = self._service.unfinished
@@ -208,11 +223,8 @@ class GrpcCall:
         received = len(data)
         while len(data) >= _PREFIX:
             length = int.from_bytes(data[1:_PREFIX], "big")
-            if length > self._service.max_message_size:
-                raise GrpcError(
-                    GrpcCode.RESOURCE_EXHAUSTED,
-                    f"gRPC message exceeds maximum size {self._service.max_message_size}: {length}",
-                )
+            if length > self._most_bytes:
+                raise self._too_long(length)
             self._needed = _PREFIX + length
             if len(data) < self._needed:
                 break
@@ -231,6 +243,11 @@ class GrpcCall:
             self._buffer += data
             unfinished.held_bytes += len(data)
             self._make_room(len(data))
+
+    def _too_long(self, length: int) -> GrpcError | ProxyError:
+        if self._method.name == "SendMessage" and length <= self._service.max_message_size:
+            return ProxyError(Code.MESSAGE_BODY_TOO_LARGE, f"a request of {length} bytes: max is {self._most_bytes}")
+        return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {self._most_bytes}: {length}")
 
     def _make_room(self, held: int) -> None:
         """For the rest of the message that has begun, if its window isn't wide enough."""
@@ -281,7 +298,7 @@ class GrpcCall:
     def _decompressed(self, data: bytes) -> bytes:
         if self._fields.get(b"grpc-encoding") != b"gzip":
             raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
-        most = self._service.max_message_size
+        most = self._most_bytes
         decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
             plain = decompressor.decompress(data, most)
@@ -346,15 +363,18 @@ class GrpcCall:
         except GrpcError as e:
             self._finish(e.code, str(e))
         except Exception as e:
-            status = status_of(e)
-            self._code = status.code
-            self.write_soon(method.response(status=status))
-            self._finish(GrpcCode.OK)
+            self._fail(e)
         except asyncio.CancelledError:
             self._finish(GrpcCode.CANCELLED, "the proxy gave up this call")
             raise
         else:
             self._finish(GrpcCode.OK)
+
+    def _fail(self, error: Exception) -> None:
+        status = status_of(error)
+        self._code = status.code
+        self.write_soon(self._method.response(status=status))
+        self._finish(GrpcCode.OK)
 
     def _begin(self) -> None:
         if not self._has_begun:

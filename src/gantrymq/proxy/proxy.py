@@ -81,7 +81,9 @@ class Proxy:
             guard = Access(config, metadata).check
         # Counting costs each call a little: only when somebody will ask.
         self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
-        self._service = Service(handlers, config.grpc_max_inbound_message_size, guard, self._figures)
+        self._service = Service(
+            handlers, config.grpc_max_inbound_message_size, config.max_message_size, guard, self._figures
+        )
         self._metrics = MetricsServer(
             self._collect,
             host=config.metrics_prom_exporter_host or config.bind_address,
