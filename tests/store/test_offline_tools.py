@@ -12,7 +12,7 @@ from store_support import LOG_FILE, UNITS_PER_FILE, log_files, open_store, put, 
 from gantrymq.errors import StoreError, StoreLocked
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import message_index, message_store
+from gantrymq.store import message_index, message_writer
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
 from gantrymq.store.offline import inspect, is_in_use
@@ -264,7 +264,7 @@ def test_dump(tmp_path):
 def test_dump_by_time(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     for n in range(200):
-        monkeypatch.setattr(message_store, "time", lambda n=n: 1000 + n)
+        monkeypatch.setattr(message_writer, "time", lambda n=n: 1000 + n)
         put(store, store.queue("T", 0), b"%d " % n + bytes(1000))
     store.close()
     config = small_config(tmp_path)

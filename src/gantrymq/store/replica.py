@@ -321,7 +321,7 @@ class Replica:
                 self._told[queue] = None
         elif all_units:
             held.hold(commit_log.position, commit_log.position + len(data), all_units)
-        # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
+        # As in `MessageWriter.append`: the log's position, which says that all is whole, comes last.
         commit_log.store_timestamp = timestamp
         commit_log.position += len(data)
 
