@@ -16,6 +16,8 @@ from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Ha
 from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
+from gantrymq.proxy.http2.untaken import UntakenBytes
+from gantrymq.proxy.in_hand import RequestsInHand
 from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
 from gantrymq.proxy.unfinished import UnfinishedMessages
@@ -67,6 +69,8 @@ class Service:
         self._max_send_size = min(max_message_size, (max_body_size or max_message_size) + _MOST_BESIDE_BODY)
         self.guard = guard
         self.unfinished = UnfinishedMessages()
+        self.in_hand = RequestsInHand()
+        self.untaken = UntakenBytes()
         self.loop = asyncio.get_running_loop()
 
     def most_bytes(self, method: Method) -> int:
@@ -100,7 +104,9 @@ class GrpcCall:
         "_fields",
         "_handler",
         "_has_begun",
+        "_in_hand",
         "_is_half_closed",
+        "_kept",
         "_method",
         "_most_bytes",
         "_needed",
@@ -131,10 +137,12 @@ class GrpcCall:
         self._has_begun = False
         self._is_half_closed = False
         #: Of a client's stream: those that came, and who waits for one.
-        self._requests: deque[Message] | None = deque() if method.client_streams else None
+        self._requests: deque[tuple[Message, int]] | None = deque() if method.client_streams else None
         self._arrived: asyncio.Future[None] | None = None
         self._over: list[Callable[[], None]] = []
         self.is_over = False
+        #: The bytes of requests that the handler has, or is to have; of what it has for its client.
+        self._in_hand = self._kept = 0
         #: The response's, 0 as long as there is none.
         self._code: Code = Code.CODE_UNSPECIFIED
         self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
@@ -170,6 +178,11 @@ class GrpcCall:
         else:
             self._over.append(callback)
 
+    def keep(self, size: int) -> None:
+        if not self.is_over:
+            self._kept += size
+            self._service.untaken.keep(self._stream.connection, size)
+
     async def write(self, response: Message) -> None:
         self.write_soon(response)
         if self._stream.is_full:
@@ -187,7 +200,8 @@ class GrpcCall:
         assert self._requests is not None
         while True:
             while self._requests:
-                request = self._requests.popleft()
+                request, size = self._requests.popleft()
+                self._put_down(size)
                 if self._service.guard is not None:
                     await self._service.guard(self, request)
                 yield request
@@ -279,6 +293,10 @@ class GrpcCall:
     def _message(self, compressed: int, data: bytes) -> None:
         if compressed:
             data = self._decompressed(data)
+        size = len(data) + _PREFIX
+        if not self._service.in_hand.take(self._stream.connection, size):
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "too much of what clients ask is under way: try again later")
+        self._in_hand += size
         try:
             request = self._method.request.FromString(data)
         except DecodeError as e:
@@ -286,7 +304,7 @@ class GrpcCall:
         if self._requests is not None:
             if len(self._requests) >= _MOST_WAITING:
                 raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait")
-            self._requests.append(request)
+            self._requests.append((request, size))
             self._wake()
             if self._task is None:
                 self._task = self._service.loop.create_task(self._serve(request))
@@ -316,6 +334,11 @@ class GrpcCall:
             if self._requests is None:
                 raise GrpcError(GrpcCode.INTERNAL, "Half-closed without a request")
             self._finish(GrpcCode.OK)
+
+    def _put_down(self, size: int) -> None:
+        if self._in_hand:
+            self._in_hand -= size
+            self._service.in_hand.done(self._stream.connection, size)
 
     def _wake(self) -> None:
         if self._arrived is not None:
@@ -399,6 +422,9 @@ class GrpcCall:
             return
         self.is_over = True
         self._forget_buffer()
+        self._put_down(self._in_hand)
+        if self._kept:
+            self._service.untaken.taken(self._stream.connection, self._kept)
         callbacks, self._over = self._over, []
         for callback in callbacks:
             callback()

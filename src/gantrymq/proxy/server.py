@@ -96,7 +96,9 @@ class ProxyServer:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
     def _connected(self) -> Http2Connection:
-        return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
+        return Http2Connection(
+            self._service.accept, self._limits, self._service.untaken, self._opened, self._disconnected
+        )
 
     def _opened(self, connection: Http2Connection) -> None:
         self.connections[connection] = None
