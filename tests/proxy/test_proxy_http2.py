@@ -585,6 +585,24 @@ async def test_a_stream_whose_client_takes_nothing_is_given_up(handlers: Server,
     writer.close()
 
 
+async def test_wider_windows_are_confirmed_before_they_are_used(server: ProxyServer) -> None:
+    """gRPC's own core takes what comes before for too much."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    peer = Peer(reader, writer)
+    writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
+    writer.write(peer.begin(1) + data(1, framed(send_request(b"%010d" % 100_000))))
+    await peer.frame(frames.HEADERS)
+    writer.write(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1_000_000}))
+    kinds = []
+    while frames.DATA not in kinds:
+        head = await asyncio.wait_for(reader.readexactly(frames.HEADER_LENGTH), 10)
+        length, _, _ = frames.read_header(head)
+        await reader.readexactly(length >> 8)
+        kinds.append(length & 0xFF)
+    assert kinds == [frames.SETTINGS, frames.DATA]
+    writer.close()
+
+
 # -- what is kept for clients, and of them -----------------------------------------------------------------------------
 
 

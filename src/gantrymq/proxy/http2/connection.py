@@ -333,16 +333,17 @@ class Http2Connection(asyncio.Protocol):
                     raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window")
                 change = value - self._stream_window
                 self._stream_window = value
-                for stream in list(self.streams.values()):
+                for stream in self.streams.values():
                     stream.window += change
-                    stream.pump()
             elif key == frames.SETTING_MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
                     raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "an impossible size of frames")
                 self.frame_size = min(value, _FRAME_SIZE)
             elif key == frames.SETTING_HEADER_TABLE_SIZE and value < TABLE_SIZE:
                 self._must_shrink_table = True
+        # Before anything is sent that the peer takes by its new settings alone.
         self.send(frames.SETTINGS_ACK)
+        self._pump_all()
 
     @staticmethod
     def _expect(payload: bytes, length: int, has_right_stream: bool) -> None:
