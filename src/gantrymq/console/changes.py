@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
+from gantrymq.auth.policy import Acl
+from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.offsets import LATEST
 from gantrymq.console.eye import Eye
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.queries.messages import MessageArguments, find
+from gantrymq.console.queries.servers import check_address, is_secret
 from gantrymq.console.times import parse_time
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -93,6 +96,16 @@ class ResendDeadLetters(msgspec.Struct):
     to_topic: bool = False
 
 
+class ResendLetter(msgspec.Struct):
+    """One dead letter, by its place; as ResendDeadLetters."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    to_topic: bool = False
+
+
 class ConsumeDirectly(msgspec.Struct):
     """Has one consumer consume a message now."""
 
@@ -125,6 +138,31 @@ class DeleteUser(msgspec.Struct):
     cluster: str
     username: str
     typed: str = ""
+
+
+class SaveRight(msgspec.Struct):
+    """What a user may do with a resource, or mayn't; `actions` and `source_ips` have commas between them."""
+
+    cluster: str
+    username: str
+    resource: str
+    actions: str
+    decision: str = "Allow"
+    source_ips: str = ""
+
+
+class DeleteRight(msgspec.Struct):
+    cluster: str
+    username: str
+    resource: str
+
+
+class SetConfig(msgspec.Struct):
+    """One key of a broker's configuration; an empty `value` is one, too."""
+
+    address: str
+    key: str
+    value: str = ""
 
 
 async def create_topic(eye: Eye, one: CreateTopic) -> str:
@@ -199,6 +237,14 @@ async def resend_dead_letters(eye: Eye, one: ResendDeadLetters) -> str:
     return f"{done.resent} dead letters sent again, {done.left_out} left out, {done.unreadable} unreadable"
 
 
+async def resend_letter(eye: Eye, one: ResendLetter) -> str:
+    place = MessageArguments(topic=one.topic, broker=one.broker, queue=one.queue, offset=one.offset)
+    letter = await find(eye, place)
+    if not await eye.admin.resend_dead_letter(letter, to_topic=one.to_topic):
+        raise GantryError(f"the dead letter {letter.msg_id} can't be read")
+    return f"the dead letter {letter.msg_id} is sent again"
+
+
 async def consume_directly(eye: Eye, one: ConsumeDirectly) -> str:
     place = MessageArguments(topic=one.topic, broker=one.broker, queue=one.queue, offset=one.offset)
     result = await eye.admin.consume_directly(one.group, one.client_id, await find(eye, place))
@@ -233,6 +279,46 @@ async def delete_user(eye: Eye, one: DeleteUser) -> str:
     return f"user {one.username} is deleted from {len(brokers)} brokers"
 
 
+async def save_right(eye: Eye, one: SaveRight) -> str:
+    subject = f"User:{one.username}"
+    acl = acl_of(subject, [one.resource.strip()], _listed(one.actions), _listed(one.source_ips), one.decision)
+    try:
+        Acl.from_info(acl.policies)
+    except ValueError as e:
+        raise BadArguments(str(e)) from None
+    brokers = await eye.admin.all_brokers_of(one.cluster)
+    for address in brokers:
+        if await eye.admin.acl(address, subject) is None:
+            await eye.admin.create_acl([address], acl)
+        else:
+            await eye.admin.update_acl([address], acl)
+    return f"what user {one.username} may do with {one.resource.strip()} is changed on {len(brokers)} brokers"
+
+
+async def delete_right(eye: Eye, one: DeleteRight) -> str:
+    brokers = await eye.admin.all_brokers_of(one.cluster)
+    await eye.admin.delete_acl(brokers, f"User:{one.username}", one.resource.strip())
+    return f"the entry of user {one.username} for {one.resource.strip()} is taken away on {len(brokers)} brokers"
+
+
+async def set_config(eye: Eye, one: SetConfig) -> str:
+    key, value = one.key.strip(), one.value.strip()
+    if not key or any(c in key + value for c in "\r\n"):
+        raise BadArguments("a key and a value on one line are needed")
+    if is_secret(key):
+        raise BadArguments(f"{key} is a secret: it is changed in the broker's own file")
+    await check_address(eye, one.address)
+    await eye.admin.update_broker_config([one.address], {key: value})
+    now = (await eye.admin.broker_config(one.address)).get(key)
+    if now != value:
+        raise GantryError(f"broker {one.address} took {key}={value} and says {key}={now}: it may not know the key")
+    return f"{key}={value} on broker {one.address}"
+
+
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
 def _check_queues(count: int) -> None:
     if not 1 <= count <= MAX_QUEUES:
         raise BadArguments(f"{count} queues: 1 to {MAX_QUEUES}")
@@ -251,6 +337,7 @@ CHANGES = (
     Change("clone-offsets", CloneOffsets, clone_offsets, lambda one: link("group", name=one.target)),
     Change("delete-group", DeleteGroup, delete_group, lambda one: link("groups")),
     Change("resend-dead-letters", ResendDeadLetters, resend_dead_letters, lambda one: link("dead-letters")),
+    Change("resend-letter", ResendLetter, resend_letter, lambda one: link("messages", topic=one.topic)),
     Change(
         "consume-directly",
         ConsumeDirectly,
@@ -260,4 +347,12 @@ CHANGES = (
     Change("end-given-up", EndGivenUp, end_given_up, lambda one: link("transactions")),
     Change("save-user", SaveUser, save_user, lambda one: link("users"), frozenset({"password"})),
     Change("delete-user", DeleteUser, delete_user, lambda one: link("users")),
+    Change(
+        "save-right",
+        SaveRight,
+        save_right,
+        lambda one: link("rights", user=one.username, resource=one.resource.strip()),
+    ),
+    Change("delete-right", DeleteRight, delete_right, lambda one: link("users", search=one.username)),
+    Change("set-config", SetConfig, set_config, lambda one: link("broker", address=one.address)),
 )

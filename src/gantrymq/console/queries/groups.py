@@ -9,12 +9,14 @@ from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, subscriptions_of
 from gantrymq.console.asking import Unasked
 from gantrymq.console.eye import Eye, TopicProgress
+from gantrymq.console.history import Rebalance
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.kinds import is_tools_group
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import BrokerError, NoRouteInfo
 from gantrymq.protocol.bodies.connection import ConsumerConnection
 from gantrymq.protocol.bodies.consumer import (
+    PROP_CLIENT_VERSION,
     PROP_CONSUMER_START_TIMESTAMP,
     PROP_THREADPOOL_CORE_SIZE,
     ConsumerRunningInfo,
@@ -28,6 +30,7 @@ from gantrymq.system.clock import now_ms
 
 #: Queues that are behind of which the next message is looked at.
 MAX_QUEUES_LOOKED_INTO = 64
+MAX_REBALANCES = 20
 #: Of a message only the time is wanted.
 _FIRST_BYTES = 1
 
@@ -88,6 +91,8 @@ class Member(msgspec.Struct):
     started_ms: int | None = None
     subscriptions: list[Subscription] | None = None
     rates: list[Rate] = []
+    #: It speaks gRPC: `address` is its proxy's.
+    by_proxy: bool = False
 
 
 class GroupQueue(msgspec.Struct):
@@ -117,6 +122,8 @@ class GroupPage(msgspec.Struct):
     #: Whether all members that told subscribe to the same.
     subscriptions_agree: bool
     queues: list[GroupQueue]
+    #: Who came and left, as the console has seen it since it was started, or keeps it; the newest first.
+    rebalances: list[Rebalance]
     unasked: list[Unasked]
 
 
@@ -153,7 +160,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         if known is not None and name not in known.progress:
             raise
         progress, tps = {}, 0.0
-    connections = await eye.each(servers.masters.values(), lambda address: _connected(eye, name, address))
+    connections = await eye.each(servers.masters.values(), lambda address: connected(eye, name, address))
     unasked += connections.unasked
     merged = ConsumerConnection()
     known_at: dict[str, str] = {}
@@ -171,7 +178,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
     unasked += running.unasked
     owners: dict[MessageQueue, str] = {}
     for client_id, info in running.answers.items():
-        _tell(members[client_id], info)
+        tell(members[client_id], info)
         owners |= dict.fromkeys([*info.mq_table, *info.mq_pop_table], client_id)
     waiting = await _waiting_since(eye, progress)
     now = now_ms()
@@ -201,6 +208,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         [members[client_id] for client_id in sorted(members)],
         len(told) <= 1,
         queues,
+        await eye.history.rebalances(name, MAX_REBALANCES) if eye.history is not None else [],
         list(dict.fromkeys(unasked)),
     )
 
@@ -219,7 +227,7 @@ def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
     )
 
 
-async def _connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
+async def connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
     try:
         return await eye.admin.consumer_connection(name, address)
     except BrokerError as e:
@@ -228,7 +236,7 @@ async def _connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
         raise
 
 
-def _tell(member: Member, info: ConsumerRunningInfo) -> None:
+def tell(member: Member, info: ConsumerRunningInfo) -> None:
     """What it says of itself."""
     member.queues = len(info.mq_table) + len(info.mq_pop_table)
     member.cached = sum(queue.cached_msg_count for queue in info.mq_table.values())
@@ -237,6 +245,11 @@ def _tell(member: Member, info: ConsumerRunningInfo) -> None:
     member.started_ms = int(started) if started.isascii() and started.isdigit() else None
     member.subscriptions = [Subscription(*subscription) for subscription in subscriptions_of(info)]
     member.rates = rates_of(info)
+    # A proxy answers for its clients, and writes their language before their version.
+    told = info.properties.get(PROP_CLIENT_VERSION, "").split(" ", 1)
+    if len(told) == 2:
+        member.by_proxy = True
+        member.language, member.version = told
 
 
 def rates_of(info: ConsumerRunningInfo) -> list[Rate]:
