@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
-from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult, SendStatus
+from gantrymq.client.broker_api import BrokerApi, PullResult, PullStatus, SendResult, SendStatus
 from gantrymq.client.routes import Routes, read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import ClusterInfo, KVTable, TopicList
+from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, KVTable, TopicList
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -94,13 +94,17 @@ class Cluster:
         security: Security | None = None,
         *,
         remoting: RemotingClient | None = None,
+        from_slaves: bool = False,
     ) -> None:
-        """`remoting` is used instead of connections of its own, and left open."""
+        """`remoting` is used instead of connections of its own, and left open; `from_slaves`: pulls go to slaves."""
         self._retry_timeout_s = retry_timeout_ms / 1000
         self._is_owner = remoting is None
         self._remoting = remoting or (security or Security()).remoting_client()
         self._api = BrokerApi(self._remoting)
         self._routes = Routes(self._api, name_servers)
+        self._from_slaves = from_slaves
+        #: Slaves that didn't answer, or don't serve pulls.
+        self._refusing: set[str] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,10 +277,10 @@ class Cluster:
         filter_expression: tuple[str, str],
     ) -> PullResult:
         """What is there from `offset` on, at once; `filter_expression` is an expression and its type."""
-        return await self.ask(
-            queue,
-            lambda to: self._api.pull_at_once(
-                to,
+
+        async def pull_from(address: str) -> PullResult:
+            return await self._api.pull_at_once(
+                address,
                 queue,
                 offset,
                 max_messages,
@@ -284,8 +288,26 @@ class Cluster:
                 max_bytes=max_bytes,
                 filter_expression=filter_expression,
                 timeout_ms=PULL_TIMEOUT_MS,
-            ),
-        )
+            )
+
+        if self._from_slaves and (slave := await self._slave(queue)) is not None:
+            try:
+                result = await pull_from(slave)
+                # It may be behind: what isn't there only the master can say.
+                if result.status is PullStatus.FOUND:
+                    return result
+            except (RemotingError, BrokerError) as e:
+                log.warning("a slave of broker %s isn't read from, but its master: %s", queue.broker_name, e)
+                self._refusing.add(slave)
+        return await self.ask(queue, pull_from)
+
+    async def _slave(self, queue: MessageQueue) -> str | None:
+        """host:port of a slave; of several each has some of the queues."""
+        if self._routes.cached(queue.topic) is None:
+            await self._refresh(queue.topic)
+        replicas = sorted(self._routes.all_brokers().get(queue.broker_name, {}).items())
+        slaves = [address for number, address in replicas if number != MASTER_ID and address not in self._refusing]
+        return slaves[queue.queue_id % len(slaves)] if slaves else None
 
     async def send(
         self, queues: Sequence[MessageQueue], command: Callable[[MessageQueue], RemotingCommand]
