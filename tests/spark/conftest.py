@@ -36,6 +36,19 @@ def cluster() -> Iterator[EmbeddedCluster]:
         yield running
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "many_kills: kills a driver 20 times; only run by -m many_kills")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "many_kills" in config.option.markexpr:
+        return
+    many = [item for item in items if item.get_closest_marker("many_kills") is not None]
+    if many:
+        config.hook.pytest_deselected(items=many)
+        items[:] = [item for item in items if item not in many]
+
+
 _numbers = itertools.count(1)
 
 

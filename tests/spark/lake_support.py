@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from cluster_support import ROOT, SPARK_HOME, environment
-from waiting import wait_until
+from kill_support import batches_begun, kill_in_a_batch
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -28,8 +26,6 @@ TOPIC = "lake"
 SEND_AT_ONCE = 1000
 #: Micro-batches of the whole.
 BATCHES = 40
-#: A Spark that starts on a busy machine takes a minute.
-WAIT_S = 240.0
 #: What the kills have left, however much: 40 micro-batches take ten minutes on a busy machine.
 REST_S = 1200.0
 EXAMPLE = ROOT / "examples" / "pipelines" / "lakehouse_ingest.py"
@@ -52,30 +48,26 @@ def kill_and_count(
     lake: str, table: str, settings: Mapping[str, str], directory: Path, kills: int, name_server: str
 ) -> list[str]:
     """Writes the topic into `table` while the driver is killed `kills` times at random; what `lake_reader` prints."""
-    submit = _submit(lake, settings)
-    program = [*submit, str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
+    program = [*submit(lake, settings), str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
     program += ["--table", table, "--checkpoint", str(directory / "checkpoint"), "--limit", str(COUNT // BATCHES)]
-    chance = random.Random()
+    log, checkpoint = directory / "driver.log", directory / "checkpoint"
     for _ in range(kills):
-        before = _batches_begun(directory)
+        before = batches_begun(checkpoint)
         if before >= BATCHES:
             # Slow machines come here late or never; the kills before were midway.
             break
-        with _driver([*program, "--interval", "0 seconds"], directory) as process:
+        with lake_driver([*program, "--interval", "0 seconds"], directory) as process:
+            kill_in_a_batch(process, log, checkpoint, before, 2)
+    run_to_the_end(program, directory)
+    return run_with_lake(lake, settings, READER, [lake, table], directory).split()
 
-            def has_gone_on(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
-                assert process.poll() is None, (directory / "driver.log").read_text()[-4000:]
-                return _batches_begun(directory) > before
 
-            wait_until(has_gone_on, WAIT_S)
-            # Anywhere in a micro-batch: not a wait for a state, but where in it the kill hits.
-            time.sleep(chance.uniform(0, 2))
-            os.killpg(process.pid, signal.SIGKILL)
+def run_to_the_end(program: Sequence[str], directory: Path) -> None:
+    """A program with --once."""
     # The first run of a Spark before 4.2 ends with the micro-batch that the last kill left unfinished.
     for _ in range(1 if HAS_ADMISSION_CONTROL else 2):
-        with _driver([*program, "--once"], directory) as process:
+        with lake_driver([*program, "--once"], directory) as process:
             assert process.wait(REST_S) == 0, (directory / "driver.log").read_text()[-4000:]
-    return run_with_lake(lake, settings, READER, [lake, table], directory).split()
 
 
 def run_with_lake(
@@ -83,7 +75,7 @@ def run_with_lake(
 ) -> str:
     """What a program prints in a session that has the lake."""
     printed = subprocess.run(
-        [*_submit(lake, settings), str(program), *arguments],
+        [*submit(lake, settings), str(program), *arguments],
         cwd=directory,
         env=environment(PYSPARK_PYTHON=sys.executable),
         capture_output=True,
@@ -104,7 +96,8 @@ def send_all(cluster: ProcessCluster) -> None:
     asyncio.run(send())
 
 
-def _submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
+def submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
+    """spark-submit, up to its program."""
     own = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -119,7 +112,8 @@ def _submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
 
 
 @contextmanager
-def _driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def lake_driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Its log is driver.log in `directory`; ended with all that it has started."""
     with (directory / "driver.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -135,8 +129,3 @@ def _driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Pope
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _batches_begun(directory: Path) -> int:
-    offsets = directory / "checkpoint" / "offsets"
-    return sum(path.name.isdecimal() for path in offsets.iterdir()) if offsets.is_dir() else 0

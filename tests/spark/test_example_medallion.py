@@ -52,12 +52,17 @@ def check_gold(rows: list[list[Any]], flights: pd.DataFrame) -> None:
         assert found[key] == pytest.approx(list(figures)), key
 
 
-def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+def flights_with_keys() -> pd.DataFrame:
+    """The first flights, with the columns of KEY and their day."""
     flights = flights_data("flights.csv.zip", FLIGHTS)
     time = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="m")
     flights["scheduled"] = time.dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     flights["day"] = time.dt.strftime("%Y-%m-%d")
-    flights = flights.drop_duplicates(KEY).reset_index(drop=True)
+    return flights.drop_duplicates(KEY).reset_index(drop=True)
+
+
+def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+    flights = flights_with_keys()
     # A tenth comes late, mixed with the last part; a part of the first ones are corrected then, and some come twice.
     chance = random.Random(3)
     is_late = pd.Series([chance.random() < 0.1 for _ in range(len(flights))])

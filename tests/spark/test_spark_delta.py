@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kill_support import kills
 from lake_support import COUNT, kill_and_count, needs_lake, send_all
 
 from gantrymq.testing.processes import ProcessCluster
@@ -18,12 +19,13 @@ SETTINGS = {
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.slow,
     pytest.mark.timeout(1800),
     needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"}),
 ]
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@kills
 def test_each_message_once(tmp_path: Path, kills: int) -> None:
     with ProcessCluster(tmp_path / "cluster") as cluster:
         send_all(cluster)
