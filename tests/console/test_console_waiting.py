@@ -10,6 +10,7 @@ from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.console.queries import due
 from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.message import Message
@@ -54,6 +55,27 @@ async def test_delayed_messages_by_time(
         offset=place["offset"],
     )
     assert one["body"]["text"] == "in ten minutes"
+
+
+async def test_a_message_that_was_taken_back(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic("regretted", queues=1)
+        await admin.update_broker_config(cluster.brokers, {"recallMessageEnable": "true"})
+
+    async def waiting() -> list[str]:
+        return [row["row"]["start"] for row in (await json_of(visitor, "due", topic="regretted"))["rows"]]
+
+    async with Producer(cluster.name_server, "regretters") as producer:
+        for body in (b"wanted", b"unwanted"):
+            result = await producer.send(Message("regretted", body, properties={TIMER_DELAY_MS: "3600000"}))
+        assert sorted(await until(waiting)) == ["unwanted", "wanted"]
+        assert result.recall_handle is not None
+        await producer.recall("regretted", result.recall_handle)
+
+        async def one_left() -> bool:
+            return await waiting() == ["wanted"]
+
+        await until(one_left)
 
 
 async def test_of_many_the_next_ones(
