@@ -11,3 +11,4 @@ pub mod properties;
 #[cfg(feature = "python")]
 mod python;
 pub mod record;
+pub mod scan;

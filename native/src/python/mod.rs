@@ -5,11 +5,12 @@ mod block;
 mod index;
 mod memory;
 mod records;
+mod scan;
 
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 5;
+const INTERFACE: u32 = 6;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -18,5 +19,6 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::IndexEntries>()?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
-    module.add_function(wrap_pyfunction!(batch::placed_records, module)?)
+    module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)
 }

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 5
+INTERFACE = 6
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -123,5 +123,24 @@ class Native(Protocol):
         """The records side by side with their places in, their units for the consume queue, their physical offsets.
 
         The first one's places are given; a record has its store timestamp at `timestamp_at`.
+        """
+        ...
+
+    def unit_runs(
+        self,
+        log: Buffer,
+        at: int,
+        end: int,
+        base: int,
+        most: int,
+        needs_crc: bool,
+        left_out: bytes,
+        /,
+    ) -> tuple[list[tuple[bytes, int, int, bytes]], int, int, int, int]:
+        """The units of `most` records at most from `at` to `end`: see `store.log_reader.Runs`, whose fields these are.
+
+        `base` is the log's physical offset. It ends before what is no record or not a good one (with `needs_crc`,
+        without a checksum over all of it, too), before one whose queue offset doesn't follow, whose topic is no text,
+        that has zeros among its properties, or is of the topic `left_out`.
         """
         ...

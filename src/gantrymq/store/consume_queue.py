@@ -217,6 +217,25 @@ class ConsumeQueue(QueueFiles):
             expected = base + self._file_size
         return None
 
+    def has(self, offset: int, units: bytes) -> bool:
+        """Whether these units stand at that queue offset and behind it."""
+        at = 0
+        while at < len(units):
+            found = self.units(offset + at // UNIT_SIZE, (len(units) - at) // UNIT_SIZE)
+            if not found or units[at : at + len(found)] != found:
+                return False
+            at += len(found)
+        return True
+
+    def restore_behind(self, units: bytes) -> None:
+        """Writes units behind the last one."""
+        while units:
+            # As far as a file goes.
+            count = self.next_file_offset(self.max_offset) - self.max_offset
+            written, units = units[: count * UNIT_SIZE], units[count * UNIT_SIZE :]
+            self._write(self.max_offset, written)
+            self.max_offset += len(written) // UNIT_SIZE
+
     def restore(self, offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Writes a unit at any queue offset; what is skipped before it becomes fillers."""
         if offset > self.max_offset:
