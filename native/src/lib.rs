@@ -2,6 +2,7 @@
 //! (`gantrymq/kernels`), which has a twin of every function here.
 
 pub mod batch;
+pub mod binary;
 mod bytes;
 pub mod columns;
 pub mod index_file;
@@ -11,4 +12,4 @@ pub mod properties;
 #[cfg(feature = "python")]
 mod python;
 pub mod record;
-pub mod scan;
+pub mod rows;

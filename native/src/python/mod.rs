@@ -5,7 +5,8 @@ mod block;
 mod index;
 mod memory;
 mod records;
-mod scan;
+mod room;
+mod rows;
 
 use pyo3::prelude::*;
 
@@ -17,8 +18,9 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INTERFACE", INTERFACE)?;
     module.add_class::<records::Records>()?;
     module.add_class::<index::IndexEntries>()?;
+    module.add_class::<room::Room>()?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
     module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
-    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)
+    module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)
 }
