@@ -18,10 +18,11 @@ from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
+from gantrymq.spark.batch_bodies import Encoded, requests_of
 from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
-from gantrymq.spark.row_messages import Encoded, NumberedRow, TopicMessages
-from gantrymq.spark.sender import queue_of, requests_of
+from gantrymq.spark.row_messages import NumberedRow, TopicMessages
+from gantrymq.spark.sender import queue_of
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
