@@ -73,6 +73,25 @@ async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluste
         assert await admin.committed_offset(cluster.brokers[0], "clones", "reset", 0) is not None
 
 
+async def test_a_group_is_made_and_changed(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    answer = await change(visitor, "save-group", name="made", cluster=CLUSTER, retry_max_times=3)
+    assert answer.status_code == 200, answer.text
+    async with AdminClient(cluster.name_server) as admin:
+        for address in cluster.brokers:
+            config = await admin.group_config(address, "made")
+            assert config is not None
+            assert (config.retry_max_times, config.consume_enable) == (3, True)
+        answer = await change(visitor, "save-group", name="made", cluster=CLUSTER, consume_enable="false")
+        assert answer.status_code == 200, answer.text
+        config = await admin.group_config(cluster.brokers[1], "made")
+        assert config is not None
+        assert (config.retry_max_times, config.consume_enable) == (3, False)
+    for wrong in ({"name": "a b"}, {"retry_max_times": "-2"}, {"consume_enable": "perhaps"}):
+        form = {"name": "made", "cluster": CLUSTER, **wrong}
+        assert (await change(visitor, "save-group", **form)).status_code == 400
+    assert "Create a group" in await html_of(visitor, "groups")
+
+
 async def test_a_group_is_deleted(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await filled(cluster, producer, "left")
     await consumed(cluster, "leavers", "left")

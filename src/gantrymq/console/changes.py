@@ -19,9 +19,12 @@ from gantrymq.console.queries.servers import check_address, is_secret
 from gantrymq.console.times import parse_time
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from gantrymq.protocol.topic_name import group_problem
 
 MAX_QUEUES = 1024
+MAX_RETRIES = 1_000_000
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE}
 
@@ -75,6 +78,16 @@ class CloneOffsets(msgspec.Struct):
     group: str
     target: str
     topic: str
+
+
+class SaveGroup(msgspec.Struct):
+    """Makes a group, or changes it: what is empty stays as it is, or gets Java's default."""
+
+    name: str
+    cluster: str
+    consume_enable: bool | None = None
+    retry_max_times: int | None = None
+    consume_message_orderly: bool | None = None
 
 
 class DeleteGroup(msgspec.Struct):
@@ -218,6 +231,25 @@ async def clone_offsets(eye: Eye, one: CloneOffsets) -> str:
     return f"group {one.target} goes on where {one.group} is, in {len(queues)} queues of {one.topic}"
 
 
+async def save_group(eye: Eye, one: SaveGroup) -> str:
+    if problem := group_problem(one.name):
+        raise BadArguments(problem)
+    if one.retry_max_times is not None and not -1 <= one.retry_max_times <= MAX_RETRIES:
+        raise BadArguments(f"{one.retry_max_times} retries: -1 to {MAX_RETRIES}")
+    given = {
+        key: value
+        for key, value in msgspec.structs.asdict(one).items()
+        if key not in ("name", "cluster") and value is not None
+    }
+    masters = await eye.admin.masters_of(one.cluster)
+    for address in masters:
+        config = await eye.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
+        # Attributes that aren't named stay.
+        changed = msgspec.structs.replace(config, attributes={}, **given)
+        await eye.admin.create_group(changed, broker=address)
+    return f"group {one.name} is on {len(masters)} brokers as it is to be"
+
+
 async def delete_group(eye: Eye, one: DeleteGroup) -> str:
     _check_typed(one.name, one.typed)
     brokers = await eye.admin.delete_group(one.name, cluster=one.cluster, remove_offsets=one.remove_offsets)
@@ -335,6 +367,7 @@ CHANGES = (
     Change("delete-topic", DeleteTopic, delete_topic, lambda one: link("topics")),
     Change("reset-offset", ResetOffset, reset_offset, lambda one: link("group", name=one.group)),
     Change("clone-offsets", CloneOffsets, clone_offsets, lambda one: link("group", name=one.target)),
+    Change("save-group", SaveGroup, save_group, lambda one: link("group", name=one.name)),
     Change("delete-group", DeleteGroup, delete_group, lambda one: link("groups")),
     Change("resend-dead-letters", ResendDeadLetters, resend_dead_letters, lambda one: link("dead-letters")),
     Change("resend-letter", ResendLetter, resend_letter, lambda one: link("messages", topic=one.topic)),

@@ -55,6 +55,7 @@ class Groups(msgspec.Struct):
     #: None while they are being asked for.
     table: Cut[Group] | None
     system: bool
+    clusters: list[str]
     unasked: list[Unasked]
 
 
@@ -129,8 +130,9 @@ class GroupPage(msgspec.Struct):
 
 async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
     known = await eye.groups.get()
+    clusters = sorted((await servers_of(eye)).info.cluster_addr_table)
     if known is None:
-        return Groups(None, arguments.system, [])
+        return Groups(None, arguments.system, clusters, [])
     now = now_ms()
     rows = [
         group_of(name, of_topics, now)
@@ -144,7 +146,7 @@ async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
         "tps": lambda g: g.tps,
     }
     found = cut(rows, arguments, columns, text=lambda g: f"{g.name} {' '.join(g.topics)}", default="-behind")
-    return Groups(found, arguments.system, known.unasked)
+    return Groups(found, arguments.system, clusters, known.unasked)
 
 
 async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
