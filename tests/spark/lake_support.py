@@ -30,6 +30,8 @@ BATCHES = 40
 REST_S = 1200.0
 EXAMPLE = ROOT / "examples" / "pipelines" / "lakehouse_ingest.py"
 READER = Path(__file__).parent / "lake_reader.py"
+#: The lakes' names, and the versions of Spark that they aren't made for.
+_NONE_FOR = {"delta": ("Delta Lake", ("4.3",)), "iceberg": ("Apache Iceberg", ("4.2", "4.3"))}
 
 
 def lake_jars(lake: str) -> list[Path]:
@@ -37,18 +39,42 @@ def lake_jars(lake: str) -> list[Path]:
     return sorted((Path(sys.prefix) / "lakes" / lake).glob("*.jar"))
 
 
-def needs_lake(lake: str, why_not: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Skips where there are no jars; `why_not` has the reason for versions of Spark that none are made for."""
+def needs_lake(lake: str) -> pytest.MarkDecorator:
+    """Skips where there are no jars."""
+    name, versions = _NONE_FOR[lake]
     version = ".".join(pyspark.__version__.split(".")[:2])
-    reason = why_not.get(version, f"no jars of {lake} in this environment: ./dev spark-matrix puts them there")
+    reason = f"no jars of {lake} in this environment: ./dev spark-matrix puts them there"
+    if version in versions:
+        reason = f"there is no {name} for Spark {version}"
     return pytest.mark.skipif(not lake_jars(lake), reason=reason)
 
 
-def kill_and_count(
-    lake: str, table: str, settings: Mapping[str, str], directory: Path, kills: int, name_server: str
-) -> list[str]:
-    """Writes the topic into `table` while the driver is killed `kills` times at random; what `lake_reader` prints."""
-    program = [*submit(lake, settings), str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
+def settings_of(lake: str, directory: Path) -> Mapping[str, str]:
+    """Of a session that has the lake; tables of Iceberg are in `directory`."""
+    if lake == "delta":
+        return {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            # Of what a table's log says, which is little here: 50 tasks for each look at it.
+            "spark.databricks.delta.snapshotPartitions": "2",
+        }
+    return {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": str(directory / "warehouse"),
+    }
+
+
+def table_of(lake: str, directory: Path) -> str:
+    """A table as the examples' option --table names it."""
+    return str(directory / "table") if lake == "delta" else "lake.messages"
+
+
+def kill_and_count(lake: str, directory: Path, kills: int, name_server: str) -> list[str]:
+    """Writes the topic into a table while the driver is killed `kills` times at random; what `lake_reader` prints."""
+    table = table_of(lake, directory)
+    program = [*submit(lake, directory), str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
     program += ["--table", table, "--checkpoint", str(directory / "checkpoint"), "--limit", str(COUNT // BATCHES)]
     log, checkpoint = directory / "driver.log", directory / "checkpoint"
     for _ in range(kills):
@@ -59,7 +85,7 @@ def kill_and_count(
         with lake_driver([*program, "--interval", "0 seconds"], directory) as process:
             kill_in_a_batch(process, log, checkpoint, before, 2)
     run_to_the_end(program, directory)
-    return run_with_lake(lake, settings, READER, [lake, table], directory).split()
+    return run_with_lake(lake, READER, [lake, table], directory).split()
 
 
 def run_to_the_end(program: Sequence[str], directory: Path) -> None:
@@ -70,12 +96,10 @@ def run_to_the_end(program: Sequence[str], directory: Path) -> None:
             assert process.wait(REST_S) == 0, (directory / "driver.log").read_text()[-4000:]
 
 
-def run_with_lake(
-    lake: str, settings: Mapping[str, str], program: Path, arguments: Sequence[str], directory: Path
-) -> str:
+def run_with_lake(lake: str, program: Path, arguments: Sequence[str], directory: Path) -> str:
     """What a program prints in a session that has the lake."""
     printed = subprocess.run(
-        [*submit(lake, settings), str(program), *arguments],
+        [*submit(lake, directory), str(program), *arguments],
         cwd=directory,
         env=environment(PYSPARK_PYTHON=sys.executable),
         capture_output=True,
@@ -96,7 +120,7 @@ def send_all(cluster: ProcessCluster) -> None:
     asyncio.run(send())
 
 
-def submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
+def submit(lake: str, directory: Path) -> Sequence[str]:
     """spark-submit, up to its program."""
     own = {
         "spark.ui.enabled": "false",
@@ -106,7 +130,7 @@ def submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
     }
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
     command += ["--jars", ",".join(map(str, lake_jars(lake)))]
-    for name, value in {**own, **settings}.items():
+    for name, value in {**own, **settings_of(lake, directory)}.items():
         command += ["--conf", f"{name}={value}"]
     return command
 

