@@ -189,6 +189,8 @@ class RangeEnds:
 
     def _write(self, decision: Decision, connection: Connection, request: RemotingCommand) -> Reply:
         if decision.id not in self._remembered:
+            if decision.verdict == TRANSACTION_COMMIT:
+                self._flush_waits.check()
             ranges = len(decision.ranges) + sum(len(ending.decision.ranges) for ending in self._endings.open.values())
             if len(self._endings.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
                 raise RequestRefused(

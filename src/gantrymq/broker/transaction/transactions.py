@@ -199,6 +199,7 @@ class Transactions(Part):
             # Its driver asks again when an answer is lost, with the same verdict.
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
+            self._flush_waits.check()
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
