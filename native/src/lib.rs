@@ -13,3 +13,4 @@ pub mod properties;
 mod python;
 pub mod record;
 pub mod rows;
+pub mod scan;

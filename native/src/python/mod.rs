@@ -7,6 +7,7 @@ mod memory;
 mod records;
 mod room;
 mod rows;
+mod scan;
 
 use pyo3::prelude::*;
 
@@ -22,5 +23,6 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
     module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
-    module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)
+    module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)
 }

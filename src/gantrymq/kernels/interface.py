@@ -180,3 +180,22 @@ class Native(Protocol):
         properties, messages of a batch, and bytes of its bodies and properties.
         """
         ...
+
+    def unit_runs(
+        self,
+        log: Buffer,
+        at: int,
+        end: int,
+        base: int,
+        most: int,
+        needs_crc: bool,
+        left_out: bytes,
+        /,
+    ) -> tuple[list[tuple[bytes, int, int, bytes]], int, int, int, int]:
+        """The units of `most` records at most from `at` to `end`: see `store.log_reader.Runs`, whose fields these are.
+
+        `base` is the log's physical offset. It ends before what is no record or not a good one (with `needs_crc`,
+        without a checksum over all of it, too), before one whose queue offset doesn't follow, whose topic is no text,
+        that has zeros among its properties, or is of the topic `left_out`.
+        """
+        ...
