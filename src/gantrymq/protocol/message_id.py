@@ -58,23 +58,20 @@ class UniqueKeys:
 
     def next(self) -> str:
         """A key that no other message of this process has for the next 65,536 in its millisecond."""
-        self._set_time()
-        return f"{self._head}{next(self._count) & 0xFFFF:04X}"
-
-    def some(self, count: int) -> tuple[str, int]:
-        """What so many keys begin with, and the number in the first one's last four digits; not for two threads."""
-        self._set_time()
-        first = next(self._count)
-        self._count = itertools.count(first + count)
-        return self._head, first & 0xFFFF
-
-    def _set_time(self) -> None:
         now_ms = clock.now_ms()
         if now_ms != self._last_ms:
             if now_ms >= self._month_end_ms:
                 self._set_month(now_ms)
             since = max(0, now_ms - self._month_start_ms)
             self._last_ms, self._head = now_ms, f"{self._prefix}{since & 0xFFFFFFFF:08X}"
+        return f"{self._head}{next(self._count) & 0xFFFF:04X}"
+
+    def some(self, count: int) -> tuple[str, int]:
+        """What so many keys begin with, and the number in the first one's last four digits; not for two threads."""
+        key = self.next()
+        first = int(key[-4:], 16)
+        self._count = itertools.count(first + count)
+        return key[:-4], first
 
     def _set_month(self, now_ms: int) -> None:
         now = clock.localtime(now_ms / 1000)
