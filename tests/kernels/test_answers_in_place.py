@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -132,20 +130,6 @@ async def test_answers(monkeypatch: pytest.MonkeyPatch, natively: bool) -> None:
         await server.stop()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
-    return cert, key
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificate")
 async def test_answers_over_tls(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     tls = TlsConfig(tls_server_mode=TlsMode.ENFORCING, tls_server_cert_path=cert, tls_server_key_path=key)
