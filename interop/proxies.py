@@ -48,6 +48,7 @@ def _config(directory: Path, namesrv: str, port: int, **more: object) -> Path:
         "rocketMQClusterName": "DefaultCluster",
         "namesrvAddr": namesrv,
         "grpcServerPort": port,
+        "remotingListenPort": 0,
         "grpcClientConsumerMinLongPollingTimeoutMillis": 1000,
         **more,
     }

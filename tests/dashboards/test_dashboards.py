@@ -197,6 +197,7 @@ async def cluster(directory: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
                 namesrv_addr=name_server.address,
                 bind_address=HOST,
                 grpc_server_port=0,
+                remoting_listen_port=0,
                 metrics_exporter_type=MetricsExporterType.PROM,
                 metrics_prom_exporter_port=0,
             )

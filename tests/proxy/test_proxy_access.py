@@ -54,6 +54,7 @@ async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
         namesrv_addr=cluster.name_server,
         bind_address="127.0.0.1",
         grpc_server_port=0,
+        remoting_listen_port=0,
         authentication_enabled=True,
         authorization_enabled=True,
         inner_client_authentication_credentials=ROOT,

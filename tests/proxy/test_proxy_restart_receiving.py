@@ -31,6 +31,7 @@ def start(directory: Path, name_server: str, port: int) -> ServerProcess:
         "namesrvAddr": name_server,
         "bindAddress": "127.0.0.1",
         "grpcServerPort": str(port),
+        "remotingListenPort": "0",
         "minInvisibleTimeMillsForRecv": "0",
         "grpcClientConsumerMinLongPollingTimeoutMillis": "0",
     }

@@ -199,7 +199,11 @@ async def test_brokers_forget_all_when_the_proxy_stops(
     cluster: EmbeddedCluster, admin: AdminClient, group: str
 ) -> None:
     topic = await new_topic(admin)
-    proxy = Proxy(ProxyConfig(namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0))
+    proxy = Proxy(
+        ProxyConfig(
+            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
+        )
+    )
     await proxy.start()
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         rpc = Rpc(channel, "one")
@@ -339,6 +343,7 @@ async def test_a_client_that_does_not_answer(cluster: EmbeddedCluster, admin: Ad
         namesrv_addr=cluster.name_server,
         bind_address="127.0.0.1",
         grpc_server_port=0,
+        remoting_listen_port=0,
         grpc_proxy_relay_request_timeout_in_seconds=1,
     )
     proxy = Proxy(config)

@@ -28,6 +28,7 @@ from gantrymq.testing.processes import (
     broker_port,
     controller_port,
     proxy_port,
+    proxy_remoting_port,
     replica_name,
 )
 from gantrymq.testing.signals import Interrupted, interruptible
@@ -146,6 +147,7 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, control
         names[controller_port(port)] = "the controller"
     if proxy:
         names[proxy_port(port)] = "the proxy"
+        names[proxy_remoting_port(port)] = "the proxy's remoting protocol"
     if console:
         names[console_port(port)] = "the console"
     for number, name in names.items():

@@ -41,6 +41,12 @@ class ProxyConfig(TlsConfig):
     grpc_server_port: int = bounded(8081, 0, 65535)
     #: Whether routes name the proxy with the port that the client came to it by, not with grpcServerPort.
     use_endpoint_port_from_request: bool = False
+    #: For clients of the remoting protocol; 0 takes any free port.
+    remoting_listen_port: int = bounded(8080, 0, 65535)
+    #: How routes name the proxy to them; the address by which they came without one.
+    remoting_access_addr: str = ""
+    #: gRPC by that port, too.
+    enable_remoting_local_proxy_grpc: bool = True
     #: These three have other keys than those of brokers and NameServers.
     tls_test_mode_enable: bool = True
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})

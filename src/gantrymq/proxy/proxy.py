@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.acl_hook import AclHook
@@ -18,6 +19,7 @@ from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
+from gantrymq.proxy.passing.server import RemotingSide
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
 from gantrymq.proxy.receiving.pop_requests import PopRequests
@@ -33,6 +35,9 @@ from gantrymq.proxy.unsupported import Unsupported
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.tls import client_context
+
+if TYPE_CHECKING:
+    from gantrymq.proxy.passing.access import RemotingAccess
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +79,14 @@ class Proxy:
         #: The methods that it answers.
         self.methods = frozenset(handlers)
         guard: Guard | None = None
+        remoting_access: RemotingAccess | None = None
         if config.authentication_enabled or config.authorization_enabled:
             # Its rules are imported where they are wanted.
             from gantrymq.proxy.access.access import Access
+            from gantrymq.proxy.passing.access import RemotingAccess
 
             guard = Access(config, metadata).check
+            remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
         self._service = Service(
@@ -88,6 +96,14 @@ class Proxy:
             self._collect,
             host=config.metrics_prom_exporter_host or config.bind_address,
             port=config.metrics_prom_exporter_port,
+        )
+        self._remoting = RemotingSide(
+            config,
+            self.brokers,
+            remoting_access,
+            self.jobs,
+            ssl_context=client_context(config),
+            http2=(lambda: self._server.connected()) if config.enable_remoting_local_proxy_grpc else None,
         )
         self._server = ProxyServer(
             self._service,
@@ -99,9 +115,12 @@ class Proxy:
         )
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)
+        #: For clients of the remoting protocol.
+        self.remoting_address = reachable(config.bind_address, self._remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
         self._running.push_async_callback(self._server.stop)
+        self._running.push_async_callback(self._remoting.stop)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
@@ -120,11 +139,13 @@ class Proxy:
             self._membership.start()
             await self._server.start()
             stack.push_async_callback(self._server.stop)
+            await self._remoting.start()
+            stack.push_async_callback(self._remoting.stop)
             if self._figures is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._running = stack.pop_all()
-        log.info("the proxy serves at %s", self.address)
+        log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
 
     @property
     def metrics_port(self) -> int:

@@ -58,7 +58,7 @@ class ProxyServer:
     async def start(self) -> None:
         """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
         self._tls.load()
-        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self._connected)
+        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected)
         self._listener.start()
         self._tls.start()
         self._idle_job.start()
@@ -95,7 +95,8 @@ class ProxyServer:
     def _count(self) -> int:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
-    def _connected(self) -> Http2Connection:
+    def connected(self) -> Http2Connection:
+        """The protocol of a new connection, whoever has accepted it."""
         return Http2Connection(
             self._service.accept, self._limits, self._service.untaken, self._opened, self._disconnected
         )

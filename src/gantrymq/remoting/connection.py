@@ -377,6 +377,12 @@ class Connection(FlowControl):
     # -- life ---------------------------------------------------------------------------------------------------
 
     @property
+    def local_host(self) -> str:
+        """The address of this machine that the peer speaks with."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return str(name[0]) if name else "?"
+
+    @property
     def awaits_answers(self) -> bool:
         """Requests wait for the peer's answers."""
         return len(self._pending) > 0

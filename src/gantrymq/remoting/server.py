@@ -35,8 +35,8 @@ class RemotingServer:
     """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`).
 
     The port is taken here and now, so that `port` is the real one before anything is built that carries it; connections
-    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2. Raises GantryError when a port
-    is taken.
+    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2. `alpn` is what TLS clients may
+    ask for beside the remoting protocol. Raises GantryError when a port is taken.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class RemotingServer:
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
         fast_listen: bool = False,
+        alpn: Sequence[str] = (),
         on_close: Callable[[Connection], None] | None = None,
         jobs: Jobs | None = None,
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self._handlers = handlers
-        self._tls = ServerTls(tls, jobs) if tls is not None else None
+        self._tls = ServerTls(tls, jobs, alpn=alpn) if tls is not None else None
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
@@ -130,7 +131,7 @@ class RemotingServer:
     def _count(self) -> int:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> asyncio.Protocol:
         return Connection(
             self._handlers,
             hooks=self._hooks,

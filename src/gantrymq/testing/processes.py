@@ -236,6 +236,7 @@ class ProcessCluster:
         return {
             "bindAddress": HOST,
             "grpcServerPort": str(proxy_port(self._port)),
+            "remotingListenPort": str(proxy_remoting_port(self._port)),
             "namesrvAddr": self.namesrv_addr,
         }
 
@@ -281,6 +282,11 @@ def controller_port(port: int) -> int:
 def proxy_port(port: int) -> int:
     """Of a proxy, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
     return max(port - 1795, 0)
+
+
+def proxy_remoting_port(port: int) -> int:
+    """The same for clients that don't speak gRPC."""
+    return max(port - 1796, 0)
 
 
 def replica_name(number: int, replica: int) -> str:
