@@ -8,7 +8,9 @@ pub mod columns;
 pub mod index_file;
 pub mod inflate;
 pub mod keys;
+pub mod plain_batch;
 pub mod properties;
+pub mod pulled;
 #[cfg(feature = "python")]
 mod python;
 pub mod record;

@@ -4,6 +4,8 @@ mod batch;
 mod block;
 mod index;
 mod memory;
+mod plain_batch;
+mod pulled;
 mod records;
 mod room;
 mod rows;
@@ -12,7 +14,7 @@ mod scan;
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 6;
+const INTERFACE: u32 = 7;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -24,5 +26,7 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
     module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
     module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)?;
-    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)
+    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)?;
+    module.add_function(wrap_pyfunction!(pulled::pulled_records, module)?)?;
+    module.add_function(wrap_pyfunction!(plain_batch::plain_batch, module)?)
 }

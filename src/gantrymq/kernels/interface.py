@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 6
+INTERFACE = 7
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -197,5 +197,31 @@ class Native(Protocol):
         `base` is the log's physical offset. It ends before what is no record or not a good one (with `needs_crc`,
         without a checksum over all of it, too), before one whose queue offset doesn't follow, whose topic is no text,
         that has zeros among its properties, or is of the topic `left_out`.
+        """
+        ...
+
+    def pulled_records(
+        self, buffer: bytes, at: int, topic: bytes, queue_id: int, last: int, /
+    ) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
+        """(size, queue offset, sysFlag, all before the body, body, properties) of the records from `at` on.
+
+        It ends before what isn't a good record of that queue, behind the one before it and behind `last`.
+        """
+        ...
+
+    def plain_batch(
+        self,
+        flags: list[int],
+        bodies: list[bytes],
+        properties: list[dict[str, str]],
+        odd: list[str],
+        key_head: str,
+        first_key: int,
+        /,
+    ) -> tuple[bytes, str] | None:
+        """Messages with these properties and a unique key each as a batch body, and the keys with commas between.
+
+        The keys are `key_head` and four digits, which begin with `first_key`. None where a flag isn't one, a body no
+        bytes or empty, a property isn't of strings, has a separator in it or one of the `odd` names.
         """
         ...
