@@ -142,6 +142,28 @@ async def test_pops(producer: Producer, admin: AdminClient, here: str, group: st
         assert await consumer.receive(await_ms=100) == []
 
 
+async def test_a_broker_shares_out_queues_to_pop(producer: Producer, admin: AdminClient, here: str, group: str) -> None:
+    topic = await new_topic(admin)
+    await admin.set_consume_mode(group, topic, "POP", cluster="DefaultCluster")
+    inbox = Inbox()
+    async with consumer_of(here, group, inbox, topic, client_rebalance=False) as consumer:
+        await producer.send(Message(topic, b"popped"))
+        await until(lambda: inbox.bodies == [b"popped"])
+        assert {queue.queue_id for queue in consumer.assignment if queue.topic == topic} == {-1}
+
+
+async def test_an_ordered_consumer_locks_its_queues(
+    producer: Producer, admin: AdminClient, here: str, group: str
+) -> None:
+    topic = await new_topic(admin, queues=1)
+    inbox = Inbox()
+    async with consumer_of(here, group, inbox, topic, orderly=True):
+        for n in range(10):
+            await producer.send(Message(topic, b"%d" % n))
+        await until(lambda: len(inbox.bodies) == 10)
+    assert inbox.bodies == [b"%d" % n for n in range(10)]
+
+
 async def test_a_broker_asks_for_the_end_of_a_transaction(
     admin: AdminClient, cluster: EmbeddedCluster, here: str, group: str
 ) -> None:

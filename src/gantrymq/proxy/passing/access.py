@@ -50,7 +50,8 @@ class RemotingAccess:
         username = request.ext_fields.get(ACCESS_KEY, "")
         if username:
             try:
-                self._remember(username, await self._metadata.user(username), await self._metadata.acl(username))
+                user = await self._metadata.user(username)
+                self._remember(username, user, await self._metadata.acl(username) if user is not None else None)
             except GantryError as e:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR, f"can't ask a broker for user {username[:200]}: {e}"

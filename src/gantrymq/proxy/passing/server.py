@@ -150,7 +150,7 @@ class RemotingSide(RemotingServer):
         try:
             return self._routed(connection, await self._brokers.route(topic))
         except NoRouteInfo as e:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, str(e)) from e
+            raise _no_route(topic) from e
 
     def _routed(self, connection: Connection, route: TopicRouteData) -> RemotingCommand:
         """A route with this proxy as all its brokers."""
@@ -187,7 +187,7 @@ class RemotingSide(RemotingServer):
             try:
                 names = [broker.broker_name for broker in (await self._brokers.route(topic)).broker_datas]
             except NoRouteInfo as e:
-                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, str(e)) from e
+                raise _no_route(topic) from e
         if len(names) != 1:
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
@@ -294,6 +294,12 @@ def _checked(
 
     connection.respond_with(request, check())
     return None
+
+
+def _no_route(topic: str) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic[:200]}"
+    )
 
 
 def _timeout_ms(request: RemotingCommand) -> int:
