@@ -18,7 +18,6 @@ from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
-WAIT_S = 60
 SEND_AT_ONCE = 100
 
 

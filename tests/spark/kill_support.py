@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from spark_support import WAIT_S
 from waiting import wait_until
 
 #: How often a test kills its driver. Those with 20 kills are run by `-m many_kills` alone (conftest.py).
 kills = pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.many_kills)])
-#: A Spark that starts on a busy machine takes a minute or two, and some seconds for each micro-batch.
-WAIT_S = 240.0
 
 
 def batches_begun(checkpoint: Path) -> int:

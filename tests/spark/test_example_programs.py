@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from example_support import WAIT_S, example, flights_data, messages, send, send_json
+from example_support import example, flights_data, messages, send, send_json
 from lake_support import needs_lake, run_with_lake, table_of
 from pyspark.sql import SparkSession
-from spark_support import create_topic, send_numbers
+from spark_support import WAIT_S, create_topic, send_numbers
 
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -16,6 +16,7 @@ from exactly_once_support import driver, numbers
 from killable_cluster import Killable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from spark_support import WAIT_S
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
@@ -29,7 +30,6 @@ from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
-WAIT_S = 240.0
 
 
 def options_for(cluster: EmbeddedCluster, topic: str, **changed: object) -> WriteOptions:
@@ -246,7 +246,7 @@ def test_a_batch_that_is_written_again_by_its_name(
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_tasks_that_fail_and_are_run_again(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     """Each task's first attempt dies when most of its rows are on their way."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import run_available, send_numbers
+from spark_support import WAIT_S, run_available, send_numbers
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError, IllegalMessage
@@ -22,7 +22,6 @@ from gantrymq.spark.row_messages import RowEncoder, TopicMessages
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
-WAIT_S = 40
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import send_numbers
+from spark_support import WAIT_S, send_numbers
 from waiting import wait_until
 
 from gantrymq.client.broker_api import BrokerApi
@@ -35,7 +35,6 @@ NewTopic = Callable[..., str]
 DRIVER = Path(__file__).parent / "transaction_driver.py"
 QUEUES = 2
 KILLED_MESSAGES = 4_000
-WAIT_S = 120
 POLL_INTERVAL_S = 0.02
 
 
@@ -168,7 +167,7 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     source, target = new_topic(QUEUES), new_topic(QUEUES)
     send_numbers(cluster, source, range(KILLED_MESSAGES))
