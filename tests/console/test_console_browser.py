@@ -22,12 +22,15 @@ from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.logins import hash_password
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.properties import TIMER_DELAY_MS
 from gantrymq.testing.embedded import EmbeddedCluster
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -38,7 +41,7 @@ pytest.importorskip("playwright", reason="playwright isn't installed")
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} isn't there: apt-get install chromium"),
 ]
-from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
+from playwright.async_api import Browser, FloatRect, Page, async_playwright  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +109,32 @@ async def load(cluster: EmbeddedCluster) -> None:
     async with Producer(cluster.name_server, "loaders") as producer:
         for number in range(5):
             await producer.send(Message("orders", b"late %d" % number))
+        for number in range(3):
+            await producer.send(Message("payments", b"remind %d" % number, delay_level=16 + number))
+            await producer.send(Message("payments", b"due %d" % number, properties={TIMER_DELAY_MS: "3600000"}))
+    async with AdminClient(cluster.name_server) as admin:
+        # As a query of Spark does: it commits, and is no member.
+        await admin.create_group(SubscriptionGroupConfig("lakehouse"), cluster="DefaultCluster")
+        for address in cluster.brokers:
+            await admin.api.update_offset(address, "lakehouse", "orders", 0, 3)
+        await admin.update_broker_config(cluster.brokers, {"popCkStayBufferTime": "0"})
+    async with SimpleConsumer(cluster.name_server, "mailers") as poppers:
+        poppers.subscribe("orders")
+
+        async def popped() -> list[MessageExt]:
+            return await poppers.receive(8, invisible_ms=600_000, await_ms=1000)
+
+        await until(popped)
 
 
 async def shoot(page: Page, name: str) -> None:
     if SCREENSHOTS:
-        await page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", full_page=True)
+        # Without what is empty below a short page, and without the end of a long one.
+        width, height = await page.evaluate(
+            "[innerWidth, Math.min(Math.ceil(document.body.getBoundingClientRect().height), innerHeight)]"
+        )
+        clip = FloatRect(x=0, y=0, width=width, height=height)
+        await page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", clip=clip)
 
 
 async def unlabelled(page: Page) -> list[str]:
@@ -140,7 +164,7 @@ ARGUMENTS = {
     "traces": "?id=0A",
     "history": "?span=15m",
     "rights": "?user=alice&resource=Topic:orders",
-    "due": "?topic=orders",
+    "due": "?topic=payments",
 }
 
 
