@@ -43,6 +43,8 @@ class ProxyConfig(TlsConfig):
     use_endpoint_port_from_request: bool = False
     #: For clients of the remoting protocol; 0 takes any free port.
     remoting_listen_port: int = bounded(8080, 0, 65535)
+    #: Other processes of this proxy listen on the same ports; `--processes` sets it.
+    shared_ports: bool = False
     #: How routes name the proxy to them; the address by which they came without one.
     remoting_access_addr: str = ""
     #: gRPC by that port, too.

@@ -112,6 +112,7 @@ class Proxy:
             tls=config,
             max_idle_s=config.grpc_client_idle_time_mills / 1000,
             jobs=self.jobs,
+            shared_port=config.shared_ports,
         )
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)

@@ -35,7 +35,15 @@ class ProxyServer:
     """
 
     def __init__(
-        self, service: Service, *, host: str, port: int, tls: TlsConfig, max_idle_s: float, jobs: Jobs
+        self,
+        service: Service,
+        *,
+        host: str,
+        port: int,
+        tls: TlsConfig,
+        max_idle_s: float,
+        jobs: Jobs,
+        shared_port: bool = False,
     ) -> None:
         self._service = service
         self._tls = ServerTls(tls, jobs, peers="gRPC clients", alpn=_ALPN)
@@ -49,7 +57,9 @@ class ProxyServer:
         self._unfinished_job = jobs.repeating(
             "look for slow gRPC messages", lambda: service.unfinished.look(monotonic()), _LOOK_AT_MESSAGES_S
         )
-        self._listener = Listener(host, port, self._accepted, self._count, jobs=jobs, peers="gRPC clients")
+        self._listener = Listener(
+            host, port, self._accepted, self._count, shared=shared_port, jobs=jobs, peers="gRPC clients"
+        )
 
     @property
     def port(self) -> int:

@@ -112,6 +112,7 @@ class RemotingSide(RemotingServer):
             port=config.remoting_listen_port,
             tls=config,
             alpn=("h2",) if http2 is not None else (),
+            shared_port=config.shared_ports,
             on_close=self._left,
             jobs=jobs,
         )
