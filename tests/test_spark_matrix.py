@@ -35,10 +35,11 @@ REPORT = """<testsuites><testsuite name="pytest">
 
 def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
-    found = matrix.read_report(tmp_path / "report.xml")
+    found = matrix.read_report(tmp_path / "report.xml", 1)
     assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1", "since 4.2"])
-    # A run that didn't come to its report has failed.
-    assert matrix.read_report(tmp_path / "none.xml").failed == 1
+    # A run that didn't come to its report, or to its end, has failed.
+    assert matrix.read_report(tmp_path / "none.xml", 0).failed == 1
+    assert matrix.read_report(tmp_path / "report.xml", 2).failed == 3
 
 
 def test_the_table_takes_the_place_of_the_one_before(

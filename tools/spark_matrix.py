@@ -33,6 +33,8 @@ VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 FILE_TIMEOUT_S = 3600
 #: Of tests that name no time of their own.
 TEST_TIMEOUT_S = 600
+#: What pytest ends with when all passed, some failed, or there were none.
+_TO_THE_END = (0, 1, 5)
 #: Maven's coordinates of the lake formats that there are for a version.
 LAKES = {
     "4.0": {
@@ -257,19 +259,21 @@ def run_file(python: Path, version: str, file: Path, *, many_kills: bool) -> Fil
     command.append(f"--timeout={TEST_TIMEOUT_S}")
     if many_kills:
         command += ["-m", MANY_KILLS]
+    code = -1
     with (HOME / f"{name}.log").open("wb") as log:
         try:
-            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=FILE_TIMEOUT_S)
+            code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=FILE_TIMEOUT_S).returncode
         except subprocess.TimeoutExpired:
             say(f"{file.name} takes longer than {FILE_TIMEOUT_S} s")
-    return read_report(report)
+    return read_report(report, code)
 
 
-def read_report(report: Path) -> FileResult:
-    """The counts of pytest's report; a missing one is a failure."""
+def read_report(report: Path, code: int) -> FileResult:
+    """The counts of pytest's report; a missing one, or one of a run that didn't come to its end, is a failure more."""
     result = FileResult()
-    if not report.exists():
+    if code not in _TO_THE_END or not report.exists():
         result.failed = 1
+    if not report.exists():
         return result
     for case in ET.parse(report).iter("testcase"):
         skipped = case.find("skipped")
