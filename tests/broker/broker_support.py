@@ -40,7 +40,7 @@ class Peer:
         body: bytes = b"",
         *,
         fields: dict[str, str] | None = None,
-        timeout_ms: int = 5000,
+        timeout_ms: int = 20_000,
     ) -> RemotingCommand:
         request = RemotingCommand.request(code, header, body, fields=fields)
         request.serialize_type = self.serialize_type
