@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,16 +21,27 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import BrokerError, NoRouteInfo
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.heartbeat import (
+    CONSUME_FROM_FIRST_OFFSET,
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+)
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.passing.link import Link
+from gantrymq.proxy.passing.server import MAX_TOPICS
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
@@ -281,3 +293,62 @@ async def test_no_answer_is_lost_when_many_wait(here: str, admin: AdminClient) -
     async with Producer(here, "many") as producer:
         results = await asyncio.gather(*(producer.send(Message(topic, b"%d" % n)) for n in range(2000)))
     assert len({(result.queue, result.queue_offset) for result in results}) == 2000
+
+
+# -- clients that don't read ------------------------------------------------------------------------------------------
+
+
+async def test_answers_that_nobody_reads_stay_with_their_broker(
+    here: str, admin: AdminClient, cluster: EmbeddedCluster, proxy: Proxy, producer: Producer
+) -> None:
+    topic = await new_topic(admin, queues=1)
+    for _ in range(30):
+        await producer.send(Message(topic, os.urandom(9000)))
+    await producer.close()
+    pulls, answers = 200, 0
+    host, _, port = here.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    for opaque in range(pulls):
+        header = PullMessageRequestHeader(
+            consumer_group="g",
+            topic=topic,
+            queue_id=0,
+            queue_offset=0,
+            max_msg_nums=30,
+            sys_flag=PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription="*",
+        )
+        request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+        request.opaque = opaque
+        writer.write(request.encode())
+
+    def held_up() -> Connection | None:
+        return next((connection for connection in proxy._remoting.connections if connection.is_full), None)
+
+    connection = await until(held_up)
+    link: Link = connection.attributes["link"]
+    (upstream,) = link._open.values()
+    await until(lambda: upstream.is_stopped)
+    assert connection._transport is not None
+    # 50 MB would be there otherwise.
+    assert connection._transport.get_write_buffer_size() < 8 * 1024 * 1024
+    while answers < pulls:
+        length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "big")
+        await asyncio.wait_for(reader.readexactly(length), 20)
+        answers += 1
+    writer.close()
+
+
+async def test_a_heartbeat_has_no_topics_looked_for(here: str) -> None:
+    """Ten thousand requests to NameServers for one of a client would be too many."""
+    remoting = RemotingClient()
+    subscriptions = [SubscriptionData.parse(f"none_{n}", "*") for n in range(MAX_TOPICS)]
+    for count, code in ((MAX_TOPICS, ResponseCode.SUCCESS), (MAX_TOPICS + 1, ResponseCode.SYSTEM_ERROR)):
+        told = [*subscriptions, *subscriptions[: count - MAX_TOPICS]]
+        data = HeartbeatData("client", consumer_data_set=[ConsumerData("g", subscription_data_set=told)])
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data))
+        assert (await remoting.invoke(here, request)).code == code
+    await remoting.close()

@@ -18,6 +18,8 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.system import tls
 
+#: Unsent bytes with which a broker's connection is full: each client has one, and brokers may hang.
+_MOST_UNSENT = 64 * 1024
 #: What a broker asks a client waits so long for an answer, ms.
 ASKED_MS = 10_000
 _ASKED = (
@@ -39,6 +41,8 @@ class Link:
         handlers: Mapping[int, RequestHandler] = dict.fromkeys(_ASKED, self._ask)
         self._remoting = RemotingClient(handlers, ssl_context=ssl_context)
         self._open: dict[str, Connection] = {}
+        #: The client doesn't take its answers, and brokers aren't read.
+        self._is_held_up = False
         #: Of brokers' addresses, their names.
         self._names: dict[str, str] = {}
         #: The brokers of the topics that the client has asked for.
@@ -53,8 +57,13 @@ class Link:
 
     async def connect(self, name: str, address: str) -> None:
         """Raises ConnectFailed or ClientClosed."""
-        self._open[address] = await self._remoting.connection(address)
-        self._names[address] = name
+        upstream = await self._remoting.connection(address)
+        if self._open.get(address) is not upstream:
+            upstream.limit_writes(_MOST_UNSENT)
+            if self._is_held_up:
+                upstream.stop_reading()
+            self._open[address] = upstream
+            self._names[address] = name
 
     def pass_now(self, address: str, request: RemotingCommand, timeout_ms: int) -> bool:
         """Passes a request on if that can be done at once: the broker is connected, and takes what is sent to it.
@@ -69,7 +78,7 @@ class Link:
             upstream.send_oneway(copy)
             return True
         future = upstream.start_request(copy, timeout_ms)
-        future.add_done_callback(partial(_answer, self.connection, request.without_content()))
+        future.add_done_callback(partial(self._answered, request.without_content()))
         return True
 
     async def ask(self, name: str, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand | None:
@@ -78,11 +87,30 @@ class Link:
         if request.is_oneway:
             await self._open[address].invoke_oneway(_copy(request), timeout_ms)
             return None
-        return await self._open[address].invoke(_copy(request), timeout_ms)
+        response = await self._open[address].invoke(_copy(request), timeout_ms)
+        self._hold_up()
+        return response
 
     async def close(self) -> None:
         """The client is gone: brokers learn of it by the loss of its connections."""
         await self._remoting.close()
+
+    def _answered(self, request: RemotingCommand, future: asyncio.Future[RemotingCommand]) -> None:
+        _answer(self.connection, request, future)
+        self._hold_up()
+
+    def _hold_up(self) -> None:
+        """Of a client that doesn't take its answers brokers keep what follows, as if it had come to them."""
+        if self.connection.is_full and not self._is_held_up:
+            self._is_held_up = True
+            for upstream in self._open.values():
+                upstream.stop_reading()
+            self.connection.when_writable(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_held_up = False
+        for upstream in self._open.values():
+            upstream.go_on_reading()
 
     def _ask(self, upstream: Connection, request: RemotingCommand) -> Reply:
         """What a broker asks."""

@@ -6,8 +6,9 @@ Routes name this proxy in place of brokers; what clients ask of brokers then arr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
@@ -183,12 +184,7 @@ class RemotingSide(RemotingServer):
 
     async def _sole_broker(self, link: Link, topic: str) -> str:
         """For clients that don't name it: the one that has the topic, or the one that the client knows."""
-        names = list(link.brokers)
-        if topic:
-            try:
-                names = [broker.broker_name for broker in (await self._brokers.route(topic)).broker_datas]
-            except NoRouteInfo as e:
-                raise _no_route(topic) from e
+        names = await self._brokers_of(topic) if topic else list(link.brokers)
         if len(names) != 1:
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
@@ -211,8 +207,8 @@ class RemotingSide(RemotingServer):
         """All brokers of a group's topics know its members: the first that answers."""
         fields = request.ext_fields
         topic = fields.get("topic")
-        topics = [topic] if topic else link.groups.get(fields.get("consumerGroup", ""), [])[:1]
-        names = await self._brokers_of(topics) or list(link.brokers)
+        topics = [topic] if topic else link.groups.get(fields.get("consumerGroup", ""), [])
+        names = await self._brokers_of(topics[0]) if topics else list(link.brokers)
         error: GantryError = RequestRefused(ResponseCode.SYSTEM_ERROR, "this client has asked for no topic's route yet")
         for name in names:
             try:
@@ -242,8 +238,10 @@ class RemotingSide(RemotingServer):
         answered: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         names = link.names
         if request.code == RequestCode.HEART_BEAT:
-            topics = [topic for group in link.groups.values() for topic in group]
-            names = list(dict.fromkeys([*link.brokers, *await self._brokers_of(topics)]))
+            # Clients ask for the routes of their topics before: what isn't known isn't looked for here.
+            routes = map(self._brokers.routes.cached, chain.from_iterable(link.groups.values()))
+            brokers = (broker.broker_name for route in routes if route is not None for broker in route.broker_datas)
+            names = list(dict.fromkeys(chain(link.brokers, brokers)))
         if not names:
             return RemotingCommand.response()
         self._work.start(self._tell(link, names, request, answered))
@@ -270,18 +268,12 @@ class RemotingSide(RemotingServer):
         if not answered.done():
             answered.set_result(errors[0])
 
-    async def _brokers_of(self, topics: Iterable[str]) -> list[str]:
-        """The names of brokers that have one of the topics."""
-        names: dict[str, None] = {}
-        for topic in topics:
-            route = self._brokers.routes.cached(topic)
-            if route is None:
-                try:
-                    route = await self._brokers.route(topic)
-                except NoRouteInfo:
-                    continue
-            names.update((broker.broker_name, None) for broker in route.broker_datas)
-        return list(names)
+    async def _brokers_of(self, topic: str) -> list[str]:
+        """The names of brokers that have the topic."""
+        try:
+            return [broker.broker_name for broker in (await self._brokers.route(topic)).broker_datas]
+        except NoRouteInfo as e:
+            raise _no_route(topic) from e
 
 
 def _checked(
