@@ -64,7 +64,7 @@ def messages_of(batch: BatchBody) -> list[Message]:
 
 @needs_native
 @given(st.lists(ROWS, min_size=1, max_size=12), st.integers(0, 3), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_both_make_the_same_of_any_rows(rows: list[dict[str, object]], skipped: int, keeps: bool) -> None:
     given = rows_of(rows).slice(min(skipped, len(rows) - 1))
     keep = ["PGROUP", "DELAY"] if keeps else []
