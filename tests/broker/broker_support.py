@@ -102,7 +102,7 @@ class Peer:
         )
         for name, value in changed.items():
             setattr(header, name, value)
-        return await self.ask(RequestCode.PULL_MESSAGE, header, timeout_ms=suspend_ms + 5000)
+        return await self.ask(RequestCode.PULL_MESSAGE, header, timeout_ms=suspend_ms + 20_000)
 
 
 def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: object) -> BrokerConfig:
