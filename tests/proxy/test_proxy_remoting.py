@@ -110,6 +110,27 @@ async def test_sends_and_pulls(producer: Producer, admin: AdminClient, here: str
     assert sorted(inbox.bodies, key=int) == [b"%d" % n for n in range(22)]
 
 
+async def test_a_message_of_another_kind_than_its_topic(producer: Producer, admin: AdminClient) -> None:
+    normal, delayed, fifo = [await new_topic(admin, kind) for kind in ("NORMAL", "DELAY", "FIFO")]
+    for message, actual in (
+        (Message(normal, b"later", delay_level=1), "NORMAL, but actual type is DELAY"),
+        (Message(delayed, b"now"), "DELAY, but actual type is NORMAL"),
+        (Message(fifo, b"out of order"), "FIFO, but actual type is NORMAL"),
+    ):
+        # Whether or not it's known what the topic takes.
+        for _ in range(2):
+            with pytest.raises(BrokerError, match=actual) as error:
+                await producer.send(message)
+            assert error.value.code == ResponseCode.MESSAGE_ILLEGAL
+    await producer.send(Message(delayed, b"later", delay_level=1))
+
+
+async def test_a_topic_is_made_by_its_first_message(producer: Producer, admin: AdminClient) -> None:
+    topic = f"made_{uuid.uuid4().hex}"
+    assert (await producer.send(Message(topic, b"first"))).queue_offset == 0
+    await until(lambda: admin.topic_stats(topic))
+
+
 async def test_members_by_the_proxy_and_beside_it_share_queues(
     producer: Producer, admin: AdminClient, cluster: EmbeddedCluster, here: str, group: str
 ) -> None:
@@ -179,7 +200,7 @@ async def test_an_ordered_consumer_locks_its_queues(
 async def test_a_broker_asks_for_the_end_of_a_transaction(
     admin: AdminClient, cluster: EmbeddedCluster, here: str, group: str
 ) -> None:
-    topic = await new_topic(admin)
+    topic = await new_topic(admin, "TRANSACTION")
 
     class Listener:
         async def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:

@@ -100,6 +100,7 @@ class Proxy:
         self._remoting = RemotingSide(
             config,
             self.brokers,
+            metadata,
             remoting_access,
             self.jobs,
             ssl_context=client_context(config),

@@ -22,13 +22,19 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from gantrymq.proxy import metadata as topic_types
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.for_each import for_each
+from gantrymq.proxy.messages import message_type
+from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.passing.broker_of import broker_of, topic_of
 from gantrymq.proxy.passing.first_bytes import FirstBytes
 from gantrymq.proxy.passing.link import Link
 from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2.definition_pb2 import MessageType
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.server import RemotingServer
@@ -72,6 +78,14 @@ _PASSED = (
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     RequestCode.NOTIFICATION,
 )
+#: In which field sends have the message's properties.
+_PROPERTIES: dict[int, str] = {
+    RequestCode.SEND_MESSAGE: "properties",
+    RequestCode.SEND_MESSAGE_V2: "i",
+    RequestCode.SEND_BATCH_MESSAGE: "i",
+}
+#: A property of messages that come from another cluster, whose topics are of other types maybe.
+_TRANSFERRED = "TRANSFER_FLAG"
 #: What any broker answers that knows the group.
 _OF_GROUP = (
     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
@@ -90,6 +104,7 @@ class RemotingSide(RemotingServer):
         self,
         config: ProxyConfig,
         brokers: Brokers,
+        metadata: Metadata,
         access: RemotingAccess | None,
         jobs: Jobs,
         *,
@@ -97,12 +112,15 @@ class RemotingSide(RemotingServer):
         http2: Callable[[], asyncio.Protocol] | None,
     ) -> None:
         handlers: dict[int, RequestHandler] = dict.fromkeys(_PASSED, self._to_its_broker)
+        if config.enable_topic_message_type_check:
+            handlers |= dict.fromkeys(_PROPERTIES, self._send)
         handlers |= dict.fromkeys(_OF_GROUP, self._to_broker_of_group)
         handlers |= dict.fromkeys(_FOR_ALL, self._to_all)
         handlers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = self._route
         if access is not None:
             handlers = {code: partial(_checked, access, handler) for code, handler in handlers.items()}
         self._brokers = brokers
+        self._metadata = metadata
         self._ssl_context = ssl_context
         self._http2 = http2
         self._access_host = config.remoting_access_addr
@@ -168,6 +186,24 @@ class RemotingSide(RemotingServer):
             order_topic_conf=route.order_topic_conf,
         )
         return RemotingCommand.response(body=encode_body(named))
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """A message of another kind than its topic takes is refused (`SendMessageActivity`)."""
+        topic = topic_of(request)
+        if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+            return self._to_its_broker(connection, request)
+        expected = self._metadata.known_topic_type(topic)
+        if expected is None:
+            connection.respond_with(request, self._send_to_unknown(connection, request, topic))
+            return None
+        _check_type(expected, request)
+        return self._to_its_broker(connection, request)
+
+    async def _send_to_unknown(self, connection: Connection, request: RemotingCommand, topic: str) -> Reply:
+        _check_type(await self._metadata.topic_type(topic), request)
+        return self._to_its_broker(connection, request)
 
     # -- requests to one broker ---------------------------------------------------------------------------------
 
@@ -287,6 +323,19 @@ def _checked(
 
     connection.respond_with(request, check())
     return None
+
+
+def _check_type(expected: str, request: RemotingCommand) -> None:
+    """One that isn't there yet takes any: its first message makes it."""
+    if expected in (topic_types.MIXED, topic_types.UNSPECIFIED):
+        return
+    properties = decode_properties(request.ext_fields.get(_PROPERTIES[request.code], "").encode())
+    actual = MessageType.Name(message_type(properties))
+    if actual != expected and _TRANSFERRED not in properties:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {actual}",
+        )
 
 
 def _no_route(topic: str) -> RequestRefused:
