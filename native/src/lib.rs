@@ -16,3 +16,4 @@ mod python;
 pub mod record;
 pub mod rows;
 pub mod scan;
+pub mod units;

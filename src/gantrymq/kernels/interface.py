@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 7
+INTERFACE = 8
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -224,4 +224,8 @@ class Native(Protocol):
         The keys are `key_head` and four digits, which begin with `first_key`. None where a flag isn't one, a body no
         bytes or empty, a property isn't of strings, has a separator in it or one of the `odd` names.
         """
+        ...
+
+    def units_with(self, units: bytes, codes: list[int], most: int, /) -> tuple[list[int], bytes]:
+        """The numbers of the first `most` units that have one of these tags codes, and these units side by side."""
         ...
