@@ -238,6 +238,22 @@ async def test_changes_by_clicking(cluster: EmbeddedCluster) -> None:
         await page.get_by_role("button", name="Delete").click()
         await page.get_by_text("topic clicked is deleted from 2 brokers").wait_for()
         assert "clicked" not in await admin.topic_list()
+        await page.goto(f"{address}/groups")
+        await page.get_by_text("Create a group").click()
+        await page.get_by_label("Name", exact=True).fill("clickers")
+        await page.get_by_label("Tries after the first").fill("3")
+        await page.get_by_role("button", name="Create").click()
+        await page.get_by_text("group clickers is on 2 brokers").wait_for()
+        config = await admin.group_config(cluster.brokers[1], "clickers")
+        assert config is not None
+        assert config.retry_max_times == 3
+        await page.goto(f"{address}/broker?address={cluster.brokers[0]}")
+        await page.get_by_text("Change a key").click()
+        await page.get_by_label("Key", exact=True).fill("maxMessageSize")
+        await page.get_by_label("Value", exact=True).fill("3145728")
+        await page.get_by_role("button", name="Change").click()
+        await page.get_by_text(f"maxMessageSize=3145728 on broker {cluster.brokers[0]}").wait_for()
+        assert (await admin.broker_config(cluster.brokers[0]))["maxMessageSize"] == "3145728"
         assert watched.problems == []
         # By keyboard alone: the first stop leads past the navigation.
         await page.goto(f"{address}/overview")
