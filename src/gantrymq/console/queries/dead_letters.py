@@ -79,14 +79,14 @@ async def dead_letters(eye: Eye, arguments: ListArguments) -> DeadLettersPage:
         rows.append(DeadLetters(topic.removeprefix(DLQ_TOPIC_PREFIX), topic, letters, newest))
     columns = {"group": lambda r: r.group, "letters": lambda r: r.letters, "newest": lambda r: r.newest_ms}
     table = cut(rows, arguments, columns, text=lambda r: r.group, default="-letters")
-    queues = {
+    stored = {
         row.topic: [queue for queue, one in stats.answers[row.topic].offset_table.items() if one.max_offset]
         for row in table.rows
     }
     addresses = (await servers_of(eye)).masters
-    oldest = await oldest_times(eye, addresses, [queue for row in table.rows for queue in queues[row.topic]])
+    oldest = await oldest_times(eye, addresses, [queue for row in table.rows for queue in stored[row.topic]])
     for row in table.rows:
-        row.oldest_ms = min((oldest[queue] for queue in queues[row.topic] if queue in oldest), default=None)
+        row.oldest_ms = min((oldest[queue] for queue in stored[row.topic] if queue in oldest), default=None)
     return DeadLettersPage(table, sum(row.letters for row in rows), unasked)
 
 
