@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sim.plan import Fault, Plan
-from sim.replicas_plan import CONTROLLED, SYNC_MASTER
+from sim.replicas_plan import CONTROLLED
 
 #: When it begins to go wrong, s after the first send.
 _AT_S = 4.0
@@ -46,14 +46,12 @@ _TORN_LONG = _plan("torn", 9.0, 0.6)
 _TWO_IN_SYNC = _plan("torn", 4.0, 0.6, in_sync=2, is_synced=True)
 _ISOLATED = _plan("isolated", 14.0, 0.8, replicas=2)
 _STALLED = _plan("stalled", 8.0, 0.7)
-_GARBLED = _plan("garble", 8.0, 1.0, mode=SYNC_MASTER, replicas=2, controllers=0, in_sync=2)
 
 #: By the bug's name.
 PLANS = {
     "a send doesn't wait for slaves": _TORN,
     "slaves that take too long count as having it": _TORN,
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,
-    "a slave takes what was damaged on the way": _GARBLED,
     "who isn't in sync is elected": _TORN_LONG,
     "a master says by itself who is in sync": _ISOLATED,
     "who comes into the set isn't waited for yet": _plan("ambush", 6.0, 0.3, replicas=2),
