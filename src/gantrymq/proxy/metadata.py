@@ -62,9 +62,13 @@ class _Remembered(Generic[T]):
         return known[1] if known is not None else await result_of(task)
 
     def known(self, name: str) -> T | None:
-        """What nobody has to be asked for."""
+        """What is known by now; of what is old somebody is asked anew meanwhile. None for nothing."""
         known = self._known.get(name)
-        return known[1] if known is not None and monotonic() - known[0] < self._refresh_s else None
+        if known is None:
+            return None
+        if monotonic() - known[0] >= self._refresh_s and name not in self._asking:
+            self._begin(name)
+        return known[1]
 
     def _begin(self, name: str) -> asyncio.Task[T]:
         task = self._asking[name] = asyncio.ensure_future(self._ask(name))
@@ -110,7 +114,7 @@ class Metadata:
         return _type_of(config)
 
     def known_topic_type(self, topic: str) -> str | None:
-        """As `topic_type`, but None where a broker must be asked."""
+        """As `topic_type`, but None where a broker must be asked first."""
         config = self._topics.known(topic)
         return None if config is None else _type_of(config)
 

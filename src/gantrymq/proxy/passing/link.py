@@ -19,7 +19,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.system import tls
 
 #: Unsent bytes with which a broker's connection is full: each client has one, and brokers may hang.
-_MOST_UNSENT = 64 * 1024
+_MOST_UNSENT = 1024 * 1024
 #: What a broker asks a client waits so long for an answer, ms.
 ASKED_MS = 10_000
 _ASKED = (

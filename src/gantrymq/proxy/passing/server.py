@@ -6,14 +6,15 @@ Routes name this proxy in place of brokers; what clients ask of brokers then arr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.tasks import Tasks
-from gantrymq.errors import GantryError, NoRouteInfo, RequestRefused
+from gantrymq.errors import GantryError, NoRouteInfo, RemotingError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.namesrv.answers import encode_body
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData
@@ -49,6 +50,8 @@ _LINK = "link"
 #: A broker's answer is waited for so long beyond what the request says that it may take, ms.
 _TIMEOUT_MS = 3000
 _AFTER_POLLING_MS = 10_000
+#: A client waits so long at most for its brokers to be connected, when it asks for a route, s.
+_PREPARE_S = 1.0
 #: Topics that a client subscribes to.
 MAX_TOPICS = 10_000
 
@@ -121,6 +124,7 @@ class RemotingSide(RemotingServer):
             handlers = {code: partial(_checked, access, handler) for code, handler in handlers.items()}
         self._brokers = brokers
         self._metadata = metadata
+        self._checks_types = config.enable_topic_message_type_check
         self._ssl_context = ssl_context
         self._http2 = http2
         self._access_host = config.remoting_access_addr
@@ -162,20 +166,44 @@ class RemotingSide(RemotingServer):
         topic = request.read_header(TopicRequestHeader).topic
         route = self._brokers.routes.cached(topic)
         if route is not None:
-            return self._routed(connection, route)
-        connection.respond_with(request, self._look_up(connection, topic))
+            link = self._link(connection)
+            if all(broker.broker_name in link.brokers for broker in route.broker_datas) and self._is_known(topic):
+                return self._routed(connection, route)
+        connection.respond_with(request, self._prepare(connection, topic))
         return None
 
-    async def _look_up(self, connection: Connection, topic: str) -> Reply:
+    def _is_known(self, topic: str) -> bool:
+        """Nobody has to be asked when messages come for it."""
+        is_plain = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+        return not self._checks_types or is_plain or self._metadata.known_topic_type(topic) is not None
+
+    async def _prepare(self, connection: Connection, topic: str) -> Reply:
+        """The client is going to ask much of these brokers at once: then they are connected already."""
         try:
-            return self._routed(connection, await self._brokers.route(topic))
+            route = await self._brokers.route(topic)
         except NoRouteInfo as e:
             raise _no_route(topic) from e
+        link = self._link(connection)
+        work: list[Awaitable[object]] = [
+            self._connect(link, broker.broker_name, broker.master_address)
+            for broker in route.broker_datas
+            if broker.master_address is not None and broker.broker_name not in link.brokers
+        ]
+        if not self._is_known(topic):
+            work.append(self._metadata.topic_type(topic))
+        link.brokers.update((broker.broker_name, None) for broker in route.broker_datas)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PREPARE_S):
+                await asyncio.gather(*work)
+        return self._routed(connection, route)
+
+    @staticmethod
+    async def _connect(link: Link, name: str, address: str) -> None:
+        with suppress(RemotingError):
+            await link.connect(name, address)
 
     def _routed(self, connection: Connection, route: TopicRouteData) -> RemotingCommand:
         """A route with this proxy as all its brokers."""
-        link = self._link(connection)
-        link.brokers.update((broker.broker_name, None) for broker in route.broker_datas)
         here = format_address(self._access_host or connection.local_host, self.port)
         named = TopicRouteData(
             route.queue_datas,
