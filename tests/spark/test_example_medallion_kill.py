@@ -7,15 +7,18 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from example_support import EXAMPLES, send_bodies
 from kill_support import batches_begun, kill_in_a_batch, kills
-from lake_support import lake_driver, run_to_the_end, run_with_lake, submit
-from test_example_medallion import body, check_gold, flights_with_keys, pytestmark  # noqa: F401
+from lake_support import lake_driver, needs_lake, run_to_the_end, run_with_lake, submit
+from test_example_medallion import body, check_gold, flights_with_keys, needs_flights
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
 #: A micro-batch takes so long, at least: bronze, silver, rejected and gold one after the other.
 LONGEST_S = 8.0
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_lake("delta"), needs_flights]
 
 
 @kills

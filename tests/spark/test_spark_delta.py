@@ -10,7 +10,7 @@ from lake_support import COUNT, kill_and_count, needs_lake, send_all
 
 from gantrymq.testing.processes import ProcessCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800), needs_lake("delta")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_lake("delta")]
 
 
 @kills

@@ -20,7 +20,7 @@ END_S = 600.0
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.slow
 @kills
 def test_a_stream_whose_driver_is_killed(
