@@ -71,6 +71,22 @@ pub struct Rows<'a> {
     /// The property UNIQ_KEY is this and four hexadecimal digits, that count from `first_key` on.
     pub key_head: &'a [u8],
     pub first_key: u16,
+    /// With it messages have the property GANTRY_SEQ (`gantrymq/protocol/row_ids.py`).
+    pub sequence: Option<Sequence<'a>>,
+}
+
+/// What GANTRY_SEQ begins with, and the checksum of all rows before the first one.
+pub struct Sequence<'a> {
+    pub target: &'a [u8],
+    pub chain: u32,
+}
+
+/// Messages, and the checksum of all rows up to the last of them.
+#[derive(Debug, Default, PartialEq)]
+pub struct Batch {
+    pub messages: usize,
+    pub data: Vec<u8>,
+    pub chain: u32,
 }
 
 /// What a message and a batch have at most. Of a batch's bytes bodies and properties count.
@@ -80,29 +96,32 @@ pub struct Most {
     pub bytes: usize,
 }
 
-/// (how many messages, the batch) of `count` rows in their order.
-pub fn batches(rows: &Rows<'_>, count: usize, most: &Most) -> Result<Vec<(usize, Vec<u8>)>, Refused> {
-    let mut found: Vec<(usize, Vec<u8>)> = Vec::new();
+/// The batches of `count` rows in their order.
+pub fn batches(rows: &Rows<'_>, count: usize, most: &Most) -> Result<Vec<Batch>, Refused> {
+    let mut found: Vec<Batch> = Vec::new();
     let mut size = 0;
+    let mut chain = rows.sequence.as_ref().map_or(0, |sequence| sequence.chain);
     let mut properties = Vec::new();
     for row in 0..count {
         let body = rows.bodies.get(row)?.filter(|body| !body.is_empty()).ok_or(Refused)?;
         properties.clear();
-        rows.put_properties(row, &mut properties)?;
+        rows.put_properties(row, body, &mut chain, &mut properties)?;
         if properties.len() > most.properties {
             return Err(Refused);
         }
         let length = body.len() + properties.len();
-        let is_full = found.last().is_none_or(|batch| size + length > most.bytes || batch.0 >= most.messages);
+        let is_full = found.last().is_none_or(|batch| size + length > most.bytes || batch.messages >= most.messages);
         if is_full {
             // As many rows like this one, or all that are left.
             let rows_left = most.messages.min(count - row);
-            found.push((0, Vec::with_capacity(rows_left.saturating_mul(length + 24).min(most.bytes + length))));
+            let room = rows_left.saturating_mul(length + 24).min(most.bytes + length);
+            found.push(Batch { data: Vec::with_capacity(room), ..Batch::default() });
             size = 0;
         }
-        let Some((messages, batch)) = found.last_mut() else { return Err(Refused) };
-        put_message(batch, body, &properties)?;
-        *messages += 1;
+        let Some(batch) = found.last_mut() else { return Err(Refused) };
+        put_message(&mut batch.data, body, &properties)?;
+        batch.messages += 1;
+        batch.chain = chain;
         size += length;
     }
     Ok(found)
@@ -120,7 +139,7 @@ fn put_message(batch: &mut Vec<u8>, body: &[u8], properties: &[u8]) -> Result<()
 }
 
 impl Rows<'_> {
-    fn put_properties(&self, row: usize, out: &mut Vec<u8>) -> Result<(), Refused> {
+    fn put_properties(&self, row: usize, body: &[u8], chain: &mut u32, out: &mut Vec<u8>) -> Result<(), Refused> {
         if let Some(maps) = &self.maps {
             maps.put(row, out)?;
         }
@@ -131,13 +150,31 @@ impl Rows<'_> {
         }
         out.extend_from_slice(b"GANTRY_ID\x01");
         out.extend_from_slice(self.id_prefix);
-        write!(out, "-{}\x02UNIQ_KEY\x01", self.first_row.wrapping_add(row as u64)).map_err(|_| Refused)?;
+        write!(out, "-{}\x02", self.first_row.wrapping_add(row as u64)).map_err(|_| Refused)?;
+        if self.sequence.is_some() {
+            // Of what is the same when the row is sent again.
+            let digest = continued(continued(0, out), body);
+            *chain = continued(*chain, &digest.to_be_bytes());
+        }
+        out.extend_from_slice(b"UNIQ_KEY\x01");
         out.extend_from_slice(self.key_head);
         let key = self.first_key.wrapping_add(row as u16);
         out.extend([12, 8, 4, 0].map(|shift| HEX[usize::from(key >> shift & 15)]));
         out.push(END);
+        if let Some(sequence) = &self.sequence {
+            out.extend_from_slice(b"GANTRY_SEQ\x01");
+            out.extend_from_slice(sequence.target);
+            write!(out, "{chain:08x}\x02").map_err(|_| Refused)?;
+        }
         Ok(())
     }
+}
+
+/// The CRC32 of what has the CRC32 `before` and of `bytes`.
+fn continued(before: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(before);
+    hasher.update(bytes);
+    hasher.finalize()
 }
 
 impl Maps<'_> {
@@ -208,7 +245,16 @@ mod tests {
 
     fn rows<'a>(bodies: &'a Owned, singles: &'a [(Vec<u8>, Values<'a>)]) -> Rows<'a> {
         let bodies = bodies.values(1);
-        Rows { bodies, singles, maps: None, id_prefix: b"w-0", first_row: 9, key_head: b"7F", first_key: 0xFFFF }
+        Rows {
+            bodies,
+            singles,
+            maps: None,
+            id_prefix: b"w-0",
+            first_row: 9,
+            key_head: b"7F",
+            first_key: 0xFFFF,
+            sequence: None,
+        }
     }
 
     #[test]
@@ -216,16 +262,31 @@ mod tests {
         let (bodies, keys) = (column(&["left out", "one", "two", "three"]), column(&["k", "-", ""]));
         let singles = [(b"KEYS".to_vec(), keys.values(0))];
         let found = batches(&rows(&bodies, &singles), 3, &MOST).unwrap();
-        assert_eq!(found.iter().map(|batch| batch.0).collect::<Vec<_>>(), [2, 1]);
-        let one = Message::parse(&found[0].1, 0).unwrap();
+        assert_eq!(found.iter().map(|batch| batch.messages).collect::<Vec<_>>(), [2, 1]);
+        let one = Message::parse(&found[0].data, 0).unwrap();
         assert_eq!((one.flag, one.body), (0, b"one" as &[u8]));
         assert_eq!(one.properties, b"KEYS\x01k\x02GANTRY_ID\x01w-0-9\x02UNIQ_KEY\x017FFFFF\x02");
-        let two = Message::parse(&found[0].1, one.end).unwrap();
+        let two = Message::parse(&found[0].data, one.end).unwrap();
         assert_eq!(two.properties, b"GANTRY_ID\x01w-0-10\x02UNIQ_KEY\x017F0000\x02");
-        assert_eq!(two.end, found[0].1.len());
-        assert_eq!(Message::parse(&found[1].1, 0).unwrap().body, b"three");
+        assert_eq!(two.end, found[0].data.len());
+        assert_eq!(Message::parse(&found[1].data, 0).unwrap().body, b"three");
         let most = Most { bytes: 60, ..MOST };
         assert_eq!(batches(&rows(&bodies, &[]), 3, &most).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_sequence_is_a_checksum_of_all_rows() {
+        let bodies = column(&["", "one", "two"]);
+        let sequence = Some(Sequence { target: b"0a0b0c0d", chain: 5 });
+        let found = batches(&Rows { sequence, ..rows(&bodies, &[]) }, 2, &Most { messages: 1, ..MOST }).unwrap();
+        let mut chain = 5;
+        for (batch, (row, body)) in found.iter().zip([("9", "one"), ("10", "two")]) {
+            let digest = crc32fast::hash(format!("GANTRY_ID\x01w-0-{row}\x02{body}").as_bytes());
+            chain = continued(chain, &digest.to_be_bytes());
+            let message = Message::parse(&batch.data, 0).unwrap();
+            assert!(message.properties.ends_with(format!("\x02GANTRY_SEQ\x010a0b0c0d{chain:08x}\x02").as_bytes()));
+            assert_eq!(batch.chain, chain);
+        }
     }
 
     #[test]
@@ -249,8 +310,8 @@ mod tests {
         let dropped = [b"A".to_vec()];
         let maps = Maps { all: all.values(0), names: names.values(0), values: values.values(0), dropped: &dropped };
         let found = batches(&Rows { maps: Some(maps), ..rows(&bodies, &[]) }, 2, &MOST).unwrap();
-        let one = Message::parse(&found[0].1, 0).unwrap();
+        let one = Message::parse(&found[0].data, 0).unwrap();
         assert!(one.properties.starts_with(b"B\x012\x02GANTRY_ID\x01"));
-        assert!(Message::parse(&found[0].1, one.end).unwrap().properties.starts_with(b"GANTRY_ID"));
+        assert!(Message::parse(&found[0].data, one.end).unwrap().properties.starts_with(b"GANTRY_ID"));
     }
 }

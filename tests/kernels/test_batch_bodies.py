@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from gantrymq.errors import IllegalMessage
 from gantrymq.kernels import native
 from gantrymq.protocol.batch import decode_batch
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.row_ids import BEGINNING, Place
 from gantrymq.spark import batch_bodies, row_messages
 from gantrymq.spark.batch_bodies import REQUEST_BYTES, REQUEST_MESSAGES, BatchBody
+from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.idempotent_sender import IdempotentSender
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 
@@ -114,3 +119,53 @@ def test_without_native_code_python_does_it(monkeypatch: pytest.MonkeyPatch) -> 
     encoder = RowEncoder(WriteOptions(["a:1"], "t"), "w-0-0")
     (batch,) = encoder.encode(rows_of([{"body": b"x"}]))["t"].free
     assert [message[1] for message in messages_of(batch)] == [b"x"]
+
+
+class Recorder(IdempotentSender):
+    """Sends nothing, and keeps what it would."""
+
+    def __init__(self) -> None:
+        queues = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(2)]
+        super().__init__(Cluster(["127.0.0.1:9876"], 0), queues, partition=5)
+        self.sent: dict[MessageQueue, list[tuple[Message, Place]]] = {}
+
+    async def _send(self, queue: MessageQueue, body: bytes, after: Place) -> int:
+        messages = list(decode_batch(body))
+        own = re.compile(rb"UNIQ_KEY\x01[0-9A-F]{32}\x02")
+        of_queue = self.sent.setdefault(queue, [])
+        of_queue += [
+            ((flag, text, own.sub(b"UNIQ_KEY\x01-\x02", properties)), after) for flag, text, properties in messages
+        ]
+        return after.row
+
+
+@needs_native
+@pytest.mark.parametrize("cut", [300, 1000, 2700])
+async def test_rows_of_exactly_once_are_the_same(cut: int) -> None:
+    count, options = 7000, WriteOptions(["a:1"], "t", exactly_once=True)
+    recorders = []
+    for natively in (True, False):
+        encoder, recorder = RowEncoder(options, "w-0-5"), Recorder()
+        for start in range(0, count, cut):
+            numbers = [str(n) for n in range(start, min(count, start + cut))]
+            rows = pa.RecordBatch.from_pydict({"body": numbers, "tags": numbers})
+            encoded = (encoder.encode if natively else encoder._encode_one_by_one)(rows)
+            assert (encoded["t"].plain is not None) == natively
+            await recorder.send(encoded)
+        recorders.append(recorder)
+    one, other = recorders
+    # Where requests are cut may differ, and with that what follows on what.
+    assert {queue: [message for message, _ in sent] for queue, sent in one.sent.items()} == {
+        queue: [message for message, _ in sent] for queue, sent in other.sent.items()
+    }
+    assert sum(map(len, one.sent.values())) == count
+    assert one._places == other._places
+    for sent in one.sent.values():
+        # What it follows is what was before.
+        ends = {BEGINNING} | {place_of(message) for message, _ in sent}
+        assert {after for _, after in sent} <= ends
+
+
+def place_of(message: Message) -> Place:
+    properties = decode_properties(message[2])
+    return Place(int(properties["GANTRY_ID"].rpartition("-")[2]), int(properties["GANTRY_SEQ"][8:], 16))

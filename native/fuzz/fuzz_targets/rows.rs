@@ -2,7 +2,7 @@
 #![no_main]
 
 use gantrymq_native::batch::Message;
-use gantrymq_native::rows::{Maps, Most, Rows, Values, batches};
+use gantrymq_native::rows::{Maps, Most, Rows, Sequence, Values, batches};
 use libfuzzer_sys::fuzz_target;
 
 type Column<'a> = (Option<&'a [u8]>, Vec<u8>, &'a [u8], u8);
@@ -32,19 +32,28 @@ fuzz_target!(|input: (Column, Column, Option<(Column, Column, Column)>, Vec<u8>,
         dropped: &dropped,
     });
     let singles = [(b"KEYS".to_vec(), keys)];
-    let rows =
-        Rows { bodies, singles: &singles, maps, id_prefix: prefix, first_row: 1, key_head: b"7F", first_key: 0xFFFF };
+    let sequence = prefix.first_chunk().map(|target: &[u8; 8]| Sequence { target, chain: 5 });
+    let rows = Rows {
+        bodies,
+        singles: &singles,
+        maps,
+        id_prefix: prefix,
+        first_row: 1,
+        key_head: b"7F",
+        first_key: 0xFFFF,
+        sequence,
+    };
     let most = Most { properties: 1000, messages: 3, bytes: 300 };
     let Ok(found) = batches(&rows, usize::from(count), &most) else { return };
-    assert_eq!(found.iter().map(|batch| batch.0).sum::<usize>(), usize::from(count));
-    for (messages, batch) in &found {
+    assert_eq!(found.iter().map(|batch| batch.messages).sum::<usize>(), usize::from(count));
+    for batch in &found {
         let mut at = 0;
-        for _ in 0..*messages {
-            let message = Message::parse(batch, at).unwrap();
+        for _ in 0..batch.messages {
+            let message = Message::parse(&batch.data, at).unwrap();
             assert!(!message.body.is_empty() && message.properties.len() <= 1000);
             at = message.end;
         }
-        assert_eq!(at, batch.len());
-        assert!(*messages <= 3);
+        assert_eq!(at, batch.data.len());
+        assert!(batch.messages <= 3);
     }
 });

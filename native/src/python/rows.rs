@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::memory::lasting_bytes_of;
-use crate::rows::{Maps, Most, Rows, Values, batches};
+use crate::rows::{self, Maps, Most, Rows, Sequence, Values, batches};
 
 /// pyarrow's buffers are of signed bytes.
 ///
@@ -26,13 +26,13 @@ impl Array {
     }
 }
 
-/// How many messages, the batch.
-type Batch<'py> = (usize, Bound<'py, PyBytes>);
+/// How many messages, the batch, the checksum of all rows up to its last.
+type Batch<'py> = (usize, Bound<'py, PyBytes>, u32);
 
-/// [(how many messages, the batch)] of `count` rows, in order; None where a row is none of a batch's messages, or Python
+/// The batches of `count` rows, in order; None where a row is none of a batch's messages, or Python
 /// is to say what is wrong with it. `maps` are of all properties: maps, names, values and the names to be left out.
 #[pyfunction]
-#[pyo3(signature = (bodies, count, singles, maps, id_prefix, first_row, key_head, first_key, most, /))]
+#[pyo3(signature = (bodies, count, singles, maps, id_prefix, first_row, key_head, first_key, sequence, most, /))]
 #[allow(clippy::too_many_arguments)]
 pub fn batch_bodies<'py>(
     py: Python<'py>,
@@ -44,6 +44,7 @@ pub fn batch_bodies<'py>(
     first_row: u64,
     key_head: &str,
     first_key: u16,
+    sequence: Option<(&[u8], u32)>,
     most: (usize, usize, usize),
 ) -> PyResult<Option<Vec<Batch<'py>>>> {
     let singles = singles
@@ -66,8 +67,10 @@ pub fn batch_bodies<'py>(
         first_row,
         key_head: key_head.as_bytes(),
         first_key,
+        sequence: sequence.map(|(target, chain)| Sequence { target, chain }),
     };
     let most = Most { properties: most.0, messages: most.1, bytes: most.2 };
     let found = py.detach(|| batches(&rows, count, &most)).ok();
-    Ok(found.map(|found| found.iter().map(|(messages, batch)| (*messages, PyBytes::new(py, batch))).collect()))
+    let of_python = |batch: &rows::Batch| (batch.messages, PyBytes::new(py, &batch.data), batch.chain);
+    Ok(found.map(|found| found.iter().map(of_python).collect()))
 }

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 8
+INTERFACE = 9
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -170,14 +170,18 @@ class Native(Protocol):
         first_row: int,
         key_head: str,
         first_key: int,
+        sequence: tuple[bytes, int] | None,
         most: tuple[int, int, int],
         /,
-    ) -> list[tuple[int, bytes]] | None:
-        """(how many messages, the batch) of `count` rows, in order; None where a row is no message of a batch.
+    ) -> list[tuple[int, bytes, int]] | None:
+        """(how many messages, the batch, checksum of all rows up to its last) of `count` rows, in order.
+
+        None where a row is no message of a batch.
 
         A message's properties are those of `maps` (maps, names, values; names that are left out), of `singles` (name,
-        values), GANTRY_ID (`id_prefix`-row) and UNIQ_KEY (`key_head` and four digits). `most` are bytes of a message's
-        properties, messages of a batch, and bytes of its bodies and properties.
+        values), GANTRY_ID (`id_prefix`-row), UNIQ_KEY (`key_head` and four digits), and with `sequence` (`target_of`,
+        the checksum of all rows before) GANTRY_SEQ. `most` are bytes of a message's properties, messages of a batch,
+        and bytes of its bodies and properties.
         """
         ...
 

@@ -64,7 +64,9 @@ class NativeRecords(ArrowRecords):
         return pa.MapArray.from_arrays(offsets, _array(pa.string(), names), _array(pa.string(), values))
 
     def stored_bodies(self, numbers: Ints | None = None) -> pa.Array:
-        return _array(pa.binary(), self._records.bodies(None if numbers is None else np.ascontiguousarray(numbers).data))
+        return _array(
+            pa.binary(), self._records.bodies(None if numbers is None else np.ascontiguousarray(numbers).data)
+        )
 
     @property
     def has_compressed(self) -> bool:

@@ -27,7 +27,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
-from gantrymq.spark.batch_bodies import BatchBody, Encoded, batch_body, plain_rows, requests_of
+from gantrymq.spark.batch_bodies import BatchBody, Encoded, PlainRows, batch_body, plain_rows, requests_of
 from gantrymq.spark.bodies.body_format import VALUE
 from gantrymq.spark.bodies.encoding import EncodeValue
 from gantrymq.spark.options import WriteOptions
@@ -111,10 +111,11 @@ class TopicMessages:
 
     `free` are batches that may go to any queue, messages `by_key` go to the queue of their sharding key, in batches,
     too. `alone` are (sharding key or None, message) that must be sent one by one. With exactlyOnce all are `numbered`,
-    in order.
+    in order, or `plain`.
     """
 
     numbered: list[NumberedRow] = field(default_factory=list)
+    plain: PlainRows | None = None
     free: list[BatchBody] = field(default_factory=list)
     by_key: dict[str, list[Encoded]] = field(default_factory=dict)
     alone: list[tuple[str | None, Encoded]] = field(default_factory=list)
@@ -136,16 +137,16 @@ class RowEncoder:
         self._is_dropped: dict[str, bool] = {}
         self._why_not_delayed = _why_not_delayed(options)
         self._is_numbered = options.exactly_once
-        self._may_be_plain = not options.exactly_once and not options.body and not _problem_with(options.topic)
+        self._may_be_plain = not options.body and not _problem_with(options.topic)
         self._most_bytes = names.MAX_PROPERTIES_LENGTH - (SEQUENCE_LENGTH if options.exactly_once else 0)
 
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
         if self._topic is not None and self._may_be_plain:
-            plain = plain_rows(batch, self._id_prefix, self._row, self._unique_keys, self._is_not_its_own, list(DELAYS))
-            if plain is not None:
+            plain = plain_rows(batch, self._id_prefix, self._row, self._unique_keys, self._is_not_its_own, DELAYS)
+            if plain is not None and (batches := plain.batches()) is not None:
                 self._row += batch.num_rows
-                return {self._topic: TopicMessages(free=plain)}
+                return {self._topic: TopicMessages(plain=plain) if self._is_numbered else TopicMessages(free=batches)}
         return self._encode_one_by_one(batch)
 
     def _encode_one_by_one(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
