@@ -166,6 +166,22 @@ async def test_rows_of_exactly_once_are_the_same(cut: int) -> None:
         assert {after for _, after in sent} <= ends
 
 
+@needs_native
+@pytest.mark.parametrize("over", [0, 1, 28])
+async def test_properties_leave_room_for_the_checksums(over: int) -> None:
+    given = WriteOptions(["a:1"], "t", exactly_once=True)
+    others = len("KEYS..GANTRY_ID.w-0-5-0.UNIQ_KEY..") + 32
+    rows = pa.RecordBatch.from_pydict({"body": ["x"], "keys": ["k" * (32767 - 28 - others + over)]})
+    encoder, recorder = RowEncoder(given, "w-0-5"), Recorder()
+    if over:
+        with pytest.raises(IllegalMessage, match=f"properties of {32767 - 28 + over} bytes"):
+            encoder.encode(rows)
+    else:
+        await recorder.send(encoder.encode(rows))
+        (((message, _),),) = recorder.sent.values()
+        assert b"GANTRY_SEQ" in message[2]
+
+
 def place_of(message: Message) -> Place:
     properties = decode_properties(message[2])
     return Place(int(properties["GANTRY_ID"].rpartition("-")[2]), int(properties["GANTRY_SEQ"][8:], 16))

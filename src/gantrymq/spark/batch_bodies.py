@@ -17,7 +17,7 @@ from gantrymq.kernels.interface import Array
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.message_id import UniqueKeys
-from gantrymq.protocol.row_ids import GANTRY_ID, Place
+from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH, Place
 
 #: A request holds at most so many messages and about so many bytes: well under a broker's maxMessageSize of 4 MiB.
 REQUEST_MESSAGES = 1000
@@ -71,17 +71,25 @@ class SequencedBatch(NamedTuple):
 class PlainRows:
     """Rows that native code makes messages of; the first one has the number `first_row`.
 
-    GANTRY_ID begins with `id_prefix`; `dropped` are the names of properties that are left out.
+    GANTRY_ID begins with `id_prefix`; `dropped` are the names of properties that are left out. `most_bytes` is what a
+    message's properties have at most, without GANTRY_SEQ.
     """
 
     def __init__(
-        self, rows: pa.RecordBatch, id_prefix: str, first_row: int, unique_keys: UniqueKeys, dropped: list[str]
+        self,
+        rows: pa.RecordBatch,
+        id_prefix: str,
+        first_row: int,
+        unique_keys: UniqueKeys,
+        dropped: list[str],
+        most_bytes: int,
     ) -> None:
         self._rows = rows
         self._id_prefix = id_prefix
         self.first_row = first_row
         self._unique_keys = unique_keys
         self._dropped = dropped
+        self._most_bytes = most_bytes
 
     @property
     def end_row(self) -> int:
@@ -121,7 +129,7 @@ class PlainRows:
             head,
             first_key,
             sequence,
-            (names.MAX_PROPERTIES_LENGTH, REQUEST_MESSAGES, REQUEST_BYTES),
+            (self._most_bytes + (SEQUENCE_LENGTH if sequence else 0), REQUEST_MESSAGES, REQUEST_BYTES),
         )
 
 
@@ -132,6 +140,7 @@ def plain_rows(
     unique_keys: UniqueKeys,
     is_dropped: Callable[[str], bool],
     refused: Sequence[str],
+    most_bytes: int,
 ) -> PlainRows | None:
     """None where native code isn't there, or has to leave the rows to `row_messages`.
 
@@ -152,7 +161,7 @@ def plain_rows(
         said_elsewhere = _ADDED.union(refused, (_SINGLES[name] for name in _SINGLES if name in rows.schema.names))
         if not said_elsewhere.isdisjoint(set(given).difference(dropped)):
             return None
-    return PlainRows(rows, id_prefix, first_row, unique_keys, dropped)
+    return PlainRows(rows, id_prefix, first_row, unique_keys, dropped, most_bytes)
 
 
 def _array(column: pa.Array) -> Array:

@@ -143,7 +143,15 @@ class RowEncoder:
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
         if self._topic is not None and self._may_be_plain:
-            plain = plain_rows(batch, self._id_prefix, self._row, self._unique_keys, self._is_not_its_own, DELAYS)
+            plain = plain_rows(
+                batch,
+                self._id_prefix,
+                self._row,
+                self._unique_keys,
+                self._is_not_its_own,
+                DELAYS,
+                self._most_bytes,
+            )
             if plain is not None and (batches := plain.batches()) is not None:
                 self._row += batch.num_rows
                 return {self._topic: TopicMessages(plain=plain) if self._is_numbered else TopicMessages(free=batches)}
