@@ -58,7 +58,9 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
         f'gantry_proxy_call_seconds_count{{{labels},method="SendMessage"}} 3',
         f'gantry_proxy_clients{{{labels},kind="producer"}} 1',
         f"gantry_proxy_connections{{{labels}}} 1",
+        f"gantry_proxy_remoting_connections{{{labels}}} 0",
         f"gantry_proxy_unfinished_bytes{{{labels}}} 0",
+        f"gantry_proxy_untaken_bytes{{{labels}}} 0",
     ):
         assert re.search(f"^{re.escape(line)}$", text.replace("\r", ""), re.MULTILINE), (line, text)
     await proxy.stop()

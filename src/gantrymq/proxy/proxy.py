@@ -162,7 +162,10 @@ class Proxy:
             self.clients,
             self.jobs,
             connections=len(self._server.connections),
+            remoting_connections=len(self._remoting.connections),
             held_bytes=self._service.unfinished.held_bytes,
+            in_hand_bytes=self._service.in_hand.bytes,
+            untaken_bytes=self._service.untaken.bytes,
         )
 
     async def stop(self) -> None:
