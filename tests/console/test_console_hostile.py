@@ -47,7 +47,7 @@ def test_connections_that_say_nothing(cluster: EmbeddedCluster) -> None:
         tail = stack.enter_context(httpx.stream("GET", f"{console.address}tail/stream?topic=TBW102", timeout=30))
         assert tail.status_code == 200
         silent = [stack.enter_context(connect(console.address)) for _ in range(MAX_CONNECTIONS + 20)]
-        assert httpx.get(f"{console.address}overview").status_code == 200
+        assert httpx.get(f"{console.address}overview", timeout=30).status_code == 200
         silent[0].settimeout(10)
         assert silent[0].recv(1) == b""
         assert not tail.is_closed

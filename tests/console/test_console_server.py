@@ -39,13 +39,15 @@ def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     assert (tmp_path / "new" / "history.db").exists()
 
 
-def test_a_port_that_is_taken(cluster: EmbeddedCluster) -> None:
+def test_a_port_that_is_taken(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Who asked for it is told, and nothing else is."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(GantryError, match=str(port)), ConsoleThread(Settings(cluster.name_server, port=port)):
             pass
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_https(cluster: EmbeddedCluster, tmp_path: Path) -> None:

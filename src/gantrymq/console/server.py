@@ -16,6 +16,7 @@ from gantrymq.background.thread import SupervisedThread
 from gantrymq.console.app import Console
 from gantrymq.console.settings import Settings
 from gantrymq.errors import GantryError
+from gantrymq.system.network import Socket, bind
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -80,9 +81,11 @@ class _Server(uvicorn.Server):
         self._scheme = scheme
         self._listening = listening
 
-    def _log_started_message(self, listeners: object) -> None:
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self._listening(f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._listening(f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
 
 
 def _protocol() -> type[H11Protocol]:
@@ -118,8 +121,6 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
         settings.directory.mkdir(parents=True, exist_ok=True)
     config = uvicorn.Config(
         Console(settings).app,
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -138,10 +139,12 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
 
 
 async def _serve(server: _Server, settings: Settings) -> None:
+    # uvicorn would say it in a line of its own, and end the process.
     try:
-        await server.serve()
-    except SystemExit:
-        # uvicorn's word for a port that is taken.
+        sock = bind(settings.host, settings.port)
+    except OSError as e:
         raise GantryError(
-            f"port {settings.port} of {settings.host} can't be had: is a console running there?"
-        ) from None
+            f"port {settings.port} of {settings.host} can't be had: is a console running there? ({e.strerror or e})"
+        ) from e
+    with sock:
+        await server.serve([sock])
