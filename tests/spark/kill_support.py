@@ -31,7 +31,8 @@ def kill_in_a_batch(
         assert process.poll() is None, log.read_text()[-4000:]
         return batches_begun(checkpoint) > before
 
-    wait_until(has_gone_on, WAIT_S)
+    # After a start and the micro-batch that the last kill left unfinished.
+    wait_until(has_gone_on, 3 * WAIT_S)
     # Anywhere in a micro-batch: not a wait for a state, but where in it the kill hits.
     time.sleep(random.uniform(0, longest_s))
     assert process.poll() is None, log.read_text()[-4000:]

@@ -124,6 +124,7 @@ def submit(lake: str, directory: Path) -> Sequence[str]:
     """spark-submit, up to its program."""
     own = {
         "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
