@@ -17,7 +17,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.console.eye import Eye
 from gantrymq.console.history import MAX_REBALANCES, History, Rebalance
 from gantrymq.console.limited import Limits
-from gantrymq.console.queries.groups import Member, tell
+from gantrymq.console.queries.groups import Member, tell, trend
 from gantrymq.console.rebalances import AT_ONCE, MembersSeen
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.settings import Settings
@@ -150,6 +150,22 @@ async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) 
         page = await json_of(visitor, "group", name="shown")
         assert page["rebalances"] == [{"at_ms": now, "came": ["one<b>"], "left": [], "members": 1}]
         assert "one&lt;b&gt;" in await html_of(visitor, "group", name="shown")
+
+
+async def test_a_trend(cluster: EmbeddedCluster) -> None:
+    history = History(None)
+    eye = Eye(Settings(cluster.name_server), Limits(), (), history)
+    try:
+        now = now_ms() / 1000
+        await history.add(now - 2000, {"group/g/behind": 9999.0})
+        assert await trend(eye, "g") is None
+        await history.add(now - 600, {"group/g/behind": 100.0, "group/h/behind": 1.0})
+        assert await trend(eye, "g") is None
+        await history.add(now - 300, {"group/g/behind": 250.0})
+        assert await trend(eye, "g") == 0.5
+    finally:
+        await eye.close()
+        await history.close()
 
 
 async def test_rebalances_are_bounded() -> None:

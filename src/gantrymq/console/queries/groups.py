@@ -26,11 +26,13 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue, decode_messages
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.protocol.version_name import version_name
-from gantrymq.system.clock import now_ms
+from gantrymq.system.clock import now_ms, time
 
 #: Queues that are behind of which the next message is looked at.
 MAX_QUEUES_LOOKED_INTO = 64
 MAX_REBALANCES = 20
+#: Of so long the trend is, s.
+TREND_S = 900
 #: Of a message only the time is wanted.
 _FIRST_BYTES = 1
 
@@ -117,6 +119,8 @@ class GroupPage(msgspec.Struct):
     tps: float
     behind: int
     seconds: float | None
+    #: So many messages a second it got further behind in the last quarter of an hour; less than 0: it catches up.
+    trend: float | None
     model: str
     consume_from: str
     members: list[Member]
@@ -205,6 +209,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         tps,
         sum(queue.behind for queue in queues),
         max((queue.seconds for queue in queues if queue.seconds is not None), default=None),
+        await trend(eye, name),
         merged.message_model if members else "",
         merged.consume_from_where if members else "",
         [members[client_id] for client_id in sorted(members)],
@@ -227,6 +232,19 @@ def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
         max(now - oldest, 0) / 1000 if oldest else None,
         sum(progress.tps for progress in of_topics.values()),
     )
+
+
+async def trend(eye: Eye, name: str) -> float | None:
+    """None where too little is kept of it."""
+    if eye.history is None:
+        return None
+    series = f"group/{name}/behind"
+    points = await eye.history.points([series], time() - TREND_S, time())
+    known = [(at, value) for at, value in zip(points.times, points.values[series], strict=True) if value is not None]
+    if len(known) < 2:
+        return None
+    (first, before), (last, now) = known[0], known[-1]
+    return (now - before) / (last - first)
 
 
 async def connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
