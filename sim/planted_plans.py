@@ -16,7 +16,8 @@ from sim.replicas_plan import CONTROLLED
 _AT_S = 4.0
 
 
-def _plan(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
+def plan_with(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
+    """Three brokers in controller mode with one fault; `more` are fields of the plan that are otherwise."""
     plan = Plan(
         seed="planted",
         name_servers=1,
@@ -41,11 +42,11 @@ def _plan(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
 
 
 #: Its slaves don't hear the master any more, and notice it late; or for so long that they aren't in sync when it dies.
-_TORN = _plan("torn", 4.0, 0.3)
-_TORN_LONG = _plan("torn", 9.0, 0.6)
-_TWO_IN_SYNC = _plan("torn", 4.0, 0.6, in_sync=2, is_synced=True)
-_ISOLATED = _plan("isolated", 14.0, 0.8, replicas=2)
-_STALLED = _plan("stalled", 8.0, 0.7)
+_TORN = plan_with("torn", 4.0, 0.3)
+_TORN_LONG = plan_with("torn", 9.0, 0.6)
+_TWO_IN_SYNC = plan_with("torn", 4.0, 0.6, in_sync=2, is_synced=True)
+_ISOLATED = plan_with("isolated", 14.0, 0.8, replicas=2)
+_STALLED = plan_with("stalled", 8.0, 0.7)
 
 #: By the bug's name.
 PLANS = {
@@ -54,7 +55,7 @@ PLANS = {
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,
     "who isn't in sync is elected": _TORN_LONG,
     "a master says by itself who is in sync": _ISOLATED,
-    "who comes into the set isn't waited for yet": _plan("ambush", 6.0, 0.3, replicas=2),
+    "who comes into the set isn't waited for yet": plan_with("ambush", 6.0, 0.3, replicas=2),
     "minInSyncReplicas isn't looked at": _TWO_IN_SYNC,
     "a slave keeps what a deposed master wrote": _ISOLATED,
     "a change that is not kept is answered as if it were": _STALLED,

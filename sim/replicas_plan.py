@@ -15,6 +15,8 @@ _MOST_MESSAGES = 100
 #: Of these the share that has scripts, and the least pause between their messages: some must be sent meanwhile.
 _AIMED_SHARE = 0.5
 _AIMED_PAUSE_S = 0.2
+#: And the share of seeds with replicas in which a disk fills up.
+_FILLED_SHARE = 0.2
 #: How long the scripts' steps last, s.
 _LASTS_S = {
     "isolated": (2, 25),
@@ -22,6 +24,7 @@ _LASTS_S = {
     "ambush": (3, 10),
     "stalled": (5, 12),
     "handed": (5, 20),
+    "filled": (2, 20),
     "disaster": (0.5, 8),
 }
 
@@ -73,6 +76,9 @@ def with_replicas(plan: Plan) -> Plan | None:
     aimed = Random(f"{plan.seed} aimed")
     if mode != ASYNC_MASTER and aimed.random() < _AIMED_SHARE:
         plan = _aimed(plan, aimed, may_wreck=not wrecked)
+    filled = Random(f"{plan.seed} filled")
+    if filled.random() < _FILLED_SHARE:
+        plan.faults.append(_script(filled, plan, "filled"))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 
@@ -94,13 +100,15 @@ def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
         kind = chance.choice(kinds)
         if kind == "disaster":
             kinds.remove(kind)
-        least, most = _LASTS_S[kind]
-        lasts = round(chance.uniform(least, most), 2)
-        at = round(chance.uniform(2, 0.8 * plan.messages * plan.pause_s), 2)
-        plan.faults.append(
-            Fault(kind, f"broker-{chance.randrange(plan.brokers)}", at, lasts, round(chance.random(), 2))
-        )
+        plan.faults.append(_script(chance, plan, kind))
     return plan
+
+
+def _script(chance: Random, plan: Plan, kind: str) -> Fault:
+    least, most = _LASTS_S[kind]
+    lasts = round(chance.uniform(least, most), 2)
+    at = round(chance.uniform(2, max(0.8 * plan.messages * plan.pause_s, 3)), 2)
+    return Fault(kind, f"broker-{chance.randrange(plan.brokers)}", at, lasts, round(chance.random(), 2))
 
 
 def _fault(chance: Random, kind: str, whom: str) -> Fault:

@@ -73,7 +73,7 @@ class Run:
 
     @property
     def had_disk_faults(self) -> bool:
-        return any(fault.kind in ("full", "sync-error", "open-errors") for fault in self.plan.faults)
+        return any(fault.kind in ("full", "filled", "sync-error", "open-errors") for fault in self.plan.faults)
 
     def execute(self) -> Outcome:
         tracing = _Tracing(self)

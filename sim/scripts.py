@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from gantrymq.controller.broker_set import BrokerSet
 from sim.cluster import Program
-from sim.faults import Kill, Kind, Power, Script, Site, Stop
+from sim.faults import Full, Kill, Kind, Power, Script, Site, Stop
 from sim.loop import TURN_S
 from sim.plan import Fault, broker_name
 from sim.replica_faults import HandOver, Wreck
@@ -123,6 +123,21 @@ class Handed:
         loop.turn_s = TURN_S
 
 
+class Filled:
+    """The disk of the master is full, or that of a slave."""
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        master = _master(site, fault)
+        if master is None:
+            return
+        slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
+        victim = master if fault.strength > 0.3 else slaves[0]
+        # After some 10 messages more.
+        Full().begin(site, victim, fault.strength / 10)
+        await asyncio.sleep(fault.lasts)
+        Full().end(site, victim)
+
+
 class Disaster:
     """All brokers of a name lose their power at once, and the master its disk: what was acknowledged others have."""
 
@@ -182,5 +197,6 @@ SCRIPTS: dict[str, Script] = {
     "ambush": Ambush(),
     "stalled": Stalled(),
     "handed": Handed(),
+    "filled": Filled(),
     "disaster": Disaster(),
 }
