@@ -66,6 +66,9 @@ class ProxyConfig(TlsConfig):
     #: The address of that port; bindAddress without one.
     metrics_prom_exporter_host: str = ""
 
+    #: A file with a line for each call by gRPC: when (ms), from where, which client, method, result, how long (ms).
+    access_log_path: Path | None = None
+
     # -- requests -----------------------------------------------------------------------------------------------
     #: Longer requests are refused, bytes.
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)

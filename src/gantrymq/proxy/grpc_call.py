@@ -12,6 +12,7 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 
 from gantrymq.logs import peer_log
+from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Handlers, Method
 from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
@@ -51,7 +52,8 @@ Guard = Callable[[Call, Message], Awaitable[None]]
 class Service:
     """What all calls have in common: the handlers, the limits, who may call.
 
-    `guard` sees every request before its handler does, `figures` are told of every call that has ended. No body is
+    `guard` sees every request before its handler does, `figures` and `access_log` are told of every call that has
+    ended. No body is
     larger than `max_body_size`; 0 for any.
     """
 
@@ -62,7 +64,9 @@ class Service:
         max_body_size: int,
         guard: Guard | None = None,
         figures: CallFigures | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
+        self.access_log = access_log
         self.figures = figures
         self.handlers = handlers
         self.max_message_size = max_message_size
@@ -413,9 +417,14 @@ class GrpcCall:
         self._end()
 
     def _count(self, code: GrpcCode) -> None:
-        if self._service.figures is not None:
+        figures, access_log = self._service.figures, self._service.access_log
+        if figures is not None or access_log is not None:
             result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
-            self._service.figures.ended(self._method.name, result, monotonic() - self._began)
+            seconds = monotonic() - self._began
+            if figures is not None:
+                figures.ended(self._method.name, result, seconds)
+            if access_log is not None:
+                access_log.ended(self.peer, self.client_id, self._method.name, result, seconds)
 
     def _end(self) -> None:
         if self.is_over:

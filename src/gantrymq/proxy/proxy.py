@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.acl_hook import AclHook
+from gantrymq.errors import ConfigError
 from gantrymq.metrics import Metric, MetricsServer
+from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
@@ -89,8 +91,15 @@ class Proxy:
             remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
+        path = config.access_log_path
+        self._access_log = AccessLog(path, self.jobs) if path is not None else None
         self._service = Service(
-            handlers, config.grpc_max_inbound_message_size, config.max_message_size, guard, self._figures
+            handlers,
+            config.grpc_max_inbound_message_size,
+            config.max_message_size,
+            guard,
+            self._figures,
+            self._access_log,
         )
         self._metrics = MetricsServer(
             self._collect,
@@ -139,6 +148,12 @@ class Proxy:
             stack.push_async_callback(self._receiving.stop)
             stack.push_async_callback(self._membership.stop)
             self._membership.start()
+            if self._access_log is not None:
+                try:
+                    self._access_log.start()
+                except OSError as e:
+                    raise ConfigError(f"accessLogPath={self.config.access_log_path}: {e}") from e
+                stack.push_async_callback(self._access_log.stop)
             await self._server.start()
             stack.push_async_callback(self._server.stop)
             await self._remoting.start()
