@@ -126,7 +126,7 @@ def test_tasks_are_done(cluster: EmbeddedCluster, tmp_path: Path, pool: str) -> 
             app.send_task("add", (100, number))
         wait_until(lambda: len(notes(tmp_path)) == 107)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     lines = notes(tmp_path)
     assert sorted(" ".join(line[:2]) for line in lines if line[0] in ("try", "chain")) == [
         "chain 0", "chain 1", "chain 2", "try 0", "try 1",
@@ -176,6 +176,6 @@ def test_a_long_task_is_kept_and_a_worker_that_is_stopped_ends_it(cluster: Embed
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Warm shutdown" in (tmp_path / "log").read_text())
         (tmp_path / "go").touch()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert [line[0] for line in notes(tmp_path)] == ["begin", "end"]
     assert left(cluster, "long", 3000) == 0

@@ -98,7 +98,7 @@ async def test_tasks_are_done_once_and_later(cluster: EmbeddedCluster, tmp_path:
         await send(cluster, "taskiq-plain", "add", 3, 4, delay=1.5)
         wait_until(lambda: len(notes(tmp_path)) == 3)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert sorted(" ".join(line.split()[:5]) for line in notes(tmp_path)) == ["1 + 2 = 3", "3 + 4 = 7", "failed"]
     assert max(float(line.split()[5]) for line in notes(tmp_path) if "+" in line) > sent + 1
 
