@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.errors import ConfigError
+from gantrymq.errors import ConfigError, GantryError
 from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.brokers import Brokers
@@ -115,15 +115,19 @@ class Proxy:
             ssl_context=client_context(config),
             http2=(lambda: self._server.connected()) if config.enable_remoting_local_proxy_grpc else None,
         )
-        self._server = ProxyServer(
-            self._service,
-            host=config.bind_address,
-            port=config.grpc_server_port,
-            tls=config,
-            max_idle_s=config.grpc_client_idle_time_mills / 1000,
-            jobs=self.jobs,
-            shared_port=config.shared_ports,
-        )
+        try:
+            self._server = ProxyServer(
+                self._service,
+                host=config.bind_address,
+                port=config.grpc_server_port,
+                tls=config,
+                max_idle_s=config.grpc_client_idle_time_mills / 1000,
+                jobs=self.jobs,
+                shared_port=config.shared_ports,
+            )
+        except GantryError:
+            self._remoting.release()
+            raise
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)
         #: For clients of the remoting protocol.
