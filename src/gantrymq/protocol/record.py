@@ -292,7 +292,7 @@ def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Re
     return _decode_other(buffer, pos, available, check_crc)
 
 
-#: flag, physicalOffset, bornTimestamp, born host, storeTimestamp, store host, reconsumeTimes, preparedTransactionOffset.
+#: Flag, physical offset, born timestamp and host, store timestamp and host, reconsume times, prepared offset.
 LateFields = tuple[int, int, int, bytes, int, bytes, int, int]
 
 
