@@ -89,6 +89,9 @@ def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
     plan = replace(plan, messages=_MOST_MESSAGES, pause_s=max(plan.pause_s, _AIMED_PAUSE_S))
     if chance.random() < 0.7:
         plan.faults, may_wreck = [], True
+    if not is_controlled:
+        # Its master shows what a slave that is torn off lacks: a group that had it skips what comes in its place.
+        plan.faults = [fault for fault in plan.faults if fault.kind != "wreck"]
     if is_controlled and may_wreck:
         plan.in_sync = chance.choice((1, 1, 2))
     kinds = ["torn"]
