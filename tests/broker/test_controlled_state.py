@@ -219,6 +219,12 @@ def test_a_lease_is_over_before_its_controller_thinks_so() -> None:
     assert lease.until == pytest.approx(114.0)
 
 
+def test_who_was_granted_none_yet_has_none() -> None:
+    lease = Lease()
+    lease.answered(100.0, 0.0)
+    assert lease.is_over(100.0)
+
+
 # -- the files of the id ----------------------------------------------------------------------------------------
 
 

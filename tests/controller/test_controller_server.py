@@ -13,6 +13,8 @@ from controller_support import CLUSTER, NAME, Broker, address, controller_config
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.controlled.controllers import Controllers, Progress
 from gantrymq.controller import elections
 from gantrymq.controller.config import ControllerConfig, Place, place_of
 from gantrymq.controller.live_brokers import BrokerIdentity
@@ -30,8 +32,10 @@ from gantrymq.protocol.headers.controller import (
     NotifyBrokerRoleChangedRequestHeader,
     RegisterBrokerToControllerResponseHeader,
 )
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer
+from gantrymq.store.config import StoreConfig
 
 
 class Told:
@@ -101,6 +105,23 @@ async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
             assert (header.master_epoch, header.sync_state_set_epoch) == (2, 3)
             assert (body.sync_state_set, body.sync_state_set_epoch) == ([3], 3)
         assert controller.elections.held == {"new_master_elected": 2}
+
+
+async def test_who_was_not_told_of_the_master_is_granted_no_lease(tmp_path: Path) -> None:
+    """It was master, was silent for too long, and goes on before it hears that another is."""
+    async with running(tmp_path) as controller, brokers(controller, None) as (broker,):
+        config = BrokerConfig(
+            broker_cluster_name=CLUSTER,
+            broker_name=NAME,
+            enable_controller_mode=True,
+            controller_addr=[controller.address],
+            store=StoreConfig(tmp_path / "store"),
+        )
+        remoting = RemotingClient()
+        controllers = Controllers(config, broker.address, remoting)
+        granted = [await controllers.heartbeat(controller.address, 1, Progress(1, 0, 0), told) for told in (0, 1, 2)]
+        await remoting.close()
+        assert granted == [0, config.controller_heart_beat_timeout_mills / 1000, 0]
 
 
 async def is_gone(controller: Controller, broker: Broker) -> None:

@@ -87,7 +87,8 @@ class LeaseMachine(RuleBasedStateMachine):
             epoch=1,
         )
         self.controllers[name].former_leases.heard(BrokerIdentity(CLUSTER, NAME, broker_id), self.now_ms)
-        lease_ms = min(TIMEOUTS_MS[broker_id], MAX_LEASE_MS) if self.leader == name else 0
+        is_told = self.roles[broker_id].role.epoch == self.known.master_epoch
+        lease_ms = min(TIMEOUTS_MS[broker_id], MAX_LEASE_MS) if self.leader == name and is_told else 0
         self.leases[broker_id].answered(self.now_ms / 1000, lease_ms / 1000)
 
     @rule()
@@ -118,7 +119,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.living.add(broker_id)
             self.leases[broker_id], self.roles[broker_id] = Lease(), Roles(broker_id)
             # Controllers of ours grant leases: it has none yet.
-            self.leases[broker_id].until = 0.0
+            self.leases[broker_id].answered(self.now_ms / 1000, 0.0)
 
     @rule()
     def leader_looks(self) -> None:

@@ -52,6 +52,8 @@ log = peer_log(__name__)
 MAX_SYNC_STATE_BYTES = 16 * 1024
 #: A master of ours takes no messages when so many ms have passed since it sent a heartbeat that was answered.
 LEASE_FIELD = "leaseMillis"
+#: And only if it knows who is master in this epoch, the set's.
+LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 #: Broker sets are told in steps of so many, and in one answer not more bytes than so many: a frame has its bound.
 _SETS_PER_STEP = 50
 _MAX_ANSWER_BYTES = 12 * 1024 * 1024
@@ -150,7 +152,10 @@ class RequestHandlers:
         self._expect(max(timeout_ms, SOONEST_MS) / 1000)
         # Only who leads elects another master, and not before this time is over.
         lease_ms = min(timeout_ms, MAX_LEASE_MS) if self._leadership.is_leader else 0
-        return _response(ResponseCode.SUCCESS, "Heart beat success", fields={LEASE_FIELD: str(lease_ms)})
+        known = self._replicas.get(header.broker_name)
+        # Who was replaced while it was silent, and hasn't been told, is granted nothing.
+        fields = {LEASE_FIELD: str(lease_ms), LEASE_EPOCH_FIELD: str(known.master_epoch if known is not None else 0)}
+        return _response(ResponseCode.SUCCESS, "Heart beat success", fields=fields)
 
     def _get_next_broker_id(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(BrokerSetRequestHeader)

@@ -217,7 +217,8 @@ class Controlled(Part):
         """Raises GantryError."""
         assert self._roles is not None
         sent_at = monotonic()
-        lease_s = await self._controllers.heartbeat(controller, self._roles.own_id, self._progress())
+        own_id, epoch = self._roles.own_id, self._roles.role.epoch
+        lease_s = await self._controllers.heartbeat(controller, own_id, self._progress(), epoch)
         self._lease.answered(sent_at, lease_s)
         self._leasing.wake()
 
@@ -301,6 +302,9 @@ class Controlled(Part):
             if self._is_master and not roles.is_master:
                 self._is_deposed = True
                 self._look_at_lease()
+            # A lease is granted to who was told.
+            for beating in self._beating.values():
+                beating.wake()
             self._changing.wake()
         elif told.members is not None:
             self._in_sync.told(told.epoch, told.members, told.members_epoch)

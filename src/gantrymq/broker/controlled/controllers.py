@@ -34,6 +34,8 @@ log = peer_log(__name__)
 
 #: The field of an answer to a heartbeat with which a controller of ours grants a lease, ms; 0 where it doesn't lead.
 LEASE_FIELD = "leaseMillis"
+#: The set's epoch as that controller knows it: the lease is for brokers that were told of it.
+LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 _TIMEOUT_MS = 3000
 
 
@@ -74,8 +76,11 @@ class Controllers:
         self.leader = None
         raise problem or BrokerError(ResponseCode.CONTROLLER_NOT_LEADER, "no controller leads", "")
 
-    async def heartbeat(self, controller: str, broker_id: int, progress: Progress) -> float | None:
-        """Says that the broker lives; the lease that this grants, s, None for a controller without leases."""
+    async def heartbeat(self, controller: str, broker_id: int, progress: Progress, told_epoch: int) -> float | None:
+        """Says that the broker lives, which was told of the master of `told_epoch`; the lease that this grants, s.
+
+        None for a controller without leases, 0 for one that grants none now.
+        """
         config = self._config
         header = ControllerHeartbeatRequestHeader(
             cluster_name=config.broker_cluster_name,
@@ -91,7 +96,11 @@ class Controllers:
         request = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, header)
         answer = await self._remoting.call(controller, request, config.send_heartbeat_timeout_millis)
         lease = answer.ext_fields.get(LEASE_FIELD, "")
-        return int(lease) / 1000 if lease.isdecimal() else None
+        if not lease.isdecimal():
+            return None
+        # Another may have been elected meanwhile.
+        is_told = answer.ext_fields.get(LEASE_EPOCH_FIELD, str(told_epoch)) == str(told_epoch)
+        return int(lease) / 1000 if is_told else 0.0
 
     # -- what the leading one is asked --------------------------------------------------------------------------
 

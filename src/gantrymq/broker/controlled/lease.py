@@ -20,10 +20,10 @@ class Lease:
         self.until = inf
 
     def answered(self, sent_at: float, lease_s: float | None) -> None:
-        """A heartbeat was answered; None: by a controller without leases, 0: by one that doesn't lead."""
+        """A heartbeat was answered; None: by a controller without leases, 0: by one that grants none now."""
         if lease_s is None:
             self.until = inf
-        elif lease_s:
+        else:
             until = sent_at + lease_s * _SAFE_PART
             self.until = until if self.until == inf else max(self.until, until)
 
