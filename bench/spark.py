@@ -1,8 +1,9 @@
 """Spark reading from a broker, beside ready-made batches and Kafka; prints Markdown tables; README.md says of what.
 
     .venv/bin/python bench/spark.py [--rows N] [--rounds N] [--sizes BYTES...] [--minutes N]
+    .venv-spark/4.1/bin/python bench/spark.py ...      with another Spark, once ./dev spark-matrix has made that
 
-Everything runs on this machine: brokers, driver and tasks share its cores.
+Everything runs on this machine: brokers, driver and tasks share its cores. Prints the most memory of each process, too.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
+from spark_processes import most_memory
 from systems import settled_cpu_seconds
 
 from gantrymq.client.broker_api import BrokerApi
@@ -36,7 +37,12 @@ from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark import register, session_builder
 from gantrymq.spark.pull import BATCH_BYTES, BATCH_ROWS
+from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.processes import ProcessCluster
+
+if TYPE_CHECKING:
+    # Since Spark 4.2.
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 CORES = 2
 QUEUES = 8
@@ -94,8 +100,10 @@ def main() -> None:
             measure(spark, sources, args.rows, args.rounds, deadline)
             for source in sources:
                 print(row_of(source, sources, size), flush=True)
-        print()
-        print(micro_batches(spark, cluster, directory))
+        print(f"\n{most_memory()}")
+        # Without it a ready-made source can't say where a micro-batch ends.
+        if HAS_ADMISSION_CONTROL:
+            print(micro_batches(spark, cluster, directory))
 
 
 def parse_args() -> argparse.Namespace:

@@ -17,15 +17,15 @@ import re
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark import fill
+from spark_processes import most_memory, processor_s
 
 from gantrymq.spark import register, session_builder
 from gantrymq.spark.session import java_home
@@ -63,9 +63,7 @@ def main() -> None:
             rates = ", ".join(f"{args.rows / took_s:,.0f}" for took_s in rounds)
             topics = ",".join(f"{mode}-{number}" for number in range(args.rounds))
             print(f"| {mode} | {rates} | {cpu} | {read_all(spark, cluster, topics, rows):,.0f} |", flush=True)
-        print()
-        for name, mib in most_memory():
-            print(f"- {name}: {mib:,.0f} MiB")
+        print(f"\n{most_memory()}")
 
 
 def parse_args() -> argparse.Namespace:
@@ -153,52 +151,6 @@ def read_all(spark: SparkSession, cluster: ProcessCluster, topics: str, rows: in
     if tuple(found) != expected:
         raise SystemExit(f"count, sum and highest number are {tuple(found)}, and should be {expected}")
     return rows / took
-
-
-def most_memory() -> Iterator[tuple[str, float]]:
-    """(what it is, most resident memory so far in MiB) of the processes below this one."""
-    for pid, kind in below():
-        with suppress(OSError, AttributeError):
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-            yield f"{pid} {kind}", int(found.group(1)) / 1024  # type: ignore[union-attr]
-
-
-def processor_s() -> dict[str, float]:
-    """Processor time of the processes below this one so far, and of their ended children, by what they are, s."""
-    used: Counter[str] = Counter()
-    for pid, kind in below():
-        with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used[kind] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # type: ignore[assignment]
-    return dict(used)
-
-
-def below() -> Iterator[tuple[int, str]]:
-    """(process id, what it is) of this process and those below it."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    found = {os.getpid()}
-    while further := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= further
-    for pid in sorted(found):
-        with suppress(OSError):
-            yield pid, kind_of(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
-
-
-def kind_of(command: str) -> str:
-    kinds = {
-        "CoarseGrainedExecutorBackend": "Spark executor (JVM)",
-        "deploy.worker.Worker": "Spark worker (JVM)",
-        "deploy.master.Master": "Spark master (JVM)",
-        "SparkSubmit": "Spark driver (JVM)",
-        "pyspark.daemon": "Python worker",
-        "gantrymq.cli broker": "broker",
-        "gantrymq.cli namesrv": "NameServer",
-        "bench/spark_write.py": "driver (Python)",
-    }
-    return next((kind for mark, kind in kinds.items() if mark in command), command[:60])
 
 
 if __name__ == "__main__":

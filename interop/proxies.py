@@ -36,9 +36,15 @@ def java_proxy(directory: Path, namesrv: str) -> Server:
 
 def gantry_proxy(directory: Path, namesrv: str) -> Server:
     """This project's."""
-    port = free_port()
-    file = _config(directory, namesrv, port, bindAddress="127.0.0.1")
+    port = free_port(1)
+    file = _config(directory, namesrv, port, bindAddress="127.0.0.1", remotingListenPort=port + 1)
     return start(gantry_command("proxy", "-pc", str(file), "-n", namesrv), "gantry proxy", port, directory)
+
+
+def remoting_address(proxy: Server) -> str:
+    """Of either, for clients of the remoting protocol."""
+    host, _, port = proxy.address.rpartition(":")
+    return f"{host}:{int(port) + 1}"
 
 
 def _config(directory: Path, namesrv: str, port: int, **more: object) -> Path:

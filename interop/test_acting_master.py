@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from programs import consume, mqadmin
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
+from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.properties import encode_properties
 
@@ -21,6 +23,7 @@ SETS = {
     "java-gantry-gantry": (java_namesrv, gantry_broker, gantry_broker),
     "gantry-java-java": (gantry_namesrv, java_broker, java_broker),
     "gantry-java-gantry": (gantry_namesrv, java_broker, gantry_broker),
+    "gantry-gantry-java": (gantry_namesrv, gantry_broker, java_broker),
 }
 KEYS = {
     "enableSlaveActingMaster": "true",
@@ -28,7 +31,13 @@ KEYS = {
     "slaveReadEnable": "true",
     "fastListenEnable": "true",
     "messageDelayLevel": "5s 20s",
+    # A Java master that comes back waits for its slaves, whom it knows by their address: they are to come from there.
+    "brokerIP2": "127.0.0.1",
 }
+
+
+#: Where a master takes over how far a slave of the other kind has got.
+MIXED = ["gantry-java-gantry", "gantry-gantry-java"]
 
 
 @dataclass
@@ -37,22 +46,28 @@ class Set:
     master: Server
     slave: Server
     other: Server
+    start_master: Callable[[], Server]
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture
 def brokers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Set]:
-    start_namesrv, start_master, start_slave = SETS[request.param]
+    start_namesrv, start_kind, start_slave = SETS[request.param]
     servers: list[Server] = []
     try:
         namesrv = start_namesrv(tmp_path / "namesrv", supportActingMaster="true", notifyMinBrokerIdChanged="true")
         servers.append(namesrv)
         for name, start, keys in (
-            ("other", start_master, {"brokerName": "broker-b"}),
-            ("master", start_master, {}),
+            ("other", start_kind, {"brokerName": "broker-b"}),
+            ("master", start_kind, {"totalReplicas": 2}),
             ("slave", start_slave, {"brokerRole": "SLAVE", "brokerId": 1}),
         ):
             servers.append(start(tmp_path / name, namesrv.address, **KEYS, **keys))
-        yield Set(namesrv, servers[2], servers[3], servers[1])
+
+        def start_master() -> Server:
+            servers.append(start_kind(tmp_path / "master", namesrv.address, **KEYS, totalReplicas=2))
+            return servers[-1]
+
+        yield Set(namesrv, servers[2], servers[3], servers[1], start_master)
     finally:
         for server in reversed(servers):
             server.kill()
@@ -85,6 +100,7 @@ def send(broker: Server, topic: str, body: bytes, properties: dict[str, str]) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("brokers", [name for name in SETS if name != "gantry-gantry-java"], indirect=True)
 def test_what_is_due_comes_without_the_master(brokers: Set, topic: str) -> None:
     namesrv, master, slave = brokers.namesrv, brokers.master, brokers.slave
     mqadmin(namesrv.address, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
@@ -99,6 +115,32 @@ def test_what_is_due_comes_without_the_master(brokers: Set, topic: str) -> None:
     assert slave.address.encode() in route(namesrv, topic)
     consumed = consume(namesrv.address, topic, 2, group="acting_consumers", timeout_s=120)
     assert sorted(b64decode(message["body"]) for message in consumed) == [b"delayed", b"timed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("brokers", MIXED, indirect=True)
+def test_a_master_that_comes_back_delivers_nothing_again(brokers: Set, topic: str) -> None:
+    namesrv, slave = brokers.namesrv, brokers.slave
+    mqadmin(namesrv.address, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "1", "-w", "1")
+    wait_for(lambda: call(slave.address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}).code == 0)
+    send(brokers.master, topic, b"delayed", {"DELAY": "2"})
+    wait_for(lambda: has_one(slave, "SCHEDULE_TOPIC_XXXX", "1"))
+    brokers.master.kill()
+    wait_for(lambda: has_one(brokers.other, topic, "0"))
+    wait_for(lambda: delivered(slave) == 1)
+    master = brokers.start_master()
+    # It has asked its slave before it registered.
+    assert delivered(master) == 1
+    wait_for(lambda: HaStatus.decode(call(master.address, RequestCode.GET_BROKER_HA_STATUS).body).connections)
+    assert not has_one(master, topic, "0")
+
+
+def delivered(broker: Server) -> int:
+    """How many messages of the second delay level are."""
+    table = call(broker.address, RequestCode.GET_ALL_DELAY_OFFSET).body.decode()
+    found = re.search(r'"?\b2"?:(\d+)', table.partition("offsetTable")[2].partition("}")[0])
+    return int(found[1]) if found else 0
 
 
 def has_one(broker: Server, topic: str, queue_id: str) -> bool:

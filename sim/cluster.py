@@ -127,6 +127,9 @@ class Servers:
         #: Where the controllers' state is, and the share of their requests to it that something happens to.
         self.etcd = SimEtcd(world.loop.time)
         self.stores: dict[str, SimStateStore] = {}
+        #: Told of brokers that are made, and of those that have started, while `running` has the one before.
+        self.made: Callable[[Program, Broker], None] = lambda program, broker: None
+        self.started: Callable[[Program, Broker], None] = lambda program, broker: None
         #: When a broker of a name became master last, s.
         self.became_master: dict[str, float] = {}
         self.addresses = ";".join(f"{program.host.address}:{NAMESRV_PORT}" for program in self.name_servers)
@@ -145,6 +148,10 @@ class Servers:
         for program in self.brokers:
             found.setdefault(broker_name(program.name), []).append(program)
         return found
+
+    def address_of(self, program: Program) -> str:
+        """Where a broker serves, as host:port."""
+        return f"{program.host.address}:{BROKER_PORT}"
 
     def looked_into_by_name(self) -> Iterator[tuple[str, Broker]]:
         """As `looked_into`."""
@@ -196,6 +203,7 @@ class Servers:
 
     async def _broker(self, program: Program) -> None:
         broker = Broker(self._broker_config(program))
+        self.made(program, broker)
         if broker.controlled is not None:
             make_master, name = broker.controlled.make_master, broker.config.broker_name
 
@@ -205,6 +213,7 @@ class Servers:
 
             broker.controlled.make_master = became_master
         await broker.start()
+        self.started(program, broker)
         self.running[program.name] = broker
         self._lives[program.name] = program.host.process
         assert program.ending is not None

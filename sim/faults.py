@@ -65,6 +65,12 @@ class Kind(Protocol):
     def end(self, site: Site, program: Program) -> None: ...
 
 
+class Script(Protocol):
+    """A fault of several steps (scripts.py)."""
+
+    async def play(self, site: Site, fault: Fault) -> None: ...
+
+
 class Kill:
     """SIGKILL; the program is started again afterwards."""
 
@@ -361,14 +367,22 @@ KINDS: dict[str, Kind] = {
     "full": Full(),
     "sync-error": SyncError(),
 }
+#: Those of brokers that have replicas: run.py puts them here.
+SCRIPTS: dict[str, Script] = {}
 
 
 async def happen(site: Site, fault: Fault) -> None:
     """One fault, from its time on, for its time."""
-    kind, program = KINDS[fault.kind], site.programs[fault.whom]
     await asyncio.sleep(fault.at)
     site.history.note(site.world.loop.time(), f"fault {fault}")
-    kind.begin(site, program, fault.strength)
-    await asyncio.sleep(fault.lasts)
-    site.history.note(site.world.loop.time(), f"over {fault}")
-    kind.end(site, program)
+    since = site.world.loop.time()
+    if fault.kind in SCRIPTS:
+        await SCRIPTS[fault.kind].play(site, fault)
+        site.history.note(site.world.loop.time(), f"over {fault}")
+    else:
+        kind, program = KINDS[fault.kind], site.programs[fault.whom]
+        kind.begin(site, program, fault.strength)
+        await asyncio.sleep(fault.lasts)
+        site.history.note(site.world.loop.time(), f"over {fault}")
+        kind.end(site, program)
+    site.history.faults.append((since, site.world.loop.time()))

@@ -62,6 +62,8 @@ class History:
     problems: list[str] = field(default_factory=list)
     #: What failed calls of clients said.
     errors: list[str] = field(default_factory=list)
+    #: From when to when each fault was, s.
+    faults: list[tuple[float, float]] = field(default_factory=list)
     #: Orderly handlers at work.
     handling: list[Handling] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ from sim.machine import PROCESS, State
 from sim.network import Network, SimSocket
 
 #: What a turn of the loop takes, s.
-_TURN_S = 1e-6
+TURN_S = 1e-6
 #: Work in a thread takes up to so long, s.
 _THREAD_S = 0.002
 #: So many cancelled timers may wait for their time.
@@ -86,6 +86,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.unhandled: list[dict[str, Any]] = []
         #: How often it went round.
         self.turns = 0
+        #: What a turn takes now.
+        self.turn_s = TURN_S
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def time(self) -> float:
@@ -137,7 +139,7 @@ class SimLoop(asyncio.BaseEventLoop):
         timers = self._timers
         running, stopped = State.RUNNING, State.STOPPED
         while True:
-            now = self.now = self.now + _TURN_S
+            now = self.now = self.now + self.turn_s
             self.turns += 1
             while timers and timers[0][2]._cancelled:
                 self._cancelled_count -= 1

@@ -460,6 +460,13 @@ class Network:
             end.peer.reset(ConnectionResetError(104, "Connection reset by peer"))
         return len(chosen)
 
+    def lose(self, one: str, other: str) -> None:
+        """All connections between two addresses are lost, and both ends hear of it."""
+        for end in list(self._ends):
+            if end.is_open and (end.name[0], end.peer.name[0]) == (one, other):
+                end.reset(ConnectionResetError(104, "Connection reset by peer"))
+                end.peer.reset(ConnectionResetError(104, "Connection reset by peer"))
+
     def bind(self, host: str, port: int) -> SimSocket:
         """A socket at that place; 0 takes a free port. Raises OSError when it is taken."""
         if not port:

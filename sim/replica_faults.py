@@ -7,7 +7,7 @@ from random import Random
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import GantryError
-from sim.cluster import BROKER_PORT, CONTROLLER_PORT, Program
+from sim.cluster import CONTROLLER_PORT, Program
 from sim.disk import Disk
 from sim.faults import Kill, Kind, Site
 from sim.plan import broker_name
@@ -29,6 +29,7 @@ class Wreck:
         if self._is_last(site, program):
             return
         program.is_away = True
+        site.clients.scene.lost_disks.add(program.name)
         address = program.host.address
         site.world.disks[address] = Disk(Random(f"{site.world.seed} new disk of {program.name}"))
 
@@ -42,9 +43,8 @@ class Wreck:
         """The controller knows of no other that has all."""
         kept = site.servers.etcd.sets().get(broker_name(program.name))
         known = BrokerSet.decode(kept[0]) if kept is not None else None
-        return known is not None and {known.address_of(one) for one in known.sync_state_set} == {
-            f"{program.host.address}:{BROKER_PORT}"
-        }
+        address = site.servers.address_of(program)
+        return known is not None and {known.address_of(one) for one in known.sync_state_set} == {address}
 
     def _restore(self, site: Site, program: Program) -> None:
         slaves = [one for one in site.servers.replicas()[broker_name(program.name)] if one is not program]

@@ -12,6 +12,21 @@ ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLL
 #: The share of seeds that are of this kind.
 _SHARE = 0.25
 _MOST_MESSAGES = 100
+#: Of these the share that has scripts, and the least pause between their messages: some must be sent meanwhile.
+_AIMED_SHARE = 0.5
+_AIMED_PAUSE_S = 0.2
+#: And the share of seeds with replicas in which a disk fills up.
+_FILLED_SHARE = 0.2
+#: How long the scripts' steps last, s.
+_LASTS_S = {
+    "isolated": (2, 25),
+    "torn": (1, 15),
+    "ambush": (3, 10),
+    "stalled": (5, 12),
+    "handed": (5, 20),
+    "filled": (2, 20),
+    "disaster": (0.5, 8),
+}
 
 
 def with_replicas(plan: Plan) -> Plan | None:
@@ -58,8 +73,45 @@ def with_replicas(plan: Plan) -> Plan | None:
         dark = plan.broker_programs if is_controlled else plan.broker_programs[plan.brokers :] if not wrecked else []
         for _ in range(chance.choice((0, 1, 2)) if dark else 0):
             plan.faults.append(_fault(chance, "power", chance.choice(dark)))
+    aimed = Random(f"{plan.seed} aimed")
+    if mode != ASYNC_MASTER and aimed.random() < _AIMED_SHARE:
+        plan = _aimed(plan, aimed, may_wreck=not wrecked)
+    filled = Random(f"{plan.seed} filled")
+    if filled.random() < _FILLED_SHARE:
+        plan.faults.append(_script(filled, plan, "filled"))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
+
+
+def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
+    """With scripts of scripts.py while messages come, mostly instead of what else would go wrong."""
+    is_controlled = plan.mode == CONTROLLED
+    plan = replace(plan, messages=_MOST_MESSAGES, pause_s=max(plan.pause_s, _AIMED_PAUSE_S))
+    if chance.random() < 0.7:
+        plan.faults, may_wreck = [], True
+    if not is_controlled:
+        # Its master shows what a slave that is torn off lacks: a group that had it skips what comes in its place.
+        plan.faults = [fault for fault in plan.faults if fault.kind != "wreck"]
+    if is_controlled and may_wreck:
+        plan.in_sync = chance.choice((1, 1, 2))
+    kinds = ["torn"]
+    if is_controlled:
+        kinds += ["torn", "isolated", "isolated", "ambush", "ambush", "stalled", "stalled", "handed"]
+        if plan.is_synced and may_wreck:
+            kinds += ["disaster"]
+    for _ in range(chance.choice((1, 2, 3))):
+        kind = chance.choice(kinds)
+        if kind == "disaster":
+            kinds.remove(kind)
+        plan.faults.append(_script(chance, plan, kind))
+    return plan
+
+
+def _script(chance: Random, plan: Plan, kind: str) -> Fault:
+    least, most = _LASTS_S[kind]
+    lasts = round(chance.uniform(least, most), 2)
+    at = round(chance.uniform(2, max(0.8 * plan.messages * plan.pause_s, 3)), 2)
+    return Fault(kind, f"broker-{chance.randrange(plan.brokers)}", at, lasts, round(chance.random(), 2))
 
 
 def _fault(chance: Random, kind: str, whom: str) -> Fault:

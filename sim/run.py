@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gantrymq.remoting import loop_watch, server
 from gantrymq.replication import master
-from sim import audit, checkers, replica_faults
+from sim import audit, checkers, faults, replica_faults, scripts
 from sim.clients import Clients
 from sim.cluster import Servers
 from sim.faults import KINDS, Site, happen
@@ -20,6 +20,9 @@ from sim.shrink import plan_of
 from sim.system import World, begin
 
 KINDS |= replica_faults.KINDS
+faults.SCRIPTS |= scripts.SCRIPTS
+#: Servers are up and have a topic within, s.
+_SET_UP_S = 120.0
 #: When these have settled, producers come, s.
 _PRODUCERS_S = 8.0
 #: After the last fault everything must be delivered within, s: locks, pops, retries and routes run out first.
@@ -70,7 +73,7 @@ class Run:
 
     @property
     def had_disk_faults(self) -> bool:
-        return any(fault.kind in ("full", "sync-error", "open-errors") for fault in self.plan.faults)
+        return any(fault.kind in ("full", "filled", "sync-error", "open-errors") for fault in self.plan.faults)
 
     def execute(self) -> Outcome:
         tracing = _Tracing(self)
@@ -99,7 +102,12 @@ class Run:
         for program in self.servers.all:
             program.start()
         self.clients.set_up()
-        await self.clients.is_set_up.wait()
+        try:
+            async with asyncio.timeout(_SET_UP_S):
+                await self.clients.is_set_up.wait()
+        except TimeoutError:
+            failures = [f"{program.name}: {program.failure!r}" for program in self.servers.all if program.failure]
+            raise RuntimeError(f"nothing comes to be: {', '.join(failures)}") from None
         for program in self.clients.consumers:
             program.start()
         # Groups share out their queues before there are messages: what moves then comes twice to nobody.

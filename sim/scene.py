@@ -43,6 +43,10 @@ class Scene:
         self.rotten: dict[str, int] = {}
         #: Until when the syncs of a broker's log lied.
         self.lied_until: dict[str, float] = {}
+        #: Brokers whose disks were lost.
+        self.lost_disks: set[str] = set()
+        #: Told of each message that is read.
+        self.has_read: Callable[[MessageExt], None] = lambda message: None
         #: How long bodies are, where they are longer than a name; and those that came.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)
@@ -101,6 +105,7 @@ class Scene:
             Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset)
         )
         self.had[group].add(name)
+        self.has_read(message)
         if name in self.lengths:
             self.received_lengths[name].add(len(message.body))
         return name

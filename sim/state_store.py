@@ -42,6 +42,8 @@ class SimEtcd:
         self._revision = 1
         self._held: _Held | None = None
         self._sets: dict[str, tuple[bytes, int]] = {}
+        #: Told of each broker set that is written, at once: its name, what there was, and what there is now.
+        self.watchers: list[Callable[[str, bytes, bytes], None]] = []
 
     @property
     def held(self) -> _Held | None:
@@ -79,16 +81,18 @@ class SimEtcd:
             return revision if before == value else -1
         self._revision += 1
         self._sets[name] = value, self._revision
+        for changed in self.watchers:
+            changed(name, before, value)
         return self._revision
 
 
 class SimStateStore:
-    """A StateStore. `trouble` is the share of requests that something happens to."""
+    """A StateStore. `trouble` is the share of requests that something happens to; until `stands_until` none gets on."""
 
     interval_s = 1.5
 
     def __init__(self, etcd: SimEtcd, chance: Random, is_cut: Callable[[], bool] = lambda: False) -> None:
-        self.trouble = 0.0
+        self.trouble = self.stands_until = 0.0
         self._is_cut = is_cut
         self._etcd = etcd
         self._chance = chance
@@ -143,6 +147,9 @@ class SimStateStore:
     async def _request(self, work: Callable[[], T]) -> T:
         chance = self._chance
         await asyncio.sleep(chance.expovariate(1000))
+        if (still_s := self.stands_until - self._loop.time()) > 0:
+            # In any order.
+            await asyncio.sleep(still_s + chance.expovariate(5))
         is_cut = self._is_cut()
         if not is_cut and chance.random() >= self.trouble:
             result = work()

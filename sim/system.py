@@ -199,7 +199,8 @@ def _is_locked_by_java(fd: int) -> bool:
 # -- network ----------------------------------------------------------------------------------------------------
 
 
-def _bind(host: str, port: int) -> SimSocket:
+def _bind(host: str, port: int, *, shared: bool = False) -> SimSocket:
+    assert not shared, "a host runs one process at a time"
     return _now().loop.network.bind(host, port)
 
 

@@ -17,11 +17,11 @@ from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.controller.broker_set import BrokerSet
 from sim.cluster import BROKER_PORT, REGISTER_MS, Program
 from sim.compare import compare
 from sim.machine import State
 from sim.plan import broker_name
+from sim.replica_watch import ReplicaWatch
 from sim.scene import Scene
 
 #: How often it looks, s.
@@ -42,15 +42,12 @@ _HEARD_S = 0.5
 #: A pull may wait so much longer than it was to, s: its second, and the look for it.
 _POLL_LATE_S = 5.0
 #: After these a consumer may commit what it knew before others went on, here as in Java.
-_STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread")
+_STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "torn", "ambush", "disaster")
 #: After these the member that brokers know first takes all queues of its group, and the others go on with theirs until
 #: they hear of it, here as in Java; an orderly group has locks against that.
-_UNKNOWN = ("kill-all", "end-all")
+_UNKNOWN = ("kill-all", "end-all", "disaster")
 #: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck")
-
-#: A master that is no more asks within 5 s, or its lease is over by then; and it looks now and then, s.
-_DEPOSED_S = 8.0
+_UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck", "torn")
 
 _Place = tuple[str, str, int]
 
@@ -79,6 +76,7 @@ class Watch:
     def __init__(self, scene: Scene) -> None:
         self.problems: list[str] = []
         self._scene = scene
+        self._replicas = ReplicaWatch(scene)
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
         self._are_members_known = not kinds & set(_UNKNOWN)
@@ -90,10 +88,6 @@ class Watch:
         self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
         #: Since when a NameServer has been wrong about a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
-        #: Since when a broker's life takes messages that isn't master any more.
-        self._deposed_since: dict[str, float] = {}
-        #: By a broker's name and epoch.
-        self._masters: dict[tuple[str, int], int] = {}
 
     async def main(self) -> None:
         """Until the run is over."""
@@ -112,7 +106,7 @@ class Watch:
                     self._look_at_polls(life, broker)
                     if self._are_offsets_sure and broker.config.broker_role is not BrokerRole.SLAVE:
                         self._look_at_offsets(f"{life}{self._epoch(broker)}", broker.offsets)
-                    self._look_at_roles(life, broker)
+                    self._replicas.look(program, broker)
             for program, server in self._scene.servers.name_servers_looked_into():
                 assert program.host.process is not None
                 if program.host.process.state is State.RUNNING:
@@ -124,34 +118,13 @@ class Watch:
         if late_s > _POLL_LATE_S:
             self.problems.append(f"at {self._scene.now():.0f} s {life} holds a pull {late_s:.0f} s beyond its time")
 
-    # -- roles --------------------------------------------------------------------------------------------------
+    # -- offsets ------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _epoch(broker: Broker) -> str:
         """Of whom a controller may make a slave meanwhile: what it is."""
         roles = broker.controlled._roles if broker.controlled is not None else None
         return f" in epoch {roles.role.epoch}" if roles is not None else ""
-
-    def _look_at_roles(self, life: str, broker: Broker) -> None:
-        """All who know of an epoch know the same master of it; who isn't master any more soon takes nothing."""
-        roles = broker.controlled._roles if broker.controlled is not None else None
-        if roles is None or roles.role.master_id is None:
-            return
-        name, now = broker.config.broker_name, self._scene.now()
-        key = name, roles.role.epoch
-        master = self._masters.setdefault(key, roles.role.master_id)
-        if master != roles.role.master_id:
-            self.problems.append(f"epoch {key[1]} of {name} has the masters {master} and {roles.role.master_id}")
-        kept = self._scene.servers.etcd.sets().get(name)
-        is_deposed = kept is not None and BrokerSet.decode(kept[0]).master_epoch > roles.role.epoch
-        takes = roles.is_master and broker.config.broker_role is not BrokerRole.SLAVE
-        if not (is_deposed and takes and broker.appender.refusal is None):
-            self._deposed_since.pop(life, None)
-        elif now > self._deposed_since.setdefault(life, now) + _DEPOSED_S:
-            self.problems.append(f"at {now:.0f} s {life} takes messages, and is not the master of {name} any more")
-            self._deposed_since[life] = inf
-
-    # -- offsets ------------------------------------------------------------------------------------------------
 
     def _look_at_offsets(self, life: str, offsets: ConsumerOffsets) -> None:
         known = self._offsets.setdefault(life, {})

@@ -18,9 +18,12 @@ from typing import Any, BinaryIO
 
 import pytest
 import uvloop
+from certificates import certificate
 from hypothesis import HealthCheck, settings
 
 from gantrymq.logs import PeerFilter
+
+__all__ = ["certificate"]
 
 #: A test that takes longer is to be marked `slow`, which `./dev test` leaves out.
 SLOW_S = 20.0

@@ -57,7 +57,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(HERE / "conftest.py", directory)
     with (directory / "conftest.py").open("a") as file:
         file.write("\nSLOW_S = 0.14\n")
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone\n    slow\n")
+    (directory / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
     for name in ("a", "b"):
         (directory / f"test_{name}.py").write_text(TESTS)
     return directory

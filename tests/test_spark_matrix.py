@@ -35,10 +35,11 @@ REPORT = """<testsuites><testsuite name="pytest">
 
 def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
-    found = matrix.read_report(tmp_path / "report.xml")
+    found = matrix.read_report(tmp_path / "report.xml", 1)
     assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1", "since 4.2"])
-    # A run that didn't come to its report has failed.
-    assert matrix.read_report(tmp_path / "none.xml").failed == 1
+    # A run that didn't come to its report, or to its end, has failed.
+    assert matrix.read_report(tmp_path / "none.xml", 0).failed == 1
+    assert matrix.read_report(tmp_path / "report.xml", 2).failed == 3
 
 
 def test_the_table_takes_the_place_of_the_one_before(
@@ -50,7 +51,7 @@ def test_the_table_takes_the_place_of_the_one_before(
     result = matrix.VersionResult("4.0.5")
     result.files["test_spark_write.py"] = matrix.FileResult(passed=7)
     result.files["test_spark_filters.py"] = matrix.FileResult(skipped=["since 4.1"])
-    result.files["test_of_tomorrow.py"] = matrix.FileResult(passed=1, failed=2)
+    result.files["test_of_tomorrow.py"] = matrix.FileResult(passed=1, failed=2, commit="abc1234")
     for _ in range(2):
         matrix.write_table({"4.0": result})
         text = document.read_text()
@@ -58,14 +59,15 @@ def test_the_table_takes_the_place_of_the_one_before(
         assert text.endswith(f"{matrix.END}\n\nafter\n")
         assert "old" not in text
         assert "| write | 7 passed |\n" in text
-        assert "| batch read | 1 skipped |\n" in text
+        assert "| batch read | none: since 4.1 |\n" in text
         assert "| stream | not run |\n" in text
         assert "| everything else | 1 passed, 2 failed |\n" in text
         assert "- 4.0.5: since 4.1\n" in text
+        assert "- 4.0.5: abc1234\n" in text
 
 
 def test_results_are_kept(matrix: ModuleType, tmp_path: Path) -> None:
-    result = matrix.VersionResult("4.0.5", {"test_a.py": matrix.FileResult("hash", 1, 2, ["why"])})
+    result = matrix.VersionResult("4.0.5", {"test_a.py": matrix.FileResult("hash", "abc1234", 1, 2, ["why"])})
     result.save(tmp_path / "4.0.json")
     assert matrix.VersionResult.load(tmp_path / "4.0.json") == result
 
@@ -78,4 +80,4 @@ def test_environments_get_the_locked_packages_but_for_spark(matrix: ModuleType) 
 
 def test_rows_name_files_that_there_are(matrix: ModuleType) -> None:
     named = {name for names in matrix.ROWS.values() for name in names}
-    assert named <= {file.name for file in matrix.test_files()}
+    assert named <= matrix.test_runs().keys()

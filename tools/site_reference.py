@@ -50,6 +50,10 @@ from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
 from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.proxy.clients import Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.metrics import CallFigures
+from gantrymq.proxy.metrics import collect as collect_proxy
 from gantrymq.remoting.answered_requests import AnsweredRequests
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
@@ -180,7 +184,8 @@ def _configuration(language: str) -> str:
             "Files are Java's `.properties`. Sizes are in bytes, times in ms unless a name or text has another unit.",
         )
     tables = f"{texts[0]}\n\n{_table(head, broker)}\n{texts[1]}\n\n{_table(head, name_server)}"
-    return f"{texts[2]}\n\n{tables}\n## Controller\n\n{_table(head, controller)}"
+    proxy = _server_rows(ProxyConfig, said, [property_key(each) for each in fields(ProxyConfig)])
+    return f"{texts[2]}\n\n{tables}\n## Controller\n\n{_table(head, controller)}\n## Proxy\n\n{_table(head, proxy)}"
 
 
 def _server_rows(cls: type, said: Mapping[str, Row], fixed: Collection[str]) -> list[list[str]]:
@@ -202,7 +207,9 @@ def _key_row(each: Field[Any], row: Row, fixed: Collection[str]) -> list[str]:
 
 def _type(each: Field[Any]) -> str:
     owner = next(
-        cls for cls in (*_BROKER_CLASSES, NamesrvConfig, ControllerConfig) if each.name in cls.__dataclass_fields__
+        cls
+        for cls in (*_BROKER_CLASSES, NamesrvConfig, ControllerConfig, ProxyConfig)
+        if each.name in cls.__dataclass_fields__
     )
     hint = typing.get_type_hints(owner)[each.name]
     if isinstance(hint, types.UnionType):
@@ -247,7 +254,34 @@ def _metrics(language: str) -> str:
         [f"`{name}`", kind, _CONTROLLER_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
     ]
     tables = f"## Broker\n\n{_table(head, sorted(broker))}\n## NameServer\n\n{_table(head, sorted(name_server))}"
-    return f"{tables}\n## Controller\n\n{_table(head, sorted(controller))}"
+    proxy = [
+        [f"`{name}`", kind, _PROXY_LABELS + _MORE_PROXY_LABELS.get(name, ""), text]
+        for name, text, kind, _ in _METRIC.findall(render(_proxy_metrics()).decode())
+    ]
+    tables += f"\n## Controller\n\n{_table(head, sorted(controller))}"
+    return f"{tables}\n## Proxy\n\n{_table(head, sorted(proxy))}"
+
+
+def _proxy_metrics() -> Iterable[Metric]:
+    return collect_proxy(
+        {},
+        CallFigures(),
+        Clients(),
+        Jobs(),
+        connections=0,
+        remoting_connections=0,
+        held_bytes=0,
+        in_hand_bytes=0,
+        untaken_bytes=0,
+    )
+
+
+_PROXY_LABELS = "`node_type` `cluster` `node_id` `proxy_mode`"
+_MORE_PROXY_LABELS = {
+    "gantry_proxy_calls_total": " `method` `result`",
+    "gantry_proxy_call_seconds": " `method`",
+    "gantry_proxy_clients": " `kind`",
+}
 
 
 def _controller_metrics() -> Iterable[Metric]:

@@ -3,12 +3,13 @@
     ./dev spark-matrix               what has changed since it was last run, on every version
     ./dev spark-matrix 4.0 4.2       these versions only
     ./dev spark-matrix --anew 4.3    everything again
-    ./dev spark-matrix --kills       the long tests of lake formats besides, each with 20 kills of the driver
+    ./dev spark-matrix --kills       the tests that kill a driver once more, with 20 kills
 
 Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets.
 Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that only its tests use.
 Files of tests run one after the other, each in a process; what passed isn't run again while the package, the file and
-the environment are the same, so that a run that was stopped goes on where it was.
+the environment are the same, so that a run that was stopped goes on where it was. The table is made of all results that
+are kept, and names the commits that they are of.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".venv-spark"
 DOCUMENT = ROOT / "docs" / "spark.md"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
-FILE_TIMEOUT_S = 1800
+FILE_TIMEOUT_S = 3600
 #: Of tests that name no time of their own.
 TEST_TIMEOUT_S = 600
+#: What pytest ends with when all passed, some failed, or there were none.
+_TO_THE_END = (0, 1, 5)
 #: Maven's coordinates of the lake formats that there are for a version.
 LAKES = {
     "4.0": {
@@ -44,7 +47,9 @@ LAKES = {
     },
     "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
 }
-LAKE_FILES = ("test_spark_delta.py", "test_spark_iceberg.py")
+#: Files with tests of the mark `many_kills`, and what a run of these is called.
+KILL_FILES = ("test_spark_delta.py", "test_spark_exactly_once_kill.py", "test_spark_iceberg.py")
+MANY_KILLS = "many_kills"
 #: A row of the table, and the files of tests it counts; those that no row names are in the last one.
 ROWS = {
     "batch read": ("test_spark_read.py", "test_spark_read_live.py", "test_spark_million.py", "test_spark_filters.py"),
@@ -56,8 +61,13 @@ ROWS = {
         "test_spark_failover.py",
         "test_spark_versions.py",
     ),
-    "write": ("test_spark_write.py", "test_spark_exactly_once.py"),
-    "transactional write": ("test_spark_write_transaction.py",),
+    "write": ("test_spark_write.py",),
+    "write, exactly once": (
+        "test_spark_exactly_once.py",
+        "test_spark_exactly_once_kill.py",
+        "test_spark_speculation.py",
+    ),
+    "write, transactional": ("test_spark_write_transaction.py", "test_spark_transaction_ranges.py"),
     "bodies as columns": (
         "test_spark_bodies.py",
         "test_spark_body_avro.py",
@@ -70,14 +80,12 @@ ROWS = {
     "pipelines": ("test_pipeline.py",),
     "Spark Connect": ("test_spark_connect.py",),
     "standalone cluster": ("test_spark_standalone.py",),
-    "Delta Lake": ("test_spark_delta.py",),
+    "Delta Lake": ("test_spark_delta.py", "test_example_medallion.py", "test_example_medallion_kill.py"),
     "Apache Iceberg": ("test_spark_iceberg.py",),
-    "examples and docs": (
-        "test_examples.py",
-        "test_example_programs.py",
-        "test_example_medallion.py",
-        "test_spark_docs.py",
-    ),
+    "20 kills: Delta Lake": (f"test_spark_delta.py {MANY_KILLS}",),
+    "20 kills: Apache Iceberg": (f"test_spark_iceberg.py {MANY_KILLS}",),
+    "20 kills: write, exactly once": (f"test_spark_exactly_once_kill.py {MANY_KILLS}",),
+    "examples and docs": ("test_examples.py", "test_example_programs.py", "test_spark_docs.py"),
 }
 REST = "everything else"
 BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrote -->"
@@ -85,9 +93,10 @@ BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrot
 
 @dataclass
 class FileResult:
-    """One run of a file of tests; `inputs` is the hash of what it depends on."""
+    """One run of a file of tests; `inputs` is the hash of what it depends on, `commit` what was checked out."""
 
     inputs: str = ""
+    commit: str = ""
     passed: int = 0
     failed: int = 0
     #: Reasons.
@@ -116,7 +125,7 @@ def main() -> None:
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(VERSIONS)}; default all")
     parser.add_argument("--anew", action="store_true", help="run what has passed too")
     parser.add_argument("--files", default="", help="only files whose names contain this")
-    parser.add_argument("--kills", action="store_true", help="run the long tests of lake formats besides")
+    parser.add_argument("--kills", action="store_true", help="run the tests that kill a driver with 20 kills, too")
     given = parser.parse_args()
     if unknown := set(given.versions) - set(VERSIONS):
         parser.error(f"no version {', '.join(sorted(unknown))}; there are {', '.join(VERSIONS)}")
@@ -198,26 +207,36 @@ def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
     result = VersionResult.load(store)
     result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
     of_all = digest(common_inputs()) + (HOME / version / "stamp").read_text() + result.version
-    files = test_files()
-    result.files = {name: known for name, known in result.files.items() if name in {file.name for file in files}}
-    for file in files:
+    commit = output(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"])
+    runs = test_runs()
+    result.files = {name: known for name, known in result.files.items() if name in runs}
+    for name, file in runs.items():
+        with_many = name != file.name
         inputs = hashlib.sha256((of_all + digest([file])).encode()).hexdigest()[:16]
-        known = result.files.get(file.name)
+        known = result.files.get(name)
         is_known = known is not None and known.inputs == inputs and not known.failed
-        if wanted not in file.name or (is_known and not anew):
+        if wanted not in file.name or (is_known and not anew) or (with_many and not kills):
             continue
-        of_file = run_file(python, version, file, kills=kills)
-        of_file.inputs = inputs
-        result.files[file.name] = of_file
+        of_file = run_file(python, version, file, many_kills=with_many)
+        of_file.inputs, of_file.commit = inputs, commit
+        result.files[name] = of_file
         result.save(store)
-        say(f"Spark {result.version}: {file.name}: {cell([of_file])}")
+        say(f"Spark {result.version}: {name}: {cell([of_file])}")
+
+
+def test_runs() -> dict[str, Path]:
+    """By the name of a run: the file of its tests, each once and those with many kills once more."""
+    files = test_files()
+    return {file.name: file for file in files} | {
+        f"{file.name} {MANY_KILLS}": file for file in files if file.name in KILL_FILES
+    }
 
 
 def test_files() -> list[Path]:
-    return [
-        *sorted((ROOT / "tests" / "spark").glob("test_*.py")),
-        *sorted((ROOT / "tests" / "pipeline").glob("test_*.py")),
-    ]
+    """In the order of the table's rows."""
+    found = sorted(path for name in ("spark", "pipeline") for path in (ROOT / "tests" / name).glob("test_*.py"))
+    rows = [name for names in ROWS.values() for name in names]
+    return sorted(found, key=lambda path: rows.index(path.name) if path.name in rows else len(rows))
 
 
 def common_inputs() -> list[Path]:
@@ -231,27 +250,30 @@ def common_inputs() -> list[Path]:
     ]
 
 
-def run_file(python: Path, version: str, file: Path, *, kills: bool) -> FileResult:
-    report = HOME / f"{version}-{file.stem}.xml"
+def run_file(python: Path, version: str, file: Path, *, many_kills: bool) -> FileResult:
+    name = f"{version}-{file.stem}{f'-{MANY_KILLS}' if many_kills else ''}"
+    report = HOME / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", file, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--junit-xml={report}"]
     # Beside other work Spark takes minutes to start; a test that is interrupted in that takes all behind it along.
     command.append(f"--timeout={TEST_TIMEOUT_S}")
-    if file.name in LAKE_FILES and not kills:
-        command += ["-m", "not slow"]
-    with (HOME / f"{version}-{file.stem}.log").open("wb") as log:
+    if many_kills:
+        command += ["-m", MANY_KILLS]
+    code = -1
+    with (HOME / f"{name}.log").open("wb") as log:
         try:
-            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=FILE_TIMEOUT_S)
+            code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=FILE_TIMEOUT_S).returncode
         except subprocess.TimeoutExpired:
             say(f"{file.name} takes longer than {FILE_TIMEOUT_S} s")
-    return read_report(report)
+    return read_report(report, code)
 
 
-def read_report(report: Path) -> FileResult:
-    """The counts of pytest's report; a missing one is a failure."""
+def read_report(report: Path, code: int) -> FileResult:
+    """The counts of pytest's report; a missing one, or one of a run that didn't come to its end, is a failure more."""
     result = FileResult()
-    if not report.exists():
+    if code not in _TO_THE_END or not report.exists():
         result.failed = 1
+    if not report.exists():
         return result
     for case in ET.parse(report).iter("testcase"):
         skipped = case.find("skipped")
@@ -295,11 +317,20 @@ def table(results: dict[str, VersionResult]) -> str:
         for reason in sorted({reason for of_file in result.files.values() for reason in of_file.skipped}):
             reasons.setdefault(reason, []).append(result.version)
     lines += [f"- {', '.join(versions)}: {reason}" for reason, versions in sorted(reasons.items())]
+    commits: dict[str, list[str]] = {}
+    for result in results.values():
+        for commit in sorted({of_file.commit for of_file in result.files.values() if of_file.commit}):
+            commits.setdefault(commit, []).append(result.version)
+    lines += ["", "Commits:", "", *(f"- {', '.join(versions)}: {commit}" for commit, versions in commits.items())]
     return "\n".join(lines) + "\n"
 
 
 def cell(results: Iterable[FileResult]) -> str:
+    """How many tests passed, failed and were skipped; the reason where all were."""
     found = list(results)
+    reasons = sorted({reason for result in found for reason in result.skipped})
+    if reasons and not any(result.passed or result.failed for result in found):
+        return f"none: {'; '.join(reasons)}"
     counts = {
         "passed": sum(result.passed for result in found),
         "failed": sum(result.failed for result in found),

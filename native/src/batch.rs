@@ -131,7 +131,7 @@ pub fn placed(records: &[&[u8]], tags_codes: &[i64], place: &Place) -> Option<(V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{parse_all, tests::encoded};
+    use crate::record::tests::{encoded, parse_all};
 
     fn message(body: &[u8], properties: &[u8]) -> Vec<u8> {
         let size = HEAD_SIZE + body.len() + 2 + properties.len();

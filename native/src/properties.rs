@@ -3,8 +3,8 @@
 
 use memchr::memchr;
 
-const NAME_VALUE: u8 = 1;
-const END: u8 = 2;
+pub const NAME_VALUE: u8 = 1;
+pub const END: u8 = 2;
 
 /// (name, value) of each item, in order.
 pub struct Items<'a> {
@@ -46,6 +46,38 @@ pub fn find<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     }
     // Not over `items`: where a name ends matters only for those that begin like this one.
     values(properties, name).filter(|value| !value.is_empty()).last()
+}
+
+/// Some names that are looked for at once.
+pub struct Names<'a>(Vec<&'a [u8]>);
+
+impl<'a> Names<'a> {
+    pub fn new(names: &'a [Vec<u8>]) -> Names<'a> {
+        // No item has an end in it.
+        const NOBODYS: &[u8] = &[END];
+        let is_some = |name: &[u8]| !name.is_empty() && !name.contains(&NAME_VALUE) && !name.contains(&END);
+        Names(names.iter().map(|name| if is_some(name) { name.as_slice() } else { NOBODYS }).collect())
+    }
+
+    /// As `find`, for each of the names.
+    pub fn find<'p>(&self, properties: &'p [u8], values: &mut Vec<Option<&'p [u8]>>) {
+        values.clear();
+        values.resize(self.0.len(), None);
+        if self.0.is_empty() {
+            return;
+        }
+        let mut at = 0;
+        while at < properties.len() {
+            let end = memchr(END, &properties[at..]).map_or(properties.len(), |length| at + length);
+            let item = &properties[at..end];
+            for (name, value) in self.0.iter().zip(values.iter_mut()) {
+                if item.len() > name.len() + 1 && item[name.len()] == NAME_VALUE && item.starts_with(name) {
+                    *value = Some(&item[name.len() + 1..]);
+                }
+            }
+            at = end + 1;
+        }
+    }
 }
 
 /// The value of the first item of that name; None also where it is empty.
@@ -93,5 +125,18 @@ mod tests {
         assert_eq!(find(b"B\x01c\x02A\x01b", b"A"), Some(b"b" as &[u8]));
         assert_eq!(find(b"A\x01b\x01c\x02", b"A\x01b"), None);
         assert_eq!(find(b"\x01b\x02", b""), None);
+    }
+
+    #[test]
+    fn many_at_once_are_those_one_by_one() {
+        let names = [b"A" as &[u8], b"AA", b"", b"A\x01b", b"B", b"\x02"].map(<[u8]>::to_vec);
+        let mut values = Vec::new();
+        for raw in
+            [b"A\x01b\x02AA\x01x\x02A\x01c\x02A\x01\x02" as &[u8], b"", b"\x02\x01b\x02B\x01c\x02A\x01b\x01c", b"A\x01"]
+        {
+            Names::new(&names).find(raw, &mut values);
+            let expected: Vec<Option<&[u8]>> = names.iter().map(|name| find(raw, name)).collect();
+            assert_eq!(values, expected);
+        }
     }
 }

@@ -100,21 +100,21 @@ fn host_size(is_v6: bool) -> usize {
     if is_v6 { HOST_SIZE_V6 } else { HOST_SIZE_V4 }
 }
 
-/// All records of `buffer`, which holds them back to back; or the place of the first that is none.
-pub fn parse_all(buffer: &[u8]) -> Result<Vec<Record>, usize> {
-    let mut records = Vec::new();
-    let mut at = 0;
-    while at < buffer.len() {
-        let record = Record::parse(buffer, at).ok_or(at)?;
-        at = record.end;
-        records.push(record);
-    }
-    Ok(records)
-}
-
 #[cfg(test)]
 pub mod tests {
     use super::*;
+
+    /// All records of `buffer`, which holds them back to back; or the place of the first that is none.
+    pub fn parse_all(buffer: &[u8]) -> Result<Vec<Record>, usize> {
+        let mut records = Vec::new();
+        let mut at = 0;
+        while at < buffer.len() {
+            let record = Record::parse(buffer, at).ok_or(at)?;
+            at = record.end;
+            records.push(record);
+        }
+        Ok(records)
+    }
 
     /// A record of version 1 with IPv4 hosts.
     pub fn encoded(body: &[u8], properties: &[u8]) -> Vec<u8> {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sim.faults import SCRIPTS
+
 if TYPE_CHECKING:
     from sim.run import Run
 
@@ -73,7 +75,9 @@ def nothing_is_altered(run: Run) -> Iterator[str]:
 
 def retries_are_few(run: Run) -> Iterator[str]:
     """A message that was handled comes again only where a fault may have taken the word of it."""
-    most = 1 + _DELIVERIES_PER_FAULT * len(run.plan.faults)
+    # A script is several faults.
+    faults = sum(1 + 2 * (fault.kind in SCRIPTS) for fault in run.plan.faults)
+    most = 1 + _DELIVERIES_PER_FAULT * faults
     for group, had in run.history.by_group().items():
         if group in run.clients.scene.rewound:
             continue
@@ -86,8 +90,7 @@ def what_is_done_is_kept(run: Run) -> Iterator[str]:
     """What was handled while nothing was wrong, nor soon afterwards, doesn't come again because of a fault."""
     if run.plan.failures:
         return
-    begin = run.clients.sending_at
-    spans = [(begin + fault.at - _KEPT_S, begin + fault.at + fault.lasts + _SETTLED_S) for fault in run.plan.faults]
+    spans = [(since - _KEPT_S, until + _SETTLED_S) for since, until in run.history.faults]
     for group, had in run.history.by_group().items():
         if group in run.clients.scene.rewound:
             continue

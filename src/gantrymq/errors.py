@@ -37,6 +37,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+#: ResponseCode.REQUEST_CODE_NOT_SUPPORTED.
+_NOT_SUPPORTED = 3
 #: ResponseCode.NO_PERMISSION, and how a server says that it doesn't know who asks (AuthenticationException,
 #: AclException); the code has other reasons, too.
 _NO_PERMISSION = 16
@@ -153,11 +155,15 @@ class BrokerError(GantryError):
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        text = f"{address} answered code {code}: {_printable(remark or 'no remark')}"
+        text = f"{address} answered code {code}: {_printable((remark or '').strip() or 'no remark')}"
         if code == _NO_PERMISSION and remark and remark.startswith(_NO_KEY):
             text += (
                 ". The request had no access key, which it wants: hooks=[AclHook(access_key, secret_key)], or "
                 "--acl-config FILE"
+            )
+        elif code == _NOT_SUPPORTED:
+            text += (
+                "; so answers a server of another kind (NameServers listen at 9876, brokers at 10911), or an older one"
             )
         super().__init__(text)
         self.code = code

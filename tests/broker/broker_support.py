@@ -40,7 +40,7 @@ class Peer:
         body: bytes = b"",
         *,
         fields: dict[str, str] | None = None,
-        timeout_ms: int = 5000,
+        timeout_ms: int = 20_000,
     ) -> RemotingCommand:
         request = RemotingCommand.request(code, header, body, fields=fields)
         request.serialize_type = self.serialize_type
@@ -102,7 +102,7 @@ class Peer:
         )
         for name, value in changed.items():
             setattr(header, name, value)
-        return await self.ask(RequestCode.PULL_MESSAGE, header, timeout_ms=suspend_ms + 5000)
+        return await self.ask(RequestCode.PULL_MESSAGE, header, timeout_ms=suspend_ms + 20_000)
 
 
 def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: object) -> BrokerConfig:

@@ -84,7 +84,7 @@ class PopPeer(Peer):
         )
         for name, value in changed.items():
             setattr(header, name, value)
-        return await self.ask(RequestCode.POP_MESSAGE, header, timeout_ms=poll_ms + 5000)
+        return await self.ask(RequestCode.POP_MESSAGE, header, timeout_ms=poll_ms + 20_000)
 
     async def messages(self, topic: str, **options: object) -> list[Popped]:
         return popped(await self.pop(topic, **options))  # type: ignore[arg-type]

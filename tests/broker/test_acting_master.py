@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,14 @@ from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import MessageExt, decode_messages
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.store.timer_checkpoint import TimerCheckpoint
+from gantrymq.system.clock import now_ms
 
 ACTING = {
     "enable_slave_acting_master": True,
@@ -125,17 +130,33 @@ async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother)
     await brokers.copied()
     await brokers.stop(0)
     await until(lambda: len(brokers.messages(brokers.other)) == 2)
+    # What is in delivery when the master comes back may come twice.
+    slave = brokers.slave
+    await until(lambda: not slave._timer._delivery.is_delivering and slave._schedule.offsets().get(1) == 1)
     slave_offsets = brokers.slave._schedule.offsets()
     brokers.slave.offsets.commit("readers", "orders", 0, 5)
     master = await brokers.start(0)
+    # What the slave would deliver from here on would come twice.
+    assert not brokers.slave.acting.is_acting
     assert master._schedule.offsets() == slave_offsets
     assert master.offsets.query("readers", "orders", 0) == 5
-    await until(lambda: not brokers.slave.acting.is_acting)
+    await until(lambda: brokers.slave.replicating.hears_master)
+    assert not brokers.slave.acting.is_acting
     peer = await brokers.peer()
     assert (await peer.send("orders", b"later", properties={"TIMER_DELAY_MS": "1000"})).code == ResponseCode.SUCCESS
     await until(lambda: [message.body for message in brokers.messages(master)] == [b"later"])
     await brokers.caught_up()
     assert len(brokers.messages(brokers.other)) == 2
+
+
+async def test_a_slave_whose_clock_is_ahead_has_delivered_what_it_says(brokers: WithAnother) -> None:
+    """Else all timed messages of the past week would come again."""
+    timer = brokers.master._timer
+    done = TimerCheckpoint(now_ms() + 3_000, 0, 7, now_ms(), 1)
+    timer._delivering.cancel()
+    await timer.take_over(done.encode())
+    files = timer._files
+    assert (files.read_time_ms, files.masters_queue_offset) == (done.read_time_ms, 7)
 
 
 async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied(brokers: WithAnother) -> None:
@@ -192,8 +213,120 @@ async def test_who_hears_of_its_master_does_not_stand_in(brokers: WithAnother) -
     peer = Peer(await brokers.remoting.connection(address))
     assert (await peer.ask(RequestCode.UNREGISTER_BROKER, fields=header)).code == ResponseCode.SUCCESS
     await until(lambda: acting._members.keys() == {1})
-    assert brokers.slave.replicating.is_connected
+    assert brokers.slave.replicating.hears_master
     assert not acting.is_acting
+
+
+async def test_a_broker_that_takes_nothing_keeps_no_message_waiting(brokers: WithAnother) -> None:
+    settings = config(brokers.directory / "third", namesrv_addr=[brokers.name_server.address])
+    third = Broker(replace(settings, broker_name="third"))
+    await third.start()
+    refused: list[RemotingCommand] = []
+
+    def refuse(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        refused.append(request)
+        return RemotingCommand.response(ResponseCode.MESSAGE_ILLEGAL, "too large")
+
+    try:
+        third.topics.put(TopicConfig("orders", 4, 4))
+        third._handlers[RequestCode.SEND_MESSAGE_V2] = refuse
+        bodies = {b"%d" % number for number in range(5)}
+        await brokers.deliver_nothing()
+        for body in bodies:
+            await (await brokers.peer()).send("orders", body, properties={"DELAY": "1"})
+        await brokers.copied()
+        await until(lambda: _has_queues(brokers, 6))
+        await brokers.stop(0)
+        await until(lambda: {message.body for message in brokers.messages(brokers.other)} == bodies)
+        # Another was asked at once, and the level had no pause.
+        assert refused
+        assert not brokers.slave._schedule._deliveries[1].report.failures
+    finally:
+        await third.stop()
+
+
+async def test_many_of_a_delay_level_are_on_their_way_at_once(brokers: WithAnother) -> None:
+    """The round trip to another broker isn't that of each: here none is answered before ten have come."""
+    came: list[RemotingCommand] = []
+    enough = asyncio.Event()
+    store = brokers.other._handlers[RequestCode.SEND_MESSAGE_V2]
+
+    def keep(connection: Connection, request: RemotingCommand) -> None:
+        async def answer() -> Reply:
+            await enough.wait()
+            return store(connection, request)
+
+        came.append(request)
+        connection.respond_with(request, answer())
+
+    bodies = [b"%d" % number for number in range(50)]
+    await brokers.deliver_nothing()
+    for body in bodies:
+        await (await brokers.peer()).send("orders", body, properties={"DELAY": "1"})
+    await brokers.copied()
+    brokers.other._handlers[RequestCode.SEND_MESSAGE_V2] = keep
+    await brokers.stop(0)
+    await until(lambda: len(came) >= 10)
+    assert brokers.slave._schedule.offsets().get(1, 0) == 0
+    enough.set()
+    await until(lambda: brokers.slave._schedule.offsets().get(1) == 50)
+    queue = brokers.other.store.queue("orders", 0)
+    assert queue.max_offset == 50
+    assert brokers.slave._escaping.escaped == 50
+
+
+async def _has_queues(brokers: WithAnother, count: int) -> bool:
+    return sum(queues.write_queue_nums for queues in (await brokers.route("orders")).queue_datas) == count
+
+
+async def test_a_master_that_hangs_is_stood_in_for(brokers: WithAnother) -> None:
+    """Its machine takes connections, and nothing comes by them."""
+    slave = brokers.slave
+    connected: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0) as server:
+        await brokers.stop(0)
+        await until(lambda: slave.acting.is_acting)
+        host, port = server.sockets[0].getsockname()
+        slave.replicating._slave.set_master(f"{host}:{port}")  # type: ignore[union-attr]
+        await until(lambda: connected and slave.replicating.is_connected)
+        rounds = slave.acting._asking.report.runs
+        await until(lambda: slave.acting._asking.report.runs > rounds + 1)
+        assert slave.acting.is_acting
+        for writer in connected:
+            writer.close()
+
+
+async def test_a_master_that_is_heard_ends_it_though_no_name_server_answers(brokers: WithAnother) -> None:
+    master, slave = brokers.master, brokers.slave
+    await brokers.copied()
+    await brokers.stop(0)
+    await until(lambda: slave.acting.is_acting)
+    await brokers.name_server.stop()
+    back = Broker(replace(master.config, namesrv_addr=[], enable_slave_acting_master=False))
+    await back.start()
+    try:
+        slave.replicating._slave.set_master(back.replicating.ha_address)  # type: ignore[union-attr]
+        await until(lambda: not slave.acting.is_acting)
+    finally:
+        await back.stop()
+
+
+async def test_what_fails_half_way_is_ended_as_a_whole(brokers: WithAnother, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full when a slave begins to stand in, and a master that is back before there is room."""
+
+    async def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    slave = brokers.slave
+    monkeypatch.setattr(slave._schedule, "stand_in", fail)
+    await brokers.copied()
+    await brokers.stop(0)
+    await until(lambda: slave.acting._asking.report.failures > 1)
+    assert slave.appender.elsewhere is not None
+    await brokers.start(0)
+    await until(lambda: slave.appender.elsewhere is None)
+    assert not slave.acting.is_acting
+    assert not slave._transactions._checking._started
 
 
 async def test_the_lowest_of_several_stands_in(tmp_path: Path) -> None:

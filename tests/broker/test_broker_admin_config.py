@@ -145,8 +145,8 @@ async def test_topics_may_be_created_where_they_could_not_at_the_start(
 async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     """Those that Java applies while it runs, and some more."""
     store = broker.store
-    assert store._flushers is not None
-    log_flusher, queue_flusher = store._flushers
+    assert store._threads is not None
+    log_flusher, queue_flusher = store._threads.log_flusher, store._threads.queue_flusher
     [sending] = [part for part in broker._parts if isinstance(part, Sending)]
     index_before = store.keys.index_last_update
     text = """

@@ -165,8 +165,8 @@ async def test_slaves_show_what_all_have_and_know_its_topic(tmp_path: Path) -> N
         await send_some(await replicas.peer(1), "first", 1)
         for number in (2, 3):
             broker = replicas.brokers[number]
-            await until(lambda broker=broker: broker.store.queue("orders", 0).max_offset == 1, 3)
-            await until(lambda broker=broker: broker.topics.get("orders") is not None, 3)
+            await until(lambda broker=broker: broker.store.queue("orders", 0).max_offset == 1, 8)
+            await until(lambda broker=broker: broker.topics.get("orders") is not None, 8)
 
 
 async def test_too_few_in_sync(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bare_store import bodies, full_disk
 from broker_support import config
 from pop_support import PopPeer, now_ms
@@ -16,6 +17,7 @@ from waiting import until
 
 from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.timer import timer
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
@@ -27,6 +29,7 @@ BACK = "%RETRY%poppers_orders"
 #: Whatever is popped goes to the log at once, so that its acknowledgement does, too.
 NO_BUFFER: dict[str, Any] = {"pop_ck_stay_buffer_time": 0}
 SHORT_BUFFER: dict[str, Any] = {"pop_ck_stay_buffer_time": 1600, "pop_ck_stay_buffer_time_out": 2000}
+MINUTE_MS = 60_000
 REFUSED = ResponseCode.SERVICE_NOT_AVAILABLE
 
 
@@ -185,15 +188,25 @@ async def test_transactions_end_once_there_is_room(tmp_path: Path) -> None:
         await broker.stop()
 
 
-async def test_a_slot_is_finished_when_the_broker_stops(tmp_path: Path, remoting: RemotingClient) -> None:
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Sets the timer's clock on by a minute, for good."""
+    monkeypatch.setattr(timer, "_LONGEST_SLEEP_S", 0.05)
+    return lambda: monkeypatch.setattr(timer, "now_ms", lambda: now_ms() + MINUTE_MS)
+
+
+async def test_a_slot_is_finished_when_the_broker_stops(
+    tmp_path: Path, remoting: RemotingClient, set_clock: Callable[[], None]
+) -> None:
     async with started(tmp_path, remoting) as (broker, peer):
         # Those that wait for a new topic, or for its file, may be stored behind others.
-        await peer.send("other", b"", properties={"TIMER_DELAY_MS": "60000"})
+        await peer.send("other", b"", properties={"TIMER_DELAY_MS": str(10 * MINUTE_MS)})
         await peer.send(TOPIC, b"0")
-        due = str(now_ms() + 1200)
+        due = str(now_ms() + MINUTE_MS)
         await asyncio.gather(
             *(peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due}) for n in range(1, 400))
         )
+        set_clock()
         await until(lambda: broker.store.queue(TOPIC, 0).max_offset > 1)
     async with started(tmp_path, remoting) as (broker, peer):
         await until(lambda: broker._timer.behind().waiting == 1)
@@ -201,13 +214,15 @@ async def test_a_slot_is_finished_when_the_broker_stops(tmp_path: Path, remoting
 
 
 async def test_a_slot_that_cannot_be_finished_is_no_reason_not_to_stop(
-    tmp_path: Path, remoting: RemotingClient
+    tmp_path: Path, remoting: RemotingClient, set_clock: Callable[[], None]
 ) -> None:
     async with started(tmp_path, remoting) as (broker, peer):
+        due = str(now_ms() + MINUTE_MS)
         for n in range(3):
-            await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": str(now_ms() + 500)})
+            await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due})
         await until(lambda: broker._timer.waiting() == {TOPIC: 3})
         with full_disk(broker.store):
+            set_clock()
             await until(lambda: broker._timer.behind().overdue_ms > 0 and broker._timer._delivery.is_delivering)
             await broker.stop()
     async with started(tmp_path, remoting) as (broker, peer):

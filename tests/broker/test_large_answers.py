@@ -125,7 +125,7 @@ async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient
         for queue_id in range(count):
             await peer.send("wide", b"x", queue_id=queue_id)
     # As if the files that had them were gone.
-    broker.store._log.min_offset = broker.store.max_physical_offset
+    broker.store._log._files.min_offset = broker.store.max_physical_offset
     _, longest = await ask(peer, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert longest < 0.02
     assert "wide" not in broker.store.topics()

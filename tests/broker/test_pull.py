@@ -83,7 +83,7 @@ async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -
     await until(lambda: len(broker.polling) == 1)
     assert not waiting.done()
     await peer.send("orders", b"second")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         response = await waiting
     assert bodies(response.body) == [b"second"]
     assert len(broker.polling) == 0
@@ -107,7 +107,7 @@ async def test_long_poll_passes_over_other_tags(peer: Peer, broker: Broker) -> N
     await until(lambda: len(broker.polling) == 1)
     await peer.send("orders", b"not this", properties={"TAGS": "a"})
     await peer.send("orders", b"this", properties={"TAGS": "b"})
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         assert bodies((await waiting).body) == [b"this"]
 
 
@@ -163,7 +163,7 @@ async def test_stop_answers_who_waits(peer: Peer, broker: Broker) -> None:
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
     await until(lambda: len(broker.polling) == 1)
     await broker.polling.stop()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         assert (await waiting).code == ResponseCode.PULL_NOT_FOUND
 
 

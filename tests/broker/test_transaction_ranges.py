@@ -55,9 +55,14 @@ def numbers(first: int, count: int) -> list[bytes]:
 
 def first_of(broker: Broker, place: HalfRange) -> Half:
     """The first half message of a range, as its producer ends one by itself."""
+    return half_at(broker, place.half_offset)
+
+
+def half_at(broker: Broker, half_offset: int) -> Half:
     host = encode_host(*broker.address.split(":")[:1], broker.port)
-    message_id = encode_offset_message_id(host, place.physical_offset)
-    return Half({"queueOffset": str(place.half_offset), "msgId": message_id})
+    unit = broker.store.queue(HALF_TOPIC, 0).unit(half_offset)
+    assert unit is not None
+    return Half({"queueOffset": str(half_offset), "msgId": encode_offset_message_id(host, unit[0])})
 
 
 async def ended_halves(producer: Producer) -> list[int]:
@@ -355,6 +360,88 @@ async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 100)
+
+
+@pytest.mark.parametrize("since", ["just now", "written down", "passed", "before a stop"])
+async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: Path, since: str) -> None:
+    """As by a driver that Java's broker, which was there meanwhile, had end them one by one."""
+    interval = 60_000 if since == "just now" else 10
+    times = {"transaction_op_batch_interval": interval, "transaction_check_interval": interval}
+    async with started(tmp_path, **times) as (broker, producer):
+        ranges = [await prepare_many(producer, "orders", numbers(20 * n, 20)) for n in range(2)]
+        for half_offset, verdict in ((0, TRANSACTION_COMMIT), (1, TRANSACTION_ROLLBACK), (30, TRANSACTION_COMMIT)):
+            answer = await producer.end(half_at(broker, half_offset), verdict)
+            assert answer.code == ResponseCode.SUCCESS
+        check = broker._transactions._check
+        if since == "written down":
+            await until(lambda: not broker._transactions._ops)
+        elif since == "passed":
+            await until(lambda: check.progress[0] == 2)
+        if since != "before a stop":
+            await end_all(producer, ranges)
+    async with started(tmp_path, **times) as (broker, producer):
+        await end_all(producer, ranges)
+        messages = [message.body for message in await all_messages(producer, "orders")]
+        assert messages == [b"0", b"30", *(body for body in numbers(2, 38) if body != b"30")]
+
+
+async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the decision and its being carried out."""
+    with monkeypatch.context() as nothing_goes_on:
+        nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
+        async with started(tmp_path) as (broker, producer):
+            ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
+            await producer.end(half_at(broker, 7))
+            ending = asyncio.create_task(end_many(producer, ranges))
+            await until(lambda: bool(broker._transactions._check.decisions.open))
+            ending.cancel()
+    async with started(tmp_path) as (broker, producer):
+        await end_all(producer, ranges)
+        messages = [message.body for message in await all_messages(producer, "orders")]
+        assert messages == [b"7", *numbers(0, 7), *numbers(8, 92)]
+
+
+async def test_ranges_that_overlap_end_each_half_message_once(pair: Pair) -> None:
+    broker, producer = pair
+    endings = broker._transactions._endings
+    endings.cancel()
+    first = await prepare_many(producer, "orders", numbers(0, 10))
+    await prepare_many(producer, "orders", numbers(10, 10))
+    both = HalfRange(first.half_offset, first.physical_offset, 20)
+    ending = asyncio.create_task(end_all(producer, [first]))
+    await until(lambda: bool(broker._transactions._check.decisions.open))
+    refused = await end_many(producer, [both])
+    assert refused.code == ResponseCode.ILLEGAL_OPERATION
+    assert refused.remark == "of half messages 0 to 19 some are being committed with others"
+    endings.start()
+    endings._job.wake()
+    await ending
+    await end_all(producer, [both])
+    assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 20)
+
+
+async def test_one_is_ended_by_itself_once(pair: Pair) -> None:
+    """The answer to the first request may have been lost."""
+    broker, producer = pair
+    place = first_of(broker, await prepare_many(producer, "orders", [b"x"]))
+    for _ in range(2):
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+    assert len(await all_messages(producer, "orders")) == 1
+
+
+async def test_copies_of_those_that_wait_are_no_more_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names a range of all has the copies in it that the broker has made meanwhile."""
+    monkeypatch.setattr("gantrymq.broker.transaction.next_step.PATIENCE_MS", 0)
+    async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
+        first = await prepare_many(producer, "orders", numbers(0, 5))
+        await producer.prepare("others", b"behind")
+        await until(lambda: broker.store.queue(HALF_TOPIC, 0).max_offset > 20)
+        last = await prepare_many(producer, "orders", [b"5"])
+        number = last.half_offset + 1 - first.half_offset
+        await end_all(producer, [HalfRange(first.half_offset, first.physical_offset, number)])
+        assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 6)
 
 
 async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:

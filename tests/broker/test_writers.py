@@ -204,7 +204,7 @@ async def test_a_row_without_a_number_between_others(broker: Broker, remoting: R
     again = Writer(remoting, broker.port)
     command = again.command(numbered(0, 1, 2))
     command.body = command.body.replace(b"w-0-7-1\x02", b"w-0-7-x\x02")
-    answer = await remoting.invoke(again.address, command, 5000)
+    answer = await remoting.invoke(again.address, command, 20_000)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
 
 
@@ -213,7 +213,7 @@ async def test_who_doesnt_ask_for_it_isnt_held_to_it(broker: Broker, remoting: R
     for _ in range(2):
         command = Writer(remoting, broker.port).command(numbered(0, 1))
         command.raw_ext = command.raw_ext[: command.raw_ext.index(AFTER_FIELD.encode()) - 2]
-        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 5000)
+        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 20_000)
         assert answer.code == ResponseCode.SUCCESS
         assert "gantryLastRow" not in answer.ext_fields
     assert len(await stored(remoting, broker.port)) == 4
@@ -230,7 +230,7 @@ async def test_what_is_no_part_of_a_writers_rows(broker: Broker, remoting: Remot
     commands.append(send_command("g", behind.queue, encode_batch([(0, b"x", b"")]), b"", 1, batch=True))
     commands[3].raw_ext += binary_header.encode_fields({AFTER_FIELD: str(BEGINNING)})
     for command in commands:
-        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 5000)
+        answer = await remoting.invoke(f"127.0.0.1:{broker.port}", command, 20_000)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert await stored(remoting, broker.port) == []
 

@@ -62,7 +62,7 @@ class Producer(Peer):
         return Half(response.ext_fields)
 
     async def end(
-        self, half: Half, verdict: int = TRANSACTION_COMMIT, *, timeout_ms: int = 2000, **changed: object
+        self, half: Half, verdict: int = TRANSACTION_COMMIT, *, timeout_ms: int = 20_000, **changed: object
     ) -> RemotingCommand:
         header = end_header(half.queue_offset, half.commit_log_offset, verdict, **changed)
         return await self.ask(RequestCode.END_TRANSACTION, header, timeout_ms=timeout_ms)

@@ -43,7 +43,7 @@ class Writer:
         return command
 
     async def send(self, rows: Sequence[tuple[int, bytes]]) -> RemotingCommand:
-        return await self.remoting.invoke(self.address, self.command(rows), 5000)
+        return await self.remoting.invoke(self.address, self.command(rows), 20_000)
 
 
 def numbered(*numbers: int) -> list[tuple[int, bytes]]:

@@ -21,7 +21,8 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 __all__ = ["admin", "cluster"]
 
-COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
+ROOT = Path(__file__).parents[2]
+COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 #: MQAdminStartup registers so many.
 MQADMIN_COMMANDS = 89
 #: Those that mqadmin hasn't.
@@ -45,6 +46,9 @@ def test_every_command_of_mqadmin_is_there_and_documented() -> None:
     assert documented("own") == OWN_COMMANDS
     assert documented("not yet") == unsupported
     assert documented("served") == commands() - unsupported - OWN_COMMANDS
+    for readme in ("README.md", "README.zh-CN.md"):
+        (row,) = re.findall(r"^\|.*mqadmin.*", (ROOT / readme).read_text(), re.MULTILINE)
+        assert {str(MQADMIN_COMMANDS), str(len(documented("served")))} <= set(re.findall(r"\d+", row)), readme
 
 
 @pytest.mark.parametrize("name", sorted(commands() - {name for names in UNSUPPORTED.values() for name in names}))
@@ -53,6 +57,14 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "--namesrvAddr" in out
     assert "--json" in out
+
+
+def test_a_brokers_address_in_place_of_a_name_servers(
+    cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["admin", "topicList", "-n", cluster.brokers[0]]) == 1
+    err = capsys.readouterr().err
+    assert f"{cluster.brokers[0]} answered code 3: request type 206 not supported; so answers a server" in err
 
 
 @pytest.mark.parametrize("name", ["topicList", "topic-list", "topiclist", "TOPICLIST"])

@@ -17,7 +17,7 @@ def test_a_wrong_filter(gantry_cluster: EmbeddedCluster, group: list[str]) -> No
         producer.send(Message("orders", b"one"))
     command = [sys.executable, "-m", "gantrymq.cli", "consume", "orders", "-n", gantry_cluster.name_server]
     ended = subprocess.run(
-        [*command, *group, "--sql", "a = ("], capture_output=True, text=True, timeout=30, check=False
+        [*command, *group, "--sql", "a = ("], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 1
     assert "SQL92 filter" in ended.stderr

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
@@ -504,21 +502,6 @@ def test_json(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> N
     findings = json.loads(capsys.readouterr().out)
     assert {finding["severity"] for finding in findings} == {"ok", "problem"}
     assert all(finding.keys() == {"severity", "what", "why", "remedy"} for finding in findings)
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command makes the certificate")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
-    return cert, key
 
 
 async def test_tls(certificate: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,12 @@ def test_one_command_of_admin_imports_no_other() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.parametrize("name", GantryGroup.table)
+def test_a_shells_completion_is_that_of_gantry(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert "completion" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group in (GantryGroup, MqadminGroup) for name in group.table]
 )

@@ -71,7 +71,7 @@ def replying(cluster: EmbeddedCluster, topic: str, *options: str) -> Iterator[su
 
 def ask(cluster: EmbeddedCluster, topic: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [*GANTRY, "request", topic, "-n", cluster.name_server, "--timeout", "10000", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_reply(cluster: EmbeddedCluster, topic: str, options: list[str], answe
         asked = ask(cluster, topic, "--json", stdin="a question")
         assert json.loads(asked.stdout)["body"] + "\n" == answer
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=20)[1] == "2 requests answered\n"
+        assert process.communicate(timeout=60)[1] == "2 requests answered\n"
         assert process.returncode == 0
 
 
 def test_so_many_and_no_more(cluster: EmbeddedCluster, topic: str) -> None:
     with replying(cluster, topic, "yes", "-c", "1") as process:
         assert ask(cluster, topic, "?").stdout == "yes\n"
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_program_that_fails_and_what_is_no_request(cluster: EmbeddedCluster, topic: str) -> None:
@@ -103,12 +103,12 @@ def test_a_program_that_fails_and_what_is_no_request(cluster: EmbeddedCluster, t
         assert done.stderr.startswith("gantry: no reply to the request")
         assert "false ended with exit code 1" in process.stderr.readline()
         sent = subprocess.run(
-            [*GANTRY, "produce", topic, "-n", cluster.name_server], input=b"x", check=False, timeout=30
+            [*GANTRY, "produce", topic, "-n", cluster.name_server], input=b"x", check=False, timeout=60
         )
         assert sent.returncode == 0
         assert "is no request" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
 
 
 async def test_a_program_that_does_not_read() -> None:

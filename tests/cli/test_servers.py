@@ -66,7 +66,7 @@ def test_a_signal_stops_a_server(
         address = address_of(process)
         socket.create_connection(address, 5).close()
         process.send_signal(number)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == code
         assert "Traceback" not in err
         with pytest.raises(ConnectionRefusedError):
@@ -84,7 +84,7 @@ def test_a_server_takes_as_many_descriptors_as_it_may_have(command: str, request
 def test_closing_standard_input_stops_a_server_that_was_asked_to(namesrv_config: Path) -> None:
     with server("namesrv", namesrv_config, "--stop-on-eof") as process:
         address_of(process)
-        process.communicate("not yet the end\n", timeout=10)
+        process.communicate("not yet the end\n", timeout=60)
         assert process.returncode == 0
 
 
@@ -93,7 +93,7 @@ def test_a_taken_port_is_1_with_a_message(namesrv_config: Path) -> None:
         _, port = address_of(first)
         namesrv_config.write_text(namesrv_config.read_text().replace("listenPort=0", f"listenPort={port}"))
         with server("namesrv", namesrv_config) as second:
-            out, err = second.communicate(timeout=10)
+            out, err = second.communicate(timeout=60)
             assert second.returncode == 1
             assert out == ""
             assert f"gantry: can't listen on 127.0.0.1:{port}" in err
@@ -104,7 +104,7 @@ def test_two_brokers_do_not_share_a_store(broker_config: Path) -> None:
     with server("broker", broker_config) as first:
         address_of(first)
         with server("broker", broker_config) as second:
-            _, err = second.communicate(timeout=10)
+            _, err = second.communicate(timeout=60)
             assert second.returncode == 1
             assert err.splitlines()[-1].startswith("gantry: ")
 
@@ -114,4 +114,4 @@ def test_keys_that_are_not_used_are_named(namesrv_config: Path) -> None:
     with server("namesrv", namesrv_config) as process:
         address_of(process)
         process.terminate()
-        assert "not used here: listenPrt" in process.communicate(timeout=10)[1]
+        assert "not used here: listenPrt" in process.communicate(timeout=60)[1]

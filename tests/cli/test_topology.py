@@ -114,7 +114,7 @@ def test_a_line_of_json_each_second_until_ctrl_c(cluster: EmbeddedCluster) -> No
         for _ in range(2):
             assert len(json.loads(process.stdout.readline())) == 2
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (130, "")
 
 
@@ -132,7 +132,7 @@ def test_a_live_table_on_a_terminal(cluster: EmbeddedCluster) -> None:
             drawn += os.read(leader, 65536)
         assert b"broker-b" in drawn
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         while select.select([leader], [], [], 0)[0]:
             try:
                 drawn += os.read(leader, 65536)

@@ -17,6 +17,9 @@ from waiting import wait_until
 
 from gantrymq.cli.main import run
 
+#: More than the 30 s after which a server that doesn't stop is killed.
+STOP_S = 60.0
+
 
 def start(*options: str) -> tuple[subprocess.Popen[str], list[str]]:
     """The process, and what it printed up to its ready line."""
@@ -60,7 +63,7 @@ def test_a_signal_stops_every_process(number: signal.Signals, code: int, tmp_pat
         socket.create_connection((host, int(port)), 5).close()
     assert addresses[0] in lines[-1]
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=STOP_S)
     assert (process.returncode, err) == (code, "")
     assert not [pid for pid in pids if is_running(pid)]
     assert {path.name for path in tmp_path.iterdir()} >= {"broker-a", "broker-b", "conf", "logs"}
@@ -78,7 +81,7 @@ def test_the_end_of_a_server_ends_all(tmp_path: Path) -> None:
     process, lines = start("--dir", str(tmp_path))
     namesrv, broker = server_pids(lines)
     os.kill(broker, signal.SIGKILL)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=STOP_S)
     assert process.returncode == 1
     assert f"broker-a (pid {broker}) has ended" in err
     assert not is_running(namesrv)
@@ -89,7 +92,7 @@ def test_without_a_directory_nothing_is_kept() -> None:
     log = Path(lines[0].rpartition(" log ")[2].strip())
     assert log.exists()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=STOP_S)
     assert not log.parent.parent.exists()
 
 
@@ -100,7 +103,7 @@ def test_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
         [sys.executable, "-m", "gantrymq.cli", "up", "--port", "0", "--dir", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=STOP_S,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("gantry: broker-a did not start: ")
@@ -143,7 +146,7 @@ def test_topics_are_there_before_anybody_sends(tmp_path: Path) -> None:
         ]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=STOP_S)
 
 
 @pytest.mark.parametrize("topic", ["orders:0", "orders:", "orders:many", "or ders", ":3"])
@@ -173,5 +176,5 @@ def test_a_controller_makes_another_master(tmp_path: Path) -> None:
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=STOP_S)
     assert (process.returncode, err) == (130, "")

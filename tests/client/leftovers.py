@@ -42,6 +42,6 @@ async def nothing_left() -> AsyncIterator[None]:
         return [*(_tasks() - before[0]), *(_threads() - before[1]), *(_sockets() - before[2])]
 
     try:
-        await until(lambda: not left(), 5)
+        await until(lambda: not left())
     except AssertionError:
         raise AssertionError(f"left behind: {left()}") from None

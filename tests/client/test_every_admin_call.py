@@ -38,8 +38,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
         yield cluster
 
 
-def message() -> MessageExt:
-    record = encode_record(0, 0, 0, 0, 0, 1, HOST, 2, HOST, 0, 0, b"body", TOPIC.encode(), b"")
+def message(topic: str = TOPIC) -> MessageExt:
+    record = encode_record(0, 0, 0, 0, 0, 1, HOST, 2, HOST, 0, 0, b"body", topic.encode(), b"")
     (decoded,) = decode_messages(record, "broker-a")
     return decoded
 
@@ -66,6 +66,7 @@ def values(broker: str) -> dict[str, Any]:
         "group": "nobodys",
         "index": 0,
         "key": "key",
+        "letter": message("%DLQ%nobodys"),
         "message": message(),
         "message_id": "7F00000100002A9F0000000000000000",
         "mode": "PULL",

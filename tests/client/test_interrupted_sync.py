@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 def nothing_left() -> Iterator[None]:
     before = _threads(), _sockets()
     yield
-    wait_until(lambda: _threads() <= before[0] and _sockets() <= before[1], 5)
+    wait_until(lambda: _threads() <= before[0] and _sockets() <= before[1])
 
 
 def interrupted_after(seconds: float, work: Callable[[], object]) -> bool:

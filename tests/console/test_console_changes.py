@@ -73,6 +73,25 @@ async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluste
         assert await admin.committed_offset(cluster.brokers[0], "clones", "reset", 0) is not None
 
 
+async def test_a_group_is_made_and_changed(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    answer = await change(visitor, "save-group", name="made", cluster=CLUSTER, retry_max_times=3)
+    assert answer.status_code == 200, answer.text
+    async with AdminClient(cluster.name_server) as admin:
+        for address in cluster.brokers:
+            config = await admin.group_config(address, "made")
+            assert config is not None
+            assert (config.retry_max_times, config.consume_enable) == (3, True)
+        answer = await change(visitor, "save-group", name="made", cluster=CLUSTER, consume_enable="false")
+        assert answer.status_code == 200, answer.text
+        config = await admin.group_config(cluster.brokers[1], "made")
+        assert config is not None
+        assert (config.retry_max_times, config.consume_enable) == (3, False)
+    for wrong in ({"name": "a b"}, {"retry_max_times": "-2"}, {"consume_enable": "perhaps"}):
+        form = {"name": "made", "cluster": CLUSTER, **wrong}
+        assert (await change(visitor, "save-group", **form)).status_code == 400
+    assert "Create a group" in await html_of(visitor, "groups")
+
+
 async def test_a_group_is_deleted(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await filled(cluster, producer, "left")
     await consumed(cluster, "leavers", "left")
@@ -113,6 +132,46 @@ async def test_dead_letters_are_sent_again(
         await until(lambda: len(seen) == 2)
         assert (await change(visitor, "resend-dead-letters", group="revivers")).json()["done"].startswith("1 dead")
         await until(lambda: len(seen) == 3)
+
+
+async def test_one_chosen_dead_letter_is_sent_again(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await filled(cluster, producer, "chosen", 3)
+    fails = True
+    seen: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        if fails:
+            raise ValueError("not yet")
+        seen.append(message.body)
+
+    consumer = PushConsumer(
+        cluster.name_server, "choosers", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
+    )
+    consumer.subscribe("chosen")
+    async with consumer:
+
+        async def died() -> Any:
+            answer = await visitor.get("/api/v1/messages", params={"topic": "%DLQ%choosers"})
+            rows = answer.json().get("rows", [])
+            return rows if len(rows) == 3 else None
+
+        rows = await until(died)
+        fails = False
+        chosen = next(row for row in rows if row["start"] == "1")
+        place = {"topic": chosen["topic"], "broker": chosen["broker"], "offset": chosen["offset"]}
+        assert "Send this dead letter again" in await html_of(visitor, "message", queue=chosen["queue_id"], **place)
+        answer = await change(visitor, "resend-letter", queue=chosen["queue_id"], **place)
+        assert "is sent again" in answer.json()["done"], answer.text
+        await until(lambda: seen == [b"1"])
+        # What isn't a dead letter isn't sent again so.
+        (living,) = (await json_of(visitor, "messages", topic="chosen", size=1))["rows"]
+        place = {"topic": "chosen", "broker": living["broker"], "offset": living["offset"]}
+        answer = await change(visitor, "resend-letter", queue=living["queue_id"], **place)
+        assert "is no dead letter" in answer.text
+        assert answer.status_code == 502
+        assert seen == [b"1"]
 
 
 async def test_a_message_is_consumed_now(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from waiting import until
 from gantrymq.console.eye import Eye
 from gantrymq.console.history import FILE_NAME, MAX_POINTS, SAMPLE_S, History
 from gantrymq.console.limited import Limits
+from gantrymq.console.prometheus import expression_of
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.settings import Settings
-from gantrymq.errors import GantryError
+from gantrymq.errors import ConfigError, GantryError
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
+from gantrymq.system.clock import time
 from gantrymq.testing.embedded import EmbeddedCluster
 
 __all__ = ["cluster", "producer", "visitor"]
@@ -172,3 +177,62 @@ async def test_a_user_of_the_cluster_sees_what_it_may_ask_for() -> None:
         async with browser(Settings(secured.name_server, hooks=hooks, login="cluster")) as root:
             assert (await log_in(root, "root", "rootpass")).status_code == 303
             assert (await root.get("/api/v1/history")).status_code == 200
+
+
+# -- Prometheus -------------------------------------------------------------------------------------------------------
+
+
+def test_series_in_promql() -> None:
+    def text(name: str) -> str | None:
+        return expression_of(name, ["a.b", 'c"'], 60)
+
+    assert text("in") == (
+        r'sum(max by (cluster, node_id, topic) (rate(rocketmq_messages_in_total{cluster=~"a\\.b|c\\\""}[60s])))'
+    )
+    assert text("broker/broker-a/disk") is None
+    assert text("broker/broker-a/log") is None
+    found = text('group/a/b"c/behind')
+    assert found is not None
+    assert r'consumer_group="a/b\"c"' in found
+
+
+@asynccontextmanager
+async def answering(body: bytes, status: str = "200 OK") -> AsyncIterator[tuple[str, list[str]]]:
+    """A server that says the same to everybody: its URL, and what it was asked for."""
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1])
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+async def test_charts_from_prometheus(cluster: EmbeddedCluster) -> None:
+    now = int(time()) // 15 * 15
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": [{"values": [[now - 15, "1.5"]]}]}}
+    async with (
+        answering(json.dumps(answer).encode()) as (url, asked),
+        browser(Settings(cluster.name_server, prometheus=url)) as visitor,
+    ):
+        page = await json_of(visitor, "history", group="g", span="15m")
+        assert page["times"] == [now - 15]
+        assert [chart["values"] for chart in page["charts"]] == [[1.5]] * 3
+        assert all(path.startswith("/api/v1/query_range?query=") for path in asked)
+        assert len(asked) == 3
+    for body, status in ((b"<html>", "200 OK"), (b"{}", "500 Oh"), (b'{"status":"error","error":"bad"}', "200 OK")):
+        async with (
+            answering(body, status) as (url, _),
+            browser(Settings(cluster.name_server, prometheus=url)) as visitor,
+        ):
+            failed = await visitor.get("/history")
+            assert failed.status_code == 502
+            assert "Prometheus at http://127.0.0.1" in failed.text
+    async with browser(Settings(cluster.name_server, prometheus="http://127.0.0.1:1")) as visitor:
+        assert (await visitor.get("/history")).status_code == 502
+    with pytest.raises(ConfigError, match="prometheus"):
+        Settings(cluster.name_server, prometheus="file:///etc/passwd").check()

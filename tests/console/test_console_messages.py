@@ -279,6 +279,7 @@ async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster
         page = await until(died)
     (row,) = page["table"]["rows"]
     assert (row["group"], row["letters"]) == ("mourners", 1)
+    assert 0 < row["oldest_ms"] <= row["newest_ms"]
     assert "mourners" in await html_of(visitor, "dead-letters")
     answer = await visitor.get("/dead-letters/export", params={"group": "mourners"})
     (line,) = answer.text.splitlines()

@@ -32,20 +32,22 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     with ConsoleThread(Settings(cluster.name_server, port=0, directory=tmp_path / "new")) as console:
-        assert httpx.get(f"{console.address}overview").status_code == 200
+        assert httpx.get(f"{console.address}overview", timeout=30).status_code == 200
         assert console.error is None
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{console.address}overview")
+        httpx.get(f"{console.address}overview", timeout=30)
     assert (tmp_path / "new" / "history.db").exists()
 
 
-def test_a_port_that_is_taken(cluster: EmbeddedCluster) -> None:
+def test_a_port_that_is_taken(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Who asked for it is told, and nothing else is."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(GantryError, match=str(port)), ConsoleThread(Settings(cluster.name_server, port=port)):
             pass
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_https(cluster: EmbeddedCluster, tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_https(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     settings = Settings(cluster.name_server, port=0, certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
     with ConsoleThread(settings) as console:
         assert console.address.startswith("https://127.0.0.1:")
-        answer = httpx.get(f"{console.address}overview", verify=context)
+        answer = httpx.get(f"{console.address}overview", verify=context, timeout=30)
         assert answer.status_code == 200
         assert "Secure" in answer.headers["set-cookie"]
 
@@ -68,7 +70,7 @@ def test_a_forged_address_of_a_proxy_is_not_believed(cluster: EmbeddedCluster, t
     """Who tries to log in is who connects, whatever a header says: else each try had a new name."""
     (tmp_path / "users").write_text("")
     settings = Settings(cluster.name_server, port=0, login="file", users_file=tmp_path / "users")
-    with ConsoleThread(settings) as console, httpx.Client(base_url=console.address) as client:
+    with ConsoleThread(settings) as console, httpx.Client(base_url=console.address, timeout=30) as client:
         token = re.search(r'name="csrf" value="([^"]+)"', client.get("/login").text)
         assert token is not None
         answers = [
@@ -116,9 +118,9 @@ def test_gantry_up_with_a_console(tmp_path: Path) -> None:
             assert lines[-1], lines
         address = re.search(r"console at (\S+)/;", lines[-1])
         assert address is not None, lines[-1]
-        assert "broker-a" in httpx.get(f"{address[1]}/overview").text
+        assert "broker-a" in httpx.get(f"{address[1]}/overview", timeout=30).text
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         process.stdout.close()
     assert (tmp_path / "console" / "history.db").exists()

@@ -15,7 +15,9 @@ from waiting import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.controlled.controllers import Controllers, Progress
+from gantrymq.controller import elections
 from gantrymq.controller.config import ControllerConfig, Place, place_of
+from gantrymq.controller.live_brokers import BrokerIdentity
 from gantrymq.controller.server import Controller
 from gantrymq.controller.sqlite_store import SqliteStore
 from gantrymq.controller.state_store import Leader, StateStore, Term
@@ -92,6 +94,9 @@ async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
         await second.heartbeat(offset=100)
         await third.heartbeat(offset=200)
         await first.die()
+        await is_gone(controller, first)
+        await second.heartbeat()
+        await third.heartbeat()
         await until(lambda: len(a.changes) == len(b.changes) == 2)
         assert await master(second) == (3, 2)
         for changes in (a.changes, b.changes):
@@ -117,6 +122,43 @@ async def test_who_was_not_told_of_the_master_is_granted_no_lease(tmp_path: Path
         granted = [await controllers.heartbeat(controller.address, 1, Progress(1, 0, 0), told) for told in (0, 1, 2)]
         await remoting.close()
         assert granted == [0, config.controller_heart_beat_timeout_mills / 1000, 0]
+
+
+async def is_gone(controller: Controller, broker: Broker) -> None:
+    """The controller has seen the end of its connection."""
+    identity = BrokerIdentity(CLUSTER, NAME, broker.broker_id)
+    await until(lambda: controller.live_brokers.active(identity, 0) is None)
+
+
+async def test_who_died_a_moment_ago_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be alone in sync then, and nobody could be master before it is back."""
+    async with running(tmp_path) as controller, brokers(controller, None, None, None) as (first, second, third):
+        await third.heartbeat(offset=200)
+        await first.die()
+        await is_gone(controller, first)
+        await second.heartbeat(offset=100)
+        await until(lambda: _is_master(second, 2))
+        # The third, which is further and counts as living, has said nothing; so it isn't handed over to it, either.
+        assert (await second.in_sync(2, 3)).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(elections, "WORD_S", 0.05)
+        header = elect_header(3, designate=True)
+        refused = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, header)
+        assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        assert await master(second) == (2, 2)
+        await third.die()
+
+
+async def test_a_master_whose_connection_was_closed_stays_when_it_comes_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller, brokers(controller, None, None) as (first, second):
+        await first.die()
+        await is_gone(controller, first)
+        again = Broker(controller)
+        again.broker_id = 1
+        await again.heartbeat()
+        await until(lambda: controller.elections.held["keep_current_master"])
+        await second.heartbeat()
+        assert await master(second) == (1, 1)
+        await again.die()
 
 
 async def test_another_is_elected_when_the_master_falls_silent(tmp_path: Path) -> None:
@@ -195,8 +237,8 @@ async def test_what_is_asked_of_it_at_once_is_done_in_order(tmp_path: Path) -> N
     async with running(tmp_path) as controller:
         one = Broker(controller)
         await one.start()
-        elections = [one.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(1)) for _ in range(50)]
-        codes = [answer.code for answer in await asyncio.gather(*elections)]
+        requests = [one.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(1)) for _ in range(50)]
+        codes = [answer.code for answer in await asyncio.gather(*requests)]
         assert sorted(codes) == [ResponseCode.SUCCESS] + [ResponseCode.CONTROLLER_MASTER_STILL_EXIST] * 49
         assert await master(one) == (1, 1)
         await one.die()

@@ -68,7 +68,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert "Traceback" not in out
-    wait_until(lambda: not any(is_running(pid) for pid in pids), 0.5)
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
 
     # As if it had been stopped between sending flights and noting that: they will be in the topic twice.
     progress = directory / "gantry-demo.json"

@@ -16,6 +16,7 @@ from gantrymq.config import property_key
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.proxy.config import ProxyConfig
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
@@ -44,15 +45,16 @@ def rows(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_configuration_has_all_keys(pages: dict[str, dict[str, str]], language: str) -> None:
-    broker, name_server, controller = re.split(
-        "## NameServer|## Controller", pages[language]["reference/configuration.md"]
+    broker, name_server, controller, proxy = re.split(
+        "## NameServer|## Controller|## Proxy", pages[language]["reference/configuration.md"]
     )
     classes = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
     ours = [property_key(each) for cls in classes for each in fields(cls)]
     assert list(rows(broker)) == [key for key in ours if key not in ("replication", "store", "auth")]
     assert list(rows(name_server)) == [property_key(each) for each in fields(NamesrvConfig)]
     assert list(rows(controller)) == [property_key(each) for each in fields(ControllerConfig)]
-    for key, cells in (rows(broker) | rows(name_server) | rows(controller)).items():
+    assert list(rows(proxy)) == [property_key(each) for each in fields(ProxyConfig)]
+    for key, cells in (rows(broker) | rows(name_server) | rows(controller) | rows(proxy)).items():
         assert cells[-1], f"{key} has no meaning"
     assert rows(broker)["listenPort"][1:4] == ["int", "`10911`", "0 … 65535"]
     assert rows(broker)["fileReservedTime"][4] == "✓"
@@ -61,13 +63,16 @@ def test_configuration_has_all_keys(pages: dict[str, dict[str, str]], language: 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_metrics_have_their_words(pages: dict[str, dict[str, str]], language: str) -> None:
-    broker, name_server, controller = re.split("## NameServer|## Controller", pages[language]["reference/metrics.md"])
+    broker, name_server, controller, proxy = re.split(
+        "## NameServer|## Controller|## Proxy", pages[language]["reference/metrics.md"]
+    )
     metrics = re.compile(r"`((?:rocketmq|gantry)_\w+)`")
     documented = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8").partition("## Metrics")[2]
     assert set(rows(broker)) == set(metrics.findall(documented.partition("\n## ")[0]))
     assert "rocketmq_namesrv_requests_total" in rows(name_server)
     assert "rocketmq_controller_master_epoch" in rows(controller)
-    for name, (_, kind, _, what) in (rows(broker) | rows(name_server) | rows(controller)).items():
+    assert rows(proxy)["gantry_proxy_clients"][2].endswith("`kind`")
+    for name, (_, kind, _, what) in (rows(broker) | rows(name_server) | rows(controller) | rows(proxy)).items():
         assert kind in ("gauge", "counter", "histogram")
         assert what, name
     for name, (_, _, labels, _) in rows(broker).items():

@@ -20,6 +20,8 @@ from gantrymq import SyncSimpleConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.testing.embedded import EmbeddedCluster
 
+#: So long a worker may take to start and do its tasks.
+STARTED_S = 60.0
 APP = """
 import os, time
 from pathlib import Path
@@ -121,12 +123,12 @@ def test_tasks_are_done(cluster: EmbeddedCluster, tmp_path: Path, pool: str) -> 
         app.send_task("add", (3, 4), countdown=1.5)
         app.send_task("fail")
         app.send_task("chain", (2,))
-        wait_until(lambda: len(notes(tmp_path)) == 7)
+        wait_until(lambda: len(notes(tmp_path)) == 7, STARTED_S)
         for number in range(100):
             app.send_task("add", (100, number))
-        wait_until(lambda: len(notes(tmp_path)) == 107)
+        wait_until(lambda: len(notes(tmp_path)) == 107, STARTED_S)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     lines = notes(tmp_path)
     assert sorted(" ".join(line[:2]) for line in lines if line[0] in ("try", "chain")) == [
         "chain 0", "chain 1", "chain 2", "try 0", "try 1",
@@ -144,13 +146,13 @@ def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedCluster
     with sending(cluster, "killed") as app:
         app.send_task("wait", ("x",))
     with worker(cluster, tmp_path, "killed") as process:
-        wait_until(lambda: notes(tmp_path))
+        wait_until(lambda: notes(tmp_path), STARTED_S)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     with worker(cluster, tmp_path, "killed"):
-        wait_until(lambda: len(notes(tmp_path)) == 2)
+        wait_until(lambda: len(notes(tmp_path)) == 2, STARTED_S)
         (tmp_path / "go").touch()
-        wait_until(lambda: len(notes(tmp_path)) == 3)
+        wait_until(lambda: len(notes(tmp_path)) == 3, STARTED_S)
     (_, killed, first), (_, other, again), (word, ended, _) = notes(tmp_path)
     assert killed != other
     assert (first, again) == ("False", "True")
@@ -160,22 +162,22 @@ def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedCluster
 def test_the_task_of_a_killed_child_is_done_by_the_other(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     with sending(cluster, "child") as app, worker(cluster, tmp_path, "child"):
         app.send_task("wait", ("x",))
-        wait_until(lambda: notes(tmp_path))
+        wait_until(lambda: notes(tmp_path), STARTED_S)
         os.kill(int(notes(tmp_path)[0][1]), signal.SIGKILL)
-        wait_until(lambda: len(notes(tmp_path)) == 2)
+        wait_until(lambda: len(notes(tmp_path)) == 2, STARTED_S)
         (tmp_path / "go").touch()
-        wait_until(lambda: len(notes(tmp_path)) == 3)
+        wait_until(lambda: len(notes(tmp_path)) == 3, STARTED_S)
 
 
 def test_a_long_task_is_kept_and_a_worker_that_is_stopped_ends_it(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     with sending(cluster, "long") as app, worker(cluster, tmp_path, "long") as process:
         app.send_task("wait", ("x",))
-        wait_until(lambda: notes(tmp_path))
+        wait_until(lambda: notes(tmp_path), STARTED_S)
         # For longer than the visibility timeout.
         assert left(cluster, "long", 3000) == 0
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Warm shutdown" in (tmp_path / "log").read_text())
         (tmp_path / "go").touch()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert [line[0] for line in notes(tmp_path)] == ["begin", "end"]
     assert left(cluster, "long", 3000) == 0

@@ -266,7 +266,7 @@ def test_the_command_line(cluster: EmbeddedCluster, tmp_path: Path) -> None:
         try:
             wait_until(lambda: (tmp_path / "notes").exists() and (tmp_path / "notes").read_text() == "hello")
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             process.wait()

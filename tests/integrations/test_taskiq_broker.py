@@ -18,6 +18,8 @@ from gantrymq.integrations.held import HeldMessages
 from gantrymq.integrations.taskiq import RocketMQBroker
 from gantrymq.testing.embedded import EmbeddedCluster
 
+#: So long a worker may take to start and do its tasks.
+STARTED_S = 60.0
 INVISIBLE_MS = 1500
 APP = f"""
 import asyncio, os, time
@@ -96,9 +98,9 @@ async def test_tasks_are_done_once_and_later(cluster: EmbeddedCluster, tmp_path:
         await send(cluster, "taskiq-plain", "fail")
         sent = time.time()
         await send(cluster, "taskiq-plain", "add", 3, 4, delay=1.5)
-        wait_until(lambda: len(notes(tmp_path)) == 3)
+        wait_until(lambda: len(notes(tmp_path)) == 3, STARTED_S)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert sorted(" ".join(line.split()[:5]) for line in notes(tmp_path)) == ["1 + 2 = 3", "3 + 4 = 7", "failed"]
     assert max(float(line.split()[5]) for line in notes(tmp_path) if "+" in line) > sent + 1
 
@@ -106,13 +108,13 @@ async def test_tasks_are_done_once_and_later(cluster: EmbeddedCluster, tmp_path:
 async def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     await send(cluster, "taskiq-killed", "wait", "x")
     with worker(cluster, tmp_path, "taskiq-killed") as process:
-        wait_until(lambda: notes(tmp_path))
+        wait_until(lambda: notes(tmp_path), STARTED_S)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     with worker(cluster, tmp_path, "taskiq-killed"):
-        wait_until(lambda: len(notes(tmp_path)) == 2)
+        wait_until(lambda: len(notes(tmp_path)) == 2, STARTED_S)
         (tmp_path / "go").touch()
-        wait_until(lambda: len(notes(tmp_path)) == 3)
+        wait_until(lambda: len(notes(tmp_path)) == 3, STARTED_S)
     (_, killed, _), (_, other, _), (word, ended, _) = map(str.split, notes(tmp_path))
     assert killed != other
     assert (word, ended) == ("end", other)

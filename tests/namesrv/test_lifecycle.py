@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -218,18 +216,8 @@ def test_printed_configuration_is_the_effective_one(tmp_path: Path, capsys: pyte
 
 
 @pytest.fixture
-def tls_config(config: NamesrvConfig, tmp_path: Path) -> NamesrvConfig:
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command makes the certificate")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
-    config.tls_server_cert_path, config.tls_server_key_path = cert, key
+def tls_config(config: NamesrvConfig, certificate: tuple[Path, Path]) -> NamesrvConfig:
+    config.tls_server_cert_path, config.tls_server_key_path = certificate
     return config
 
 

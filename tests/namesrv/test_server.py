@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ from namesrv_support import broker_header, registration, topics_body
 from waiting import until
 
 from gantrymq.errors import ConfigError, GantryError
+from gantrymq.namesrv import handlers as handlers_module
+from gantrymq.namesrv import server as server_module
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer, reachable
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -56,17 +57,29 @@ async def test_a_silent_broker_goes_and_its_connection_is_closed(server: NameSer
     assert server.table.cluster_info().cluster_addr_table == {}
 
 
-async def test_heartbeats_keep_a_broker(server: NameServer, client: RemotingClient) -> None:
+async def test_heartbeats_keep_a_broker(
+    server: NameServer, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = 1000.0, 0
+
+    def look() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    monkeypatch.setattr(handlers_module, "monotonic", lambda: now)
+    monkeypatch.setattr(server_module, "monotonic", look)
     await client.call(server.address, registration(broker_header(timeout_ms=200), topics_body("A", "B")))
     header = BrokerHeartbeatRequestHeader(
         cluster_name="DefaultCluster", broker_addr="10.0.0.1:10911", broker_name="broker-a"
     )
-    loop = asyncio.get_running_loop()
-    end = loop.time() + 0.5
-    while loop.time() < end:
+    for _ in range(3):
+        now += 0.15
         await client.call(server.address, RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, header))
+        looked = looks
+        await until(lambda looked=looked: looks > looked)
         assert server.table.route("A") is not None
-        await asyncio.sleep(0.02)
+    now += 0.25
     await until(lambda: server.table.route("A") is None)
 
 

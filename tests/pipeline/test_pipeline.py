@@ -25,7 +25,7 @@ from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ProcessCluster
 
-RUN_TIMEOUT_S = 240
+RUN_TIMEOUT_S = 600
 needs_connect = pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio: gantrymq[pipelines]"
 )

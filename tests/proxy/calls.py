@@ -45,6 +45,9 @@ class RecordedCall:
     def when_over(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
+    def keep(self, size: int) -> None:
+        pass
+
     async def write(self, response: Message) -> None:
         if self._cancel_at is not None and len(self.written) >= self._cancel_at:
             self.is_over = True

@@ -29,7 +29,11 @@ async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
 
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
-    proxy = Proxy(ProxyConfig(namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0))
+    proxy = Proxy(
+        ProxyConfig(
+            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
+        )
+    )
     await proxy.start()
     yield proxy
     await proxy.stop()

@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import BrokerError, NoRouteInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
@@ -76,3 +78,15 @@ def producer_settings(topic: str) -> rpc_pb.TelemetryCommand:
             client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name=topic)]), user_agent=pb.UA()
         )
     )
+
+
+async def members_of(admin: AdminClient, group: str) -> list[str]:
+    """A consumer group's client ids, as brokers know them."""
+    try:
+        return sorted(client.client_id for client in (await admin.consumer_connection(group)).connection_set)
+    except NoRouteInfo:
+        return []
+    except BrokerError as e:
+        if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
+            raise
+        return []

@@ -15,7 +15,10 @@ from proxy_support import Rpc, message, new_topic, producer_settings
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.auth import UserInfo
+from gantrymq.protocol.message import Message
 from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import signed
 from gantrymq.proxy.call import METHODS
@@ -54,6 +57,7 @@ async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
         namesrv_addr=cluster.name_server,
         bind_address="127.0.0.1",
         grpc_server_port=0,
+        remoting_listen_port=0,
         authentication_enabled=True,
         authorization_enabled=True,
         inner_client_authentication_credentials=ROOT,
@@ -166,3 +170,25 @@ def test_every_request_has_a_rule() -> None:
             rpc_pb.TelemetryCommand,
         )
         assert not any(need.actions == ("Any",) for need in wanted)
+
+
+async def test_clients_of_the_remoting_protocol(proxy: Proxy, admin: AdminClient, cluster: EmbeddedCluster) -> None:
+    mine, others = [await new_topic(admin) for _ in range(2)]
+    await allow(admin, cluster, "older", (f"Topic:{mine}", "Pub"))
+    here = proxy.remoting_address
+    async with Producer(here, "p", hooks=[AclHook("older", "older-secret")]) as producer:
+        # Brokers look at the client's own signature once more.
+        assert (await producer.send(Message(mine, b"allowed"))).queue_offset == 0
+        with pytest.raises(BrokerError, match="User:older has no permission to access Topic:proxy"):
+            await producer.send(Message(others, b"not allowed"))
+        address = (await producer.client.routes.get(mine)).broker_datas[0].master_address
+        assert address is not None
+        with pytest.raises(BrokerError, match="has no permission"):
+            await producer.client.api.max_offset(address, mine, 0)
+    for hook, why in ((AclHook("older", "wrong"), "check signature failed"), (AclHook("nobody", "x"), "is not found")):
+        async with Producer(here, "p", hooks=[hook]) as producer:
+            with pytest.raises(BrokerError, match=why):
+                await producer.send(Message(mine, b"refused"))
+    async with Producer(here, "p") as producer:
+        with pytest.raises(BrokerError, match="username cannot be null"):
+            await producer.send(Message(mine, b"refused"))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
 import pytest
-from proxy_support import Rpc, producer_settings
+from proxy_support import Rpc, message, producer_settings
 
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.hpack import literal
+from gantrymq.proxy.times import to_duration
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
@@ -23,14 +26,20 @@ MOST_S = 0.25
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     with ProcessCluster(tmp_path_factory.mktemp("hostile"), proxy=True) as cluster:
         assert cluster.proxy is not None
-        yield cluster.proxy
+        yield cluster
         assert cluster.proxy.is_running
     log = cluster.proxy.log_path.read_text()
     assert "Traceback" not in log
     assert "ERROR" not in log
+
+
+@pytest.fixture
+def server(processes: ProcessCluster) -> ServerProcess:
+    assert processes.proxy is not None
+    return processes.proxy
 
 
 def memory_mib(server: ServerProcess) -> float:
@@ -45,14 +54,14 @@ class Innocent:
 
     def __init__(self, server: ServerProcess) -> None:
         self._channel = grpc.aio.insecure_channel(server.address)
-        self._rpc = Rpc(self._channel, "innocent")
+        self.rpc = Rpc(self._channel, "innocent")
         self.longest_s = 0.0
         self.count = 0
 
     async def ask(self) -> None:
         request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name="DefaultCluster"))
         began = time.monotonic()
-        response = await self._rpc.QueryRoute(request)
+        response = await self.rpc.QueryRoute(request)
         self.longest_s = max(self.longest_s, time.monotonic() - began)
         self.count += 1
         assert response.status.code == pb.OK
@@ -77,12 +86,14 @@ def data(stream_id: int, payload: bytes) -> bytes:
     return frames.frame_head(frames.DATA, 0, stream_id, len(payload)) + payload
 
 
-async def peers(server: ServerProcess, count: int) -> list[asyncio.StreamWriter]:
+async def peers(
+    server: ServerProcess, count: int, settings: Mapping[int, int] | None = None
+) -> list[asyncio.StreamWriter]:
     host, _, port = server.address.rpartition(":")
     writers = []
     for _ in range(count):
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(frames.PREFACE + frames.settings({}))
+        writer.write(frames.PREFACE + frames.settings(dict(settings or {})))
         # What is answered is read, and thrown away.
         task = asyncio.ensure_future(reader.read(-1))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -109,6 +120,47 @@ async def test_unfinished_messages(server: ServerProcess) -> None:
     await innocent.ask()
     await innocent.close()
     assert innocent.longest_s < MOST_S
+    assert memory_mib(server) < MOST_MIB
+
+
+@pytest.mark.alone
+async def test_receives_that_nobody_reads(server: ServerProcess, processes: ProcessCluster) -> None:
+    """Messages of 200 kB for each of 4,000 streams, whose windows are shut."""
+    innocent = Innocent(server)
+    topic = "t_large"
+    assert processes.name_server is not None
+    async with AdminClient(processes.name_server.address) as admin:
+        await admin.create_topic(TopicConfig(topic, 4, 4), cluster="DefaultCluster")
+    body = b"x" * 200_000
+    for _ in range(200):
+        sent = await innocent.rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, body)]))
+        assert sent.status.code == pb.OK
+    await innocent.ask()
+    innocent.longest_s = 0.0
+    writers = await peers(server, 4, {frames.SETTING_INITIAL_WINDOW_SIZE: 0})
+    for n in range(1000):
+        stream = 2 * n + 1
+        for number, writer in enumerate(writers):
+            request = rpc_pb.ReceiveMessageRequest(
+                group=pb.Resource(name=f"g_{number}_{n}"),
+                message_queue=pb.MessageQueue(topic=pb.Resource(name=topic)),
+                filter_expression=pb.FilterExpression(type=pb.TAG, expression="*"),
+                batch_size=32,
+                invisible_duration=to_duration(10_000),
+            ).SerializeToString()
+            framed = b"\x00" + len(request).to_bytes(4, "big") + request
+            if not writer.transport.is_closing():
+                writer.write(begin(stream, "ReceiveMessage") + data(stream, framed))
+        if not n % 20:
+            await asyncio.gather(*(writer.drain() for writer in writers), return_exceptions=True)
+            await innocent.ask()
+    for _ in range(20):
+        await innocent.ask()
+    assert all(writer.transport.is_closing() for writer in writers)
+    await innocent.ask()
+    await innocent.close()
+    # The broker has 4,000 pops of 200 kB to answer before.
+    assert innocent.longest_s < 2.0
     assert memory_mib(server) < MOST_MIB
 
 

@@ -18,6 +18,8 @@ from gantrymq.proxy.call import Handlers, ServerStream, Stream
 from gantrymq.proxy.grpc_call import Service
 from gantrymq.proxy.http2 import frames, huffman
 from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders, literal
+from gantrymq.proxy.http2.untaken import UntakenBytes
+from gantrymq.proxy.in_hand import MOST_BYTES, MOST_OF_CONNECTION, SMALL, RequestsInHand
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.statuses import GrpcCode, GrpcError
 from gantrymq.proxy.unfinished import MOST_HELD_BYTES, UnfinishedMessages
@@ -150,12 +152,14 @@ def handlers() -> Server:
 
 @pytest.fixture
 async def server(handlers: Server) -> AsyncIterator[ProxyServer]:
-    service = Service(handlers.handlers, 8 * 1024 * 1024)
+    service = Service(handlers.handlers, 8 * 1024 * 1024, 0)
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=120, jobs=Jobs())
     await server.start()
     yield server
     await server.stop()
     assert service.unfinished.held_bytes == 0
+    assert service.in_hand.bytes == 0
+    assert service.untaken.bytes == 0
 
 
 @pytest.fixture
@@ -534,7 +538,7 @@ async def test_many_unfinished_messages_leave_others_served(server: ProxyServer,
 
 
 async def test_a_silent_connection_is_closed(handlers: Server) -> None:
-    service = Service(handlers.handlers, 1024)
+    service = Service(handlers.handlers, 1024, 0)
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=0.2, jobs=Jobs())
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -579,3 +583,136 @@ async def test_a_stream_whose_client_takes_nothing_is_given_up(handlers: Server,
         writer.write(data(1, command, 0))
     await until(lambda: handlers.streams_begun and not handlers.streams)
     writer.close()
+
+
+async def test_wider_windows_are_confirmed_before_they_are_used(server: ProxyServer) -> None:
+    """gRPC's own core takes what comes before for too much."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    peer = Peer(reader, writer)
+    writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
+    writer.write(peer.begin(1) + data(1, framed(send_request(b"%010d" % 100_000))))
+    await peer.frame(frames.HEADERS)
+    writer.write(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1_000_000}))
+    kinds = []
+    while frames.DATA not in kinds:
+        head = await asyncio.wait_for(reader.readexactly(frames.HEADER_LENGTH), 10)
+        length, _, _ = frames.read_header(head)
+        await reader.readexactly(length >> 8)
+        kinds.append(length & 0xFF)
+    assert kinds == [frames.SETTINGS, frames.DATA]
+    writer.close()
+
+
+# -- what is kept for clients, and of them -----------------------------------------------------------------------------
+
+
+class SlowPeer:
+    """A connection."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def takes_nothing(self) -> None:
+        self.is_closed = True
+
+
+def test_who_took_nothing_for_the_longest_time_is_closed() -> None:
+    untaken = UntakenBytes(1000)
+    first, second, third = (SlowPeer() for _ in range(3))
+    untaken.keep(first, 300)
+    untaken.keep(second, 300)
+    untaken.keep(first, 100)
+    untaken.taken(first, 50)
+    untaken.keep(third, 400)
+    assert (first.is_closed, second.is_closed, third.is_closed) == (False, True, False)
+    assert untaken.bytes == 750
+    # What a closed one had is counted no more.
+    untaken.taken(second, 300)
+    untaken.taken(first, 350)
+    untaken.taken(third, 400)
+    assert untaken.bytes == 0
+    untaken.keep(first, 1001)
+    assert first.is_closed
+    assert untaken.bytes == 0
+
+
+async def test_answers_that_nobody_reads_end_their_connection(server: ProxyServer, stub: Rpc, handlers: Server) -> None:
+    """Each of a connection's streams has an answer for which the window is shut."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    peer = Peer(reader, writer)
+    writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
+    request = framed(rpc_pb.ReceiveMessageRequest(batch_size=100))
+    streams = range(1, 2000, 2)
+    writer.write(b"".join(peer.begin(n, method="ReceiveMessage") + data(n, request) for n in streams))
+    await until(lambda: handlers.begun)
+    await until(lambda: not server.connections)
+    assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
+    await until(lambda: handlers.begun == handlers.cancelled)
+    writer.close()
+
+
+async def test_a_socket_that_nobody_reads_takes_no_more_than_its_buffer(server: ProxyServer, handlers: Server) -> None:
+    """All windows are wide open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    peer = Peer(reader, writer)
+    writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}))
+    writer.write(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
+    writer.write(peer.begin(1, method="ReceiveMessage"))
+    writer.write(data(1, framed(rpc_pb.ReceiveMessageRequest(batch_size=1000))))
+    (connection,) = await until(lambda: list(server.connections))
+    await until(lambda: not connection.is_writable)
+    transport = connection._transport
+    assert transport is not None
+    assert transport.get_write_buffer_size() < 3 * 1024 * 1024
+    # Who reads at last gets all.
+    received = 0
+    while received < 1000 * 100_000:
+        _, _, payload = await peer.frame(frames.DATA)
+        received += len(payload)
+    await until(lambda: not connection.streams)
+    writer.close()
+
+
+def test_requests_in_hand_of_one_connection_leave_room_for_others() -> None:
+    in_hand = RequestsInHand()
+    large = MOST_OF_CONNECTION // 4
+    assert [in_hand.take("a", large) for _ in range(5)] == [True] * 4 + [False]
+    assert in_hand.take("b", large)
+    assert in_hand.take("a", SMALL)
+    in_hand.done("a", large)
+    assert not in_hand.take("a", large)
+    in_hand.done("a", SMALL)
+    assert in_hand.take("a", large)
+    for connection in "cdefgh":
+        for _ in range(4):
+            in_hand.take(connection, large)
+    assert in_hand.bytes == MOST_BYTES
+    assert not in_hand.take("z", large)
+    while in_hand.take("z", SMALL):
+        pass
+    assert in_hand.bytes == 2 * MOST_BYTES
+
+
+def test_the_largest_request_always_has_room_by_itself() -> None:
+    in_hand = RequestsInHand()
+    assert in_hand.take("a", 2 * MOST_BYTES)
+    assert not in_hand.take("a", SMALL + 1)
+    in_hand.done("a", 2 * MOST_BYTES)
+    assert in_hand.bytes == 0
+
+
+async def test_requests_that_hang_are_bounded(handlers: Server, stub: Rpc, server: ProxyServer) -> None:
+    """A broker that doesn't answer keeps requests here."""
+    padding = "x" * 1_000_000
+    calls = [
+        asyncio.ensure_future(stub.EndTransaction(rpc_pb.EndTransactionRequest(trace_context=padding)))
+        for _ in range(20)
+    ]
+    done, under_way = set(), set(calls)
+    while len(under_way) > MOST_OF_CONNECTION // 1_000_000:
+        more, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        done |= more
+    assert {call.result().status.code for call in done} == {pb.TOO_MANY_REQUESTS}
+    assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
+    handlers.may_end.set()
+    assert {(await call).status.message for call in under_way} == {"ended"}

@@ -29,6 +29,7 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
         namesrv_addr=cluster.name_server,
         bind_address="127.0.0.1",
         grpc_server_port=0,
+        remoting_listen_port=0,
         proxy_name="here",
         metrics_exporter_type=MetricsExporterType.PROM,
         metrics_prom_exporter_port=0,
@@ -57,7 +58,9 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
         f'gantry_proxy_call_seconds_count{{{labels},method="SendMessage"}} 3',
         f'gantry_proxy_clients{{{labels},kind="producer"}} 1',
         f"gantry_proxy_connections{{{labels}}} 1",
+        f"gantry_proxy_remoting_connections{{{labels}}} 0",
         f"gantry_proxy_unfinished_bytes{{{labels}}} 0",
+        f"gantry_proxy_untaken_bytes{{{labels}}} 0",
     ):
         assert re.search(f"^{re.escape(line)}$", text.replace("\r", ""), re.MULTILINE), (line, text)
     await proxy.stop()

@@ -23,7 +23,12 @@ MESSAGES = 1000
 
 
 def start(directory: Path, name_server: str, port: int) -> ServerProcess:
-    properties = {"namesrvAddr": name_server, "bindAddress": "127.0.0.1", "grpcServerPort": str(port)}
+    properties = {
+        "namesrvAddr": name_server,
+        "bindAddress": "127.0.0.1",
+        "grpcServerPort": str(port),
+        "remotingListenPort": "0",
+    }
     return ServerProcess("proxy", f"proxy-{uuid.uuid4().hex[:6]}", directory, properties, ())
 
 

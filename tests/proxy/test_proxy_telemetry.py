@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from proxy_support import Rpc, message, new_topic, producer_settings
+from proxy_support import Rpc, members_of, message, new_topic, producer_settings
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
@@ -143,17 +143,6 @@ async def test_settings_that_no_client_has(
 # -- what brokers see -------------------------------------------------------------------------------------------------
 
 
-async def members_of(admin: AdminClient, group: str) -> list[str]:
-    try:
-        return sorted(client.client_id for client in (await admin.consumer_connection(group)).connection_set)
-    except NoRouteInfo:
-        return []
-    except BrokerError as e:
-        if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
-            raise
-        return []
-
-
 async def test_brokers_see_a_groups_members(proxy: Proxy, rpc: Rpc, admin: AdminClient, group: str) -> None:
     topic = await new_topic(admin)
     clients = sorted([rpc, another(rpc), another(rpc)], key=lambda client: client.client_id)
@@ -210,7 +199,11 @@ async def test_brokers_forget_all_when_the_proxy_stops(
     cluster: EmbeddedCluster, admin: AdminClient, group: str
 ) -> None:
     topic = await new_topic(admin)
-    proxy = Proxy(ProxyConfig(namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0))
+    proxy = Proxy(
+        ProxyConfig(
+            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
+        )
+    )
     await proxy.start()
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         rpc = Rpc(channel, "one")
@@ -350,6 +343,7 @@ async def test_a_client_that_does_not_answer(cluster: EmbeddedCluster, admin: Ad
         namesrv_addr=cluster.name_server,
         bind_address="127.0.0.1",
         grpc_server_port=0,
+        remoting_listen_port=0,
         grpc_proxy_relay_request_timeout_in_seconds=1,
     )
     proxy = Proxy(config)

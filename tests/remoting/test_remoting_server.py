@@ -508,14 +508,21 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
 
 
 async def test_idle_connections_are_closed() -> None:
-    async with serving(max_idle_s=0.3) as server, peer_of(server) as idle, peer_of(server) as busy:
-        await until(lambda: len(server.connections) == 2)
-        gone = asyncio.ensure_future(idle.closed_by_other())
-        while not gone.done():
+    async with serving(max_idle_s=120) as server, peer_of(server) as idle:
+        silent = await only_connection(server)
+        async with peer_of(server) as busy:
+            await until(lambda: len(server.connections) == 2)
+            (talking,) = set(server.connections) - {silent}
+            # A minute later.
+            silent.last_read -= 60
+            talking.last_read -= 60
             await busy.send(frame(ECHO))
             await busy.commands(1)
-            await asyncio.wait([gone], timeout=0.01)
-        assert len(server.connections) == 1
+            # And another.
+            silent.last_read -= 60
+            talking.last_read -= 60
+            await idle.closed_by_other()
+            assert set(server.connections) == {talking}
 
 
 async def test_an_idle_connection_is_closed_within_about_a_second() -> None:

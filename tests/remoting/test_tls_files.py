@@ -8,17 +8,17 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import uvloop
+from certificates import Pair, make_certificate
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
 from waiting import until
 
@@ -32,26 +32,6 @@ from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context
 from gantrymq.remoting.turns import TURN_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
-
-NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-
-
-class Pair(NamedTuple):
-    cert: Path
-    key: Path
-
-
-def make_certificate(directory: Path, name: str, *, passphrase: str | None = None, names: str = "IP:127.0.0.1") -> Pair:
-    pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
-    encryption = ["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]
-    subprocess.run(
-        ["openssl", "req", "-x509", *NEW_KEY, *encryption, "-days", "2", "-subj", f"/CN={name}",
-         "-addext", f"subjectAltName={names}", "-keyout", pair.key, "-out", pair.cert],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
-    return pair
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,13 @@ os._exit(0)
 )
 def test_workload(extras: str, fault: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, extras, fault], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _RUN, extras, fault],
+        cwd=ROOT,
+        # Sets are in the same order in every run.
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.strip() == "", done.stdout
     assert done.returncode == 0, done.stderr

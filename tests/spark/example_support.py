@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +18,6 @@ from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
-WAIT_S = 60
 SEND_AT_ONCE = 100
 
 
@@ -42,8 +41,12 @@ def send(cluster: EmbeddedCluster, messages: Iterable[Message]) -> None:
 
 
 def send_json(cluster: EmbeddedCluster, topic: str, *rows: Mapping[str, object]) -> None:
+    send_bodies(cluster, topic, [json.dumps(row) for row in rows])
+
+
+def send_bodies(cluster: EmbeddedCluster, topic: str, bodies: Sequence[str]) -> None:
     """In batches, over all queues."""
-    messages = [Message(topic, json.dumps(row).encode()) for row in rows]
+    messages = [Message(topic, body.encode()) for body in bodies]
 
     async def run() -> None:
         async with Producer(cluster.name_server, "examples") as producer:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from cluster_support import ROOT, SPARK_HOME, environment
-from waiting import wait_until
+from kill_support import batches_begun, kill_in_a_batch
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -28,12 +26,12 @@ TOPIC = "lake"
 SEND_AT_ONCE = 1000
 #: Micro-batches of the whole.
 BATCHES = 40
-#: A Spark that starts on a busy machine takes a minute.
-WAIT_S = 240.0
 #: What the kills have left, however much: 40 micro-batches take ten minutes on a busy machine.
 REST_S = 1200.0
 EXAMPLE = ROOT / "examples" / "pipelines" / "lakehouse_ingest.py"
 READER = Path(__file__).parent / "lake_reader.py"
+#: The lakes' names, and the versions of Spark that they aren't made for.
+_NONE_FOR = {"delta": ("Delta Lake", ("4.3",)), "iceberg": ("Apache Iceberg", ("4.2", "4.3"))}
 
 
 def lake_jars(lake: str) -> list[Path]:
@@ -41,49 +39,67 @@ def lake_jars(lake: str) -> list[Path]:
     return sorted((Path(sys.prefix) / "lakes" / lake).glob("*.jar"))
 
 
-def needs_lake(lake: str, why_not: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Skips where there are no jars; `why_not` has the reason for versions of Spark that none are made for."""
+def needs_lake(lake: str) -> pytest.MarkDecorator:
+    """Skips where there are no jars."""
+    name, versions = _NONE_FOR[lake]
     version = ".".join(pyspark.__version__.split(".")[:2])
-    reason = why_not.get(version, f"no jars of {lake} in this environment: ./dev spark-matrix puts them there")
+    reason = f"no jars of {lake} in this environment: ./dev spark-matrix puts them there"
+    if version in versions:
+        reason = f"there is no {name} for Spark {version}"
     return pytest.mark.skipif(not lake_jars(lake), reason=reason)
 
 
-def kill_and_count(
-    lake: str, table: str, settings: Mapping[str, str], directory: Path, kills: int, name_server: str
-) -> list[str]:
-    """Writes the topic into `table` while the driver is killed `kills` times at random; what `lake_reader` prints."""
-    submit = _submit(lake, settings)
-    program = [*submit, str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
+def settings_of(lake: str, directory: Path) -> Mapping[str, str]:
+    """Of a session that has the lake; tables of Iceberg are in `directory`."""
+    if lake == "delta":
+        return {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            # Of what a table's log says, which is little here: 50 tasks for each look at it.
+            "spark.databricks.delta.snapshotPartitions": "2",
+        }
+    return {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": str(directory / "warehouse"),
+    }
+
+
+def table_of(lake: str, directory: Path) -> str:
+    """A table as the examples' option --table names it."""
+    return str(directory / "table") if lake == "delta" else "lake.messages"
+
+
+def kill_and_count(lake: str, directory: Path, kills: int, name_server: str) -> list[str]:
+    """Writes the topic into a table while the driver is killed `kills` times at random; what `lake_reader` prints."""
+    table = table_of(lake, directory)
+    program = [*submit(lake, directory), str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
     program += ["--table", table, "--checkpoint", str(directory / "checkpoint"), "--limit", str(COUNT // BATCHES)]
-    chance = random.Random()
+    log, checkpoint = directory / "driver.log", directory / "checkpoint"
     for _ in range(kills):
-        before = _batches_begun(directory)
+        before = batches_begun(checkpoint)
         if before >= BATCHES:
             # Slow machines come here late or never; the kills before were midway.
             break
-        with _driver([*program, "--interval", "0 seconds"], directory) as process:
+        with lake_driver([*program, "--interval", "0 seconds"], directory) as process:
+            kill_in_a_batch(process, log, checkpoint, before, 2)
+    run_to_the_end(program, directory)
+    return run_with_lake(lake, READER, [lake, table], directory).split()
 
-            def has_gone_on(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
-                assert process.poll() is None, (directory / "driver.log").read_text()[-4000:]
-                return _batches_begun(directory) > before
 
-            wait_until(has_gone_on, WAIT_S)
-            # Anywhere in a micro-batch: not a wait for a state, but where in it the kill hits.
-            time.sleep(chance.uniform(0, 2))
-            os.killpg(process.pid, signal.SIGKILL)
+def run_to_the_end(program: Sequence[str], directory: Path) -> None:
+    """A program with --once."""
     # The first run of a Spark before 4.2 ends with the micro-batch that the last kill left unfinished.
     for _ in range(1 if HAS_ADMISSION_CONTROL else 2):
-        with _driver([*program, "--once"], directory) as process:
+        with lake_driver([*program, "--once"], directory) as process:
             assert process.wait(REST_S) == 0, (directory / "driver.log").read_text()[-4000:]
-    return run_with_lake(lake, settings, READER, [lake, table], directory).split()
 
 
-def run_with_lake(
-    lake: str, settings: Mapping[str, str], program: Path, arguments: Sequence[str], directory: Path
-) -> str:
+def run_with_lake(lake: str, program: Path, arguments: Sequence[str], directory: Path) -> str:
     """What a program prints in a session that has the lake."""
     printed = subprocess.run(
-        [*_submit(lake, settings), str(program), *arguments],
+        [*submit(lake, directory), str(program), *arguments],
         cwd=directory,
         env=environment(PYSPARK_PYTHON=sys.executable),
         capture_output=True,
@@ -104,22 +120,25 @@ def send_all(cluster: ProcessCluster) -> None:
     asyncio.run(send())
 
 
-def _submit(lake: str, settings: Mapping[str, str]) -> Sequence[str]:
+def submit(lake: str, directory: Path) -> Sequence[str]:
+    """spark-submit, up to its program."""
     own = {
         "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
     command += ["--jars", ",".join(map(str, lake_jars(lake)))]
-    for name, value in {**own, **settings}.items():
+    for name, value in {**own, **settings_of(lake, directory)}.items():
         command += ["--conf", f"{name}={value}"]
     return command
 
 
 @contextmanager
-def _driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def lake_driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Its log is driver.log in `directory`; ended with all that it has started."""
     with (directory / "driver.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -135,8 +154,3 @@ def _driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Pope
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _batches_begun(directory: Path) -> int:
-    offsets = directory / "checkpoint" / "offsets"
-    return sum(path.name.isdecimal() for path in offsets.iterdir()) if offsets.is_dir() else 0

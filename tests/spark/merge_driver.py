@@ -1,6 +1,6 @@
-"""Takes changes into a Delta table by change_capture.py, some of them twice, and prints its rows as they are, as JSON.
+"""Takes changes into a lake's table by change_capture.py, some of them twice, and prints its rows as they are, as JSON.
 
-spark-submit ... merge_driver.py NAME_SERVER TOPIC TABLE CHECKPOINT
+spark-submit ... merge_driver.py FORMAT NAME_SERVER TOPIC TABLE CHECKPOINT
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from example_support import example
 from gantrymq.spark import register, session_builder
 
 
-def main(name_server: str, topic: str, table: str, checkpoint: str) -> None:
+def main(lake: str, name_server: str, topic: str, table: str, checkpoint: str) -> None:
     capture = example("change_capture")
     spark = session_builder("merge").getOrCreate()
     register(spark)
-    query = capture.start(capture.read(spark, name_server, topic), "delta", table, checkpoint, once=True)
+    query = capture.start(capture.read(spark, name_server, topic), lake, table, checkpoint, once=True)
     query.awaitTermination()
-    rows = spark.read.format("delta").load(table)
+    name = f"delta.`{table}`" if lake == "delta" else table
+    rows = spark.table(name)
     # Older changes than those that the table has, and some once more.
     older = rows.selectExpr("id", "name", "'nowhere' AS city", "'u' AS op", "version - 1 AS version").where("id < 1000")
     again = rows.where("id >= 1000").unionByName(older).collect()
-    capture.merge(spark.createDataFrame(again, rows.schema), f"delta.`{table}`")
-    found = capture.current(spark.read.format("delta").load(table)).collect()
+    capture.merge(spark.createDataFrame(again, rows.schema), name)
+    found = capture.current(spark.table(name)).collect()
     print(json.dumps([[row.id, row.name, row.city] for row in found]))
     spark.stop()
 

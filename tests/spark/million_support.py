@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from spark_support import WAIT_S
 from waiting import until, wait_until
 
 from gantrymq.client.broker_api import BrokerApi
@@ -30,8 +31,6 @@ SEND_AT_ONCE = 2000
 KILLS = 5
 #: Micro-batches of the whole.
 BATCHES = 24
-#: A Spark that starts on a busy machine takes a minute.
-WAIT_S = 240.0
 
 
 async def fill(name_server: str, brokers: Sequence[str]) -> None:

@@ -31,6 +31,8 @@ BULK_TRANSFER = {
     "max_transfer_bytes_on_message_in_disk": 4 * 1024 * 1024,
 }
 SEND_AT_ONCE = 100
+#: So long a query may take, s: a Spark that starts on a busy machine takes a minute or two, a micro-batch some seconds.
+WAIT_S = 240.0
 
 
 def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Sequence[int] = (0, 1)) -> None:

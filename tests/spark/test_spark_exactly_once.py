@@ -16,11 +16,13 @@ from exactly_once_support import driver, numbers
 from killable_cluster import Killable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from spark_support import WAIT_S
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessage
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark import batch_bodies
 from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
 from gantrymq.spark.options import WriteOptions
@@ -29,7 +31,6 @@ from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
-WAIT_S = 240.0
 
 
 def options_for(cluster: EmbeddedCluster, topic: str, **changed: object) -> WriteOptions:
@@ -68,8 +69,8 @@ Rows = Sequence[tuple[str, str | None]]
 
 
 def rows(count: int, *, keyed: int = 3) -> Rows:
-    """Bodies `0`, `1` ...; each `keyed`th has a sharding key."""
-    return [(str(n), f"key-{n % 7}" if n % keyed == 0 else None) for n in range(count)]
+    """Bodies `0`, `1` ...; each `keyed`th has a sharding key, with 0 none."""
+    return [(str(n), f"key-{n % 7}" if keyed and n % keyed == 0 else None) for n in range(count)]
 
 
 async def attempt(
@@ -79,8 +80,10 @@ async def attempt(
     encoder, sender = RowEncoder(options, write), IdempotentSender(cluster, queues, 5)
     for start in range(0, len(given), cut):
         bodies, keys = zip(*given[start : start + cut], strict=True)
-        arrow = pa.RecordBatch.from_pydict({"body": list(bodies), "shardingKey": pa.array(keys, pa.string())})
-        await sender.send(encoder.encode(arrow))
+        columns = {"body": pa.array(bodies, pa.string())}
+        if any(keys):
+            columns["shardingKey"] = pa.array(keys, pa.string())
+        await sender.send(encoder.encode(pa.RecordBatch.from_pydict(columns)))
     return sender
 
 
@@ -107,14 +110,29 @@ def max_offsets(cluster: Killable, queues: Sequence[MessageQueue]) -> int:
     return run(count())
 
 
-def test_attempts_that_died_midway(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+@pytest.mark.parametrize("keyed", [3, 0])
+def test_attempts_that_died_midway(cluster: EmbeddedCluster, new_topic: NewTopic, keyed: int) -> None:
     topic = new_topic(2)
-    given = rows(9_000)
+    given = rows(9_000, keyed=keyed)
     senders = attempts(
         options_for(cluster, topic), (given[:2_500], 400), (given[:7_001], 10_000), (given, 3_000), (given, 10_000)
     )
     for sender in senders[2:]:
         sender.finish()
+    assert numbers(cluster.name_server, topic) == list(range(9_000))
+
+
+def test_attempts_with_and_without_native_code(
+    cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(2)
+    options, given = options_for(cluster, topic), rows(9_000, keyed=0)
+    attempts(options, (given[:3_300], 400))
+    with monkeypatch.context() as without:
+        without.setattr(batch_bodies, "native", None)
+        attempts(options, (given[:6_001], 3_000))
+    (sender,) = attempts(options, (given, 10_000))
+    sender.finish()
     assert numbers(cluster.name_server, topic) == list(range(9_000))
 
 
@@ -246,7 +264,7 @@ def test_a_batch_that_is_written_again_by_its_name(
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_tasks_that_fail_and_are_run_again(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     """Each task's first attempt dies when most of its rows are on their way."""

@@ -13,6 +13,7 @@ import pytest
 from failover_cluster import FailoverCluster
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from spark_support import WAIT_S
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
@@ -27,7 +28,6 @@ QUEUES = 2
 COUNT = 600
 #: Messages of a micro-batch.
 MOST = 50
-WAIT_S = 120.0
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from million_support import (
-    WAIT_S,
     assert_each_number_once,
     driver,
     fill,
@@ -16,10 +15,11 @@ from million_support import (
     stream_with_killed_drivers,
 )
 from pyspark.sql import SparkSession
+from spark_support import WAIT_S
 
 from gantrymq.testing.processes import ProcessCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from spark_support import send_numbers
+from spark_support import WAIT_S, send_numbers
 from waiting import wait_until
 
 from gantrymq.client.producing.producer import Producer
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.spark
 
 TOPIC = "mortal"
 ROWS = 30_000
-WAIT_S = 60.0
 
 
 @pytest.mark.skipif(VERSION < (4, 1), reason="Spark 4.0 plans a DataFrame of a Python source anew for every action")
@@ -97,7 +96,7 @@ def test_a_broker_that_is_killed_during_a_task_and_comes_back(spark: SparkSessio
             spark.conf.set(rows_at_once, 1000)
             try:
                 reader.start()
-                wait_until(begun.exists)
+                wait_until(begun.exists, WAIT_S)
                 os.kill(broker.pid, signal.SIGKILL)
                 wait_until(lambda: not broker.is_running)
                 killed.touch()

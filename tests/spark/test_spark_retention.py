@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from spark_support import create_topic, send_numbers
+from spark_support import WAIT_S, create_topic, send_numbers
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import DataLost
@@ -23,7 +23,6 @@ BODY = pa.schema([("body", ARROW_TYPES["body"])])
 TOPIC = "soon-gone"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 COUNT = 5000
-WAIT_S = 40
 
 
 @pytest.fixture(scope="module")

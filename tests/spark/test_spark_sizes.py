@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import run_available
+from spark_support import WAIT_S, run_available
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
@@ -31,7 +31,6 @@ BODY = pa.schema([("body", ARROW_TYPES["body"])])
 OVERHEAD = 250
 SEND_BYTES = 512 * 1024
 KIB = 1024
-WAIT_S = 60
 
 
 # -- the search, with sizes that are known ----------------------------------------------------------------------

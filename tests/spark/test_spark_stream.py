@@ -11,14 +11,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_support import committed_offsets, create_topic, needs_admission_control, send_numbers
+from spark_support import WAIT_S, committed_offsets, create_topic, needs_admission_control, send_numbers
 from waiting import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pytestmark = pytest.mark.spark
 
-WAIT_S = 40
 _names = itertools.count(1)
 
 

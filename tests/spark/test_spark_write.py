@@ -10,17 +10,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import run_available, send_numbers
+from spark_support import WAIT_S, run_available, send_numbers
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError, IllegalMessage
+from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.properties import decode_properties
+from gantrymq.spark.batch_bodies import Encoded
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
+from gantrymq.spark.row_messages import RowEncoder, TopicMessages
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
-WAIT_S = 40
 
 
 @pytest.fixture
@@ -179,13 +180,17 @@ OF_THE_SYSTEM = {
 }
 
 
+def free_of(messages: TopicMessages) -> list[Encoded]:
+    return [message for batch in messages.free for message in decode_batch(batch.body)]
+
+
 def encoded_properties(**options: frozenset[str]) -> dict[str, str]:
     given = [("colour", "blue"), ("TAGS", "Paid"), *OF_THE_SYSTEM.items()]
     rows = pa.RecordBatch.from_arrays(
         [pa.array([b"a"]), pa.array([given], pa.map_(pa.string(), pa.string()))], ["body", "properties"]
     )
     messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t", **options), "w").encode(rows)["t"]
-    (message,) = messages.free + [message for _, message in messages.alone]
+    (message,) = free_of(messages) + [message for _, message in messages.alone]
     return decode_properties(message[2])
 
 
@@ -228,12 +233,12 @@ def test_what_must_go_alone() -> None:
     kept = frozenset({"DELAY"})
     messages = RowEncoder(WriteOptions(["127.0.0.1:9876"], "t", keep_properties=kept), "w").encode(rows)["t"]
     assert [body for _, (_, body, _) in messages.alone] == [b"a", b"b"]
-    assert [body for _, body, _ in messages.free] == [b"c"]
+    assert [body for _, body, _ in free_of(messages)] == [b"c"]
     assert b"TIMER_DELIVER_MS\x011767268800123\x02" in messages.alone[1][1][2]
 
     half = WriteOptions(["127.0.0.1:9876"], "t", transactional=True, transaction_timeout_s=60, keep_properties=kept)
     messages = RowEncoder(half, "w").encode(rows.slice(2))["t"]
-    assert ([body for _, body, _ in messages.free], messages.alone) == ([b"c"], [])
+    assert ([body for _, body, _ in free_of(messages)], messages.alone) == ([b"c"], [])
     with pytest.raises(IllegalMessage, match="DELAY: messages of a transaction can't be delayed"):
         RowEncoder(half, "w").encode(rows.slice(0, 1))
 

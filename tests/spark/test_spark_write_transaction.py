@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_support import send_numbers
+from spark_support import WAIT_S, send_numbers
 from waiting import wait_until
 
 from gantrymq.client.broker_api import BrokerApi
@@ -35,7 +36,6 @@ NewTopic = Callable[..., str]
 DRIVER = Path(__file__).parent / "transaction_driver.py"
 QUEUES = 2
 KILLED_MESSAGES = 4_000
-WAIT_S = 120
 POLL_INTERVAL_S = 0.02
 
 
@@ -96,15 +96,33 @@ def test_a_batch_is_there_as_a_whole_and_in_order(
 
 
 @pytest.mark.spark
-def test_nothing_is_there_when_a_task_fails(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    topic = new_topic(QUEUES)
+def test_nothing_is_there_when_a_task_fails(
+    spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, are_stored = new_topic(QUEUES), tmp_path / "stored"
     halves = messages(cluster, HALF_TOPIC, 1)
-    df = spark.range(0, 400, 1, 2).select(
-        F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
-    )
-    with pytest.raises(Exception, match="null or empty"):
-        write(df, cluster, topic)
-    # The other task had sent its rows.
+
+    def fail_later(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The task with the last row, which is no message, waits until the other one's rows are stored."""
+        for batch in batches:
+            while batch.column("body")[-1].as_py() == "" and not are_stored.exists():
+                time.sleep(0.01)
+            yield batch
+
+    def tell() -> None:
+        wait_until(lambda: messages(cluster, HALF_TOPIC, 1) >= halves + 200, WAIT_S)
+        are_stored.touch()
+
+    body = F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
+    df = spark.range(0, 400, 1, 2).select(body).mapInArrow(fail_later, "body string")
+    telling = threading.Thread(target=tell)
+    telling.start()
+    try:
+        with pytest.raises(Exception, match="null or empty"):
+            write(df, cluster, topic)
+    finally:
+        are_stored.touch()
+        telling.join()
     assert messages(cluster, HALF_TOPIC, 1) >= halves + 200
     assert messages(cluster, topic) == 0
 
@@ -168,7 +186,7 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     source, target = new_topic(QUEUES), new_topic(QUEUES)
     send_numbers(cluster, source, range(KILLED_MESSAGES))

@@ -88,11 +88,11 @@ def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
 
 def stop_flushers(store: MessageStore) -> None:
     """Ends the threads; nothing more is flushed."""
-    assert store._flushers is not None
-    for flusher in store._flushers:
+    assert store._threads is not None
+    for flusher in (store._threads.log_flusher, store._threads.queue_flusher):
         flusher._round = lambda: None  # type: ignore[method-assign]
         flusher.stop()
-    store._flushers = None
+    store._threads = None
 
 
 def crash(store: MessageStore) -> None:

@@ -100,7 +100,7 @@ def test_who_waits_is_answered_though_nothing_can_be_flushed(tmp_path, monkeypat
         patch.setattr(CommitLog, "flush", lambda log: os.fsync(1 << 30))
         for _ in range(3):
             store.when_flushed(put(store, store.queue("T", 0), b"x").physical_offset, answers.append)
-            wait_until(lambda: not store._flushers[0]._thread._awake.is_set())
+            wait_until(lambda: not store._threads.log_flusher._thread._awake.is_set())
             store._log.refuse("log flusher", None)
         with pytest.raises(StoreError, match="Bad file descriptor"):
             store.close()

@@ -147,7 +147,7 @@ def test_a_disk_that_fails_for_a_queue_stops_the_store(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueue, "flush", fails(SyncFailed("its disk: Input/output error")))
         put(store, queue, b"x")
-        store._flushers[1].flush_soon()
+        store._threads.queue_flusher.flush_soon()
         wait_until(lambda: not _takes(store, other))
     answers = Answers()
     store.when_flushed(0, answers)
@@ -257,12 +257,12 @@ def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):
         for _ in range(3):
             put(store, bad, b"x")
             put(store, good, b"x")
-            store._flushers[1].flush_soon()
+            store._threads.queue_flusher.flush_soon()
             wait_until(lambda: not good.unflushed)
             wait_until(lambda: flushing.failing_since is not None)
         assert bad.unflushed
         assert load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == 0
-    store._flushers[1].flush_soon()
+    store._threads.queue_flusher.flush_soon()
     wait_until(lambda: load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == store.max_physical_offset)
     assert not bad.unflushed
     wait_until(lambda: flushing.failing_since is None)
@@ -315,7 +315,7 @@ def test_death_of_the_queue_flusher(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueue, "flush", fails(SystemExit(3)))
         put(store, queue, b"x")
-        store._flushers[1].flush_soon()
+        store._threads.queue_flusher.flush_soon()
         wait_until(lambda: not _takes(store, queue))
     with pytest.raises(StoreError, match="queue flusher died of SystemExit"):
         put(store, queue, b"refused")

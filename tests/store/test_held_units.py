@@ -105,8 +105,8 @@ def test_what_is_held_back_is_there_after_a_restart(tmp_path: Path, how: str) ->
     follow(master, slave, lambda: BEHIND)
     assert "New" not in slave.topics()
     flushed(slave)
-    assert slave._flushers is not None
-    slave._flushers[1].flush(thorough=True)
+    assert slave._threads is not None
+    slave._threads.queue_flusher.flush(thorough=True)
     (crash if how == "crash" else MessageStore.close)(slave)
     slave = open_slave(tmp_path / "slave")
     assert_equal(master, slave)

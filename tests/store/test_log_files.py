@@ -53,7 +53,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
     # And once more into what was deleted.
     put(store, store.queue("T1", 0), b"x")
     flushed(store)
-    store._flushers[1].flush_soon()
+    store._threads.queue_flusher.flush_soon()
     wait_until(lambda: load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == store.max_physical_offset)
     assert syncs == {"gantry-log-flusher", "gantry-queue-flusher"}
     store.close()

@@ -19,7 +19,7 @@ from gantrymq.errors import StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import message_index, message_store
+from gantrymq.store import message_index, message_writer
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import KeyHash, keys_of
@@ -232,7 +232,7 @@ def test_newest_within_the_time(store, monkeypatch):
     """Over several files: 300 messages, one every 100 ms, with a key of their own and a common one."""
     queue = store.queue("T", 0)
     for n in range(300):
-        monkeypatch.setattr(message_store, "time", lambda n=n: 1_700_000_000 + n / 10)
+        monkeypatch.setattr(message_writer, "time", lambda n=n: 1_700_000_000 + n / 10)
         put(store, queue, b"%d" % n, properties=properties(keys=f"k{n} all"))
     assert store.keys.build_index(60)
     base = 1_700_000_000_000

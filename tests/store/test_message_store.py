@@ -27,7 +27,7 @@ from store_support import (
 
 from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
 from gantrymq.protocol.record import decode_record, decode_records, encode_host
-from gantrymq.store import collect, message_store
+from gantrymq.store import collect, message_writer
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -409,7 +409,7 @@ def test_offset_by_time(store, monkeypatch, upper):
     queue = store.queue("T", 0)
     assert store.offset_by_time(queue, 5, upper) == 0
     for ms in times:
-        monkeypatch.setattr(message_store, "time", lambda ms=ms: ms / 1000)
+        monkeypatch.setattr(message_writer, "time", lambda ms=ms: ms / 1000)
         put(store, queue, b"")
     for ms in range(60):
         if upper:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from store_support import LOG_FILE, UNITS_PER_FILE, log_files, open_store, put, queue_files, read_all, small_config
 
 from gantrymq.errors import StoreError, StoreLocked
+from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import message_index, message_store
+from gantrymq.store import log_reader, message_index, message_writer
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
 from gantrymq.store.offline import inspect, is_in_use
@@ -20,6 +22,19 @@ from gantrymq.store.rebuild import rebuild
 from gantrymq.store.verify import Report, verify
 
 TAG = string_hash_code("a")
+
+
+@pytest.fixture(
+    autouse=True,
+    scope="module",
+    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(log_reader, "native", None)
+        yield
 
 
 def fill(root: Path, count: int = 250) -> StoreConfig:
@@ -264,7 +279,7 @@ def test_dump(tmp_path):
 def test_dump_by_time(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     for n in range(200):
-        monkeypatch.setattr(message_store, "time", lambda n=n: 1000 + n)
+        monkeypatch.setattr(message_writer, "time", lambda n=n: 1000 + n)
         put(store, store.queue("T", 0), b"%d " % n + bytes(1000))
     store.close()
     config = small_config(tmp_path)

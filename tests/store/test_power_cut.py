@@ -47,7 +47,7 @@ def test_nothing_acknowledged_is_lost(tmp_path, monkeypatch, seed):
 def write(
     store: MessageStore, rng: random.Random, acknowledged: dict[tuple[str, int], dict[int, bytes]], turn: int
 ) -> None:
-    assert store._flushers is not None
+    assert store._threads is not None
     waiting: list[tuple[tuple[str, int], int, bytes]] = []
     for n in range(rng.randrange(1, 400)):
         queue = store.queue(rng.choice("AB"), rng.randrange(2))
@@ -63,7 +63,7 @@ def write(
                 acknowledged.setdefault(key_, {})[offset] = body
             waiting.clear()
         if rng.random() < 0.03:
-            store._flushers[1].flush(thorough=rng.random() < 0.7)
+            store._threads.queue_flusher.flush(thorough=rng.random() < 0.7)
         if rng.random() < 0.1:
             store.keys.build_index(rng.choice((0, 1)))
 

@@ -86,7 +86,7 @@ def write(master: MessageStore, rng: random.Random, size: int, count: int) -> No
 
 def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
     """Takes some of the master's log; up to where it is on the disk."""
-    assert slave._flushers is not None
+    assert slave._threads is not None
     end = 0
     for _ in range(rng.randrange(1, 30)):
         data = master.log_slice(slave.replica.received, rng.choice((500, 5000, 30_000)))
@@ -100,7 +100,7 @@ def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
             assert done.wait(10)
             end = position
         if rng.random() < 0.1:
-            slave._flushers[1].flush(thorough=rng.random() < 0.7)
+            slave._threads.queue_flusher.flush(thorough=rng.random() < 0.7)
         if rng.random() < 0.2:
             slave.keys.build_index(rng.choice((0, 1)))
     return end
@@ -118,8 +118,8 @@ def test_a_record_whose_properties_are_lost(tmp_path: Path, is_slave: str) -> No
     slave = open_slave(tmp_path / "slave")
     append(slave, log_bytes(master, 0)[: results[2].physical_offset])
     flushed(slave)
-    assert slave._flushers is not None
-    slave._flushers[1].flush(thorough=True)
+    assert slave._threads is not None
+    slave._threads.queue_flusher.flush(thorough=True)
     append(slave, log_bytes(master, slave.max_physical_offset))
     crash(slave)
     (path,) = log_files(tmp_path / "slave")

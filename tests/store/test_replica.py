@@ -11,6 +11,8 @@ from replica_support import append, assert_equal, follow, log_bytes, open_slave,
 from store_support import LOG_FILE, open_store, put, read_all
 
 from gantrymq.errors import StoreError
+from gantrymq.kernels import native
+from gantrymq.store import log_reader
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -21,6 +23,19 @@ PIECES = {
     "files": (1 << 20,),
     "mixed": (1, 20, 500, 20_000),
 }
+
+
+@pytest.fixture(
+    autouse=True,
+    scope="module",
+    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(log_reader, "native", None)
+        yield
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from gantrymq.errors import ConfigError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
-from gantrymq.store import cleaner, message_store
+from gantrymq.store import cleaner, message_writer
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -118,7 +118,7 @@ def fill(store: MessageStore, days: int = 5) -> int:
     per_file = (LOG_FILE - 8) // 1100
     with pytest.MonkeyPatch.context() as patch:
         # The record that finds no room comes the next day.
-        patch.setattr(message_store, "time", lambda: begin / 1000 + n // per_file * 86400)
+        patch.setattr(message_writer, "time", lambda: begin / 1000 + n // per_file * 86400)
         n = 0
         while store.max_physical_offset < days * LOG_FILE:
             day, number = divmod(n, per_file)

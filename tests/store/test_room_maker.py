@@ -15,8 +15,8 @@ from waiting import wait_until
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
 from gantrymq.store import index_file, mapped_file, message_index, room_maker
-from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.log_room import LogRoom
 from gantrymq.store.message_store import MessageStore, PutResult
 from gantrymq.system import files
 
@@ -137,7 +137,7 @@ def test_who_waits_for_a_queue_does_not_wait_for_the_log(store: MessageStore, mo
     put_patiently(store, store.queue("T", 0), bytes(20_000))
     wait_until(lambda: not store._rooms._asked)
     disk = SlowDisk(monkeypatch)
-    store._rooms.ask(store._log._make_ahead)
+    store._log.make_soon()
     put(store, store.queue("T", 0), bytes(20_000))
     wait_until(lambda: "gantry-room-maker" in disk.threads)
     with store.waiting():
@@ -269,7 +269,7 @@ def test_making_fails(tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypat
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(CommitLog, "_reserve", fail)
+            patch.setattr(LogRoom, "_reserve", fail)
             store._log.make_soon()
             wait_until(lambda: making.failing_since is not None)
             put(store, queue, b"x")

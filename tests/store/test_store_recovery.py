@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,29 @@ from hypothesis import strategies as st
 from store_support import LOG_FILE, UNITS_PER_FILE, crash, log_files, open_store, put, queue_files, read_all
 
 from gantrymq.errors import RecordError, StoreError
+from gantrymq.kernels import native
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store import log_reader
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
 
 TIMEOUT_S = 30
+
+
+@pytest.fixture(
+    autouse=True,
+    scope="module",
+    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(log_reader, "native", None)
+        yield
 
 
 def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes]]]:

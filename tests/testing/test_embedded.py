@@ -36,6 +36,7 @@ async def test_messages_reach_all_brokers() -> None:
     assert {result.queue.broker_name for result in results} == {"broker-a", "broker-b"}
 
 
+@pytest.mark.alone
 def test_it_starts_in_a_moment_and_leaves_nothing() -> None:
     # The first start imports; what is measured is the start.
     with EmbeddedCluster():

@@ -2,7 +2,7 @@
 #![no_main]
 
 use gantrymq_native::batch::{Common, Message, Place, placed};
-use gantrymq_native::record::parse_all;
+use gantrymq_native::columns::{Wanted, columns, records as records_of};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (&[u8], &[u8])| {
@@ -27,7 +27,7 @@ fuzz_target!(|input: (&[u8], &[u8])| {
     let place = Place { queue_offset: 1, physical_offset: 2, store_timestamp: 3, timestamp_at: 56 };
     let (data, units, offsets) = placed(&all, &codes, &place).unwrap();
     assert_eq!(units.len(), offsets.len() * 20);
-    let found = parse_all(&data).unwrap();
-    assert_eq!(found.len(), all.len());
-    assert!(found.iter().all(|record| !record.has_wrong_crc(&data) && record.store_timestamp == 3));
+    let found = columns(&data, &Wanted { crc: true, ..Wanted::default() }).unwrap();
+    assert_eq!((found.starts.len(), found.bad_at, found.wrong_crc), (all.len(), None, None));
+    assert!(records_of(&data, &found.starts).all(|record| record.store_timestamp == 3));
 });

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::slice;
 
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -17,6 +17,19 @@ pub fn bytes_of<'a>(buffer: &'a PyBuffer<u8>, _py: Python<'a>) -> PyResult<&'a [
         return Ok(&[]);
     }
     // SAFETY: the buffer is held, and as long as it says; `_py` keeps the lock, so nothing changes it.
+    Ok(unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+/// The bytes of a buffer that its owner leaves as they are until it is released, whoever holds the interpreter's lock:
+/// bytes, or memory that is filled again only when nobody reads it any more.
+pub fn lasting_bytes_of(buffer: &PyUntypedBuffer) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the bytes aren't side by side"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the buffer is held, and as long as it says; that nothing changes it is its owner's promise.
     Ok(unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
 }
 

@@ -4,19 +4,31 @@ mod batch;
 mod block;
 mod index;
 mod memory;
+mod plain_batch;
+mod pulled;
 mod records;
+mod room;
+mod rows;
+mod scan;
+mod units;
 
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 5;
+const INTERFACE: u32 = 9;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INTERFACE", INTERFACE)?;
     module.add_class::<records::Records>()?;
     module.add_class::<index::IndexEntries>()?;
+    module.add_class::<room::Room>()?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
-    module.add_function(wrap_pyfunction!(batch::placed_records, module)?)
+    module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)?;
+    module.add_function(wrap_pyfunction!(pulled::pulled_records, module)?)?;
+    module.add_function(wrap_pyfunction!(plain_batch::plain_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(units::units_with, module)?)
 }

@@ -3,78 +3,133 @@
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 
 use super::block::Block;
-use crate::columns::{self, Binary, TooLarge};
-use crate::record::{Record, parse_all};
+use super::memory::lasting_bytes_of;
+use crate::binary::{Binary, TooLarge};
+use crate::columns::{self, Columns, Wanted};
+use crate::record::Record;
 
 /// (validity or None, offsets, data, nulls): what pyarrow's `Array.from_buffers` takes.
-type Column = (Option<Block>, Block, Block, usize);
+type Column = (Option<Py<Block>>, Py<Block>, Py<Block>, usize);
 
 #[pyclass(frozen, module = "gantrymq_native")]
 pub struct Records {
-    buffer: PyBackedBytes,
-    records: Vec<Record>,
+    buffer: PyBuffer<u8>,
+    starts: Vec<i64>,
     bad_at: Option<usize>,
+    ints: [Py<Block>; 3],
+    longs: [Py<Block>; 5],
+    has_compressed: bool,
+    bodies: Option<Column>,
+    wrong_crc: Option<Py<Block>>,
+    has_checked_crc: bool,
+    properties: Vec<(String, Column)>,
 }
+
+const INTS: [&str; 3] = ["queue_id", "sys_flag", "reconsume_times"];
+const LONGS: [&str; 5] = ["start", "queue_offset", "physical_offset", "born_timestamp", "store_timestamp"];
 
 #[pymethods]
 impl Records {
+    /// With bodies, a check of their CRC32 and single properties where these will be asked for.
     #[new]
-    fn new(py: Python<'_>, buffer: PyBackedBytes) -> Records {
-        match py.detach(|| parse_all(&buffer)) {
-            Ok(records) => Records { buffer, records, bad_at: None },
-            Err(at) => Records { buffer, records: Vec::new(), bad_at: Some(at) },
-        }
+    fn new(
+        py: Python<'_>,
+        buffer: PyBuffer<u8>,
+        bodies: bool,
+        crc: bool,
+        properties: Vec<String>,
+    ) -> PyResult<Records> {
+        let bytes = lasting_bytes_of(&buffer)?;
+        let names = properties.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let wanted = Wanted { bodies, crc, properties: names };
+        let found: Columns = py.detach(|| columns::columns(bytes, &wanted)).map_err(too_large)?;
+        let values = found.properties.into_iter().map(|column| parts(py, column)).collect::<PyResult<Vec<_>>>()?;
+        Ok(Records {
+            buffer,
+            bad_at: found.bad_at,
+            has_compressed: found.sys_flags.iter().any(|flags| flags & crate::inflate::COMPRESSED != 0),
+            ints: [block(py, found.queue_ids)?, block(py, found.sys_flags)?, block(py, found.reconsume_times)?],
+            longs: [
+                block(py, found.starts.clone())?,
+                block(py, found.queue_offsets)?,
+                block(py, found.physical_offsets)?,
+                block(py, found.born_timestamps)?,
+                block(py, found.store_timestamps)?,
+            ],
+            starts: found.starts,
+            bodies: found.bodies.map(|column| parts(py, column)).transpose()?,
+            wrong_crc: found.wrong_crc.map(|wrong| block(py, wrong)).transpose()?,
+            has_checked_crc: crc,
+            properties: properties.into_iter().zip(values).collect(),
+        })
     }
 
-    /// Where the first place is at which no whole record begins; there are no records then.
+    /// Where the first place is at which no whole record begins; the records are those before it.
     #[getter]
     fn bad_at(&self) -> Option<usize> {
         self.bad_at
     }
 
+    /// Some body is compressed.
+    #[getter]
+    fn has_compressed(&self) -> bool {
+        self.has_compressed
+    }
+
     fn __len__(&self) -> usize {
-        self.records.len()
+        self.starts.len()
     }
 
-    fn ints(&self, field: &str) -> PyResult<Block> {
-        let get: fn(&Record) -> i32 = match field {
-            "queue_id" => |record| record.queue_id,
-            "sys_flag" => |record| record.sys_flag,
-            "reconsume_times" => |record| record.reconsume_times,
-            _ => return Err(PyValueError::new_err(format!("no field {field}"))),
-        };
-        Ok(self.records.iter().map(get).collect::<Vec<i32>>().into())
+    fn ints(&self, py: Python<'_>, field: &str) -> PyResult<Py<Block>> {
+        named(&INTS, field).map(|number| self.ints[number].clone_ref(py))
     }
 
-    fn longs(&self, field: &str) -> PyResult<Block> {
-        let get: fn(&Record) -> i64 = match field {
-            "start" => |record| record.start as i64,
-            "queue_offset" => |record| record.queue_offset,
-            "physical_offset" => |record| record.physical_offset,
-            "born_timestamp" => |record| record.born_timestamp,
-            "store_timestamp" => |record| record.store_timestamp,
-            _ => return Err(PyValueError::new_err(format!("no field {field}"))),
-        };
-        Ok(self.records.iter().map(get).collect::<Vec<i64>>().into())
+    fn longs(&self, py: Python<'_>, field: &str) -> PyResult<Py<Block>> {
+        named(&LONGS, field).map(|number| self.longs[number].clone_ref(py))
     }
 
     /// A byte for each record, 1 where its body has another CRC32 than it says; None where all are right.
-    fn wrong_crc(&self, py: Python<'_>) -> Option<Block> {
-        py.detach(|| {
-            let wrong: Vec<u8> = self.records.iter().map(|record| record.has_wrong_crc(&self.buffer).into()).collect();
-            wrong.contains(&1).then(|| wrong.into())
-        })
+    fn wrong_crc(&self, py: Python<'_>) -> PyResult<Option<Py<Block>>> {
+        if self.has_checked_crc {
+            return Ok(self.wrong_crc.as_ref().map(|wrong| wrong.clone_ref(py)));
+        }
+        let bytes = self.bytes()?;
+        let wrong: Vec<u8> = py.detach(|| {
+            columns::records(bytes, &self.starts).map(|record| record.has_wrong_crc(bytes).into()).collect()
+        });
+        wrong.contains(&1).then(|| block(py, wrong)).transpose()
     }
 
     fn topics(&self, py: Python<'_>) -> PyResult<Column> {
-        column(py, || columns::topics(&self.buffer, &self.records))
+        let bytes = self.bytes()?;
+        column(py, || columns::topics(bytes, &self.starts))
     }
 
-    fn bodies(&self, py: Python<'_>) -> PyResult<Column> {
-        column(py, || columns::bodies(&self.buffer, &self.records))
+    /// (the different topics, for each record which of them is its own).
+    fn numbered_topics(&self, py: Python<'_>) -> PyResult<(Vec<String>, Py<Block>)> {
+        let bytes = self.bytes()?;
+        let (topics, numbers) = py.detach(|| columns::numbered_topics(bytes, &self.starts));
+        let topics = topics.into_iter().map(|topic| String::from_utf8_lossy(topic).into_owned()).collect();
+        Ok((topics, block(py, numbers)?))
+    }
+
+    /// The bodies as they are stored, of all records or of some.
+    #[pyo3(signature = (numbers, /))]
+    fn bodies(&self, py: Python<'_>, numbers: Option<PyBuffer<i64>>) -> PyResult<Column> {
+        if let (None, Some((validity, offsets, data, nulls))) = (&numbers, &self.bodies) {
+            let validity = validity.as_ref().map(|block| block.clone_ref(py));
+            return Ok((validity, offsets.clone_ref(py), data.clone_ref(py), *nulls));
+        }
+        let bytes = self.bytes()?;
+        match numbers {
+            None => column(py, || columns::bodies(bytes, &self.starts)),
+            Some(numbers) => {
+                let starts = self.starts_of(py, &numbers)?;
+                column(py, || columns::bodies(bytes, &starts))
+            }
+        }
     }
 
     /// The plain bodies of the first so many of `numbers`, until they have `max_bytes`; None where one doesn't inflate,
@@ -86,19 +141,26 @@ impl Records {
         max_bytes: usize,
         max_body: usize,
     ) -> PyResult<Option<Column>> {
-        let numbers = numbers.to_vec(py)?;
-        let found = py.detach(|| columns::inflated(&self.buffer, &self.records, &numbers, max_bytes, max_body));
-        Ok(found.ok().map(parts))
+        let starts = self.starts_of(py, &numbers)?;
+        let bytes = self.bytes()?;
+        let found = py.detach(|| columns::inflated(bytes, &starts, max_bytes, max_body));
+        found.ok().map(|column| parts(py, column)).transpose()
     }
 
     fn property(&self, py: Python<'_>, name: &str) -> PyResult<Column> {
-        column(py, || columns::property(&self.buffer, &self.records, name.as_bytes()))
+        if let Some((_, (validity, offsets, data, nulls))) = self.properties.iter().find(|(other, _)| other == name) {
+            let validity = validity.as_ref().map(|block| block.clone_ref(py));
+            return Ok((validity, offsets.clone_ref(py), data.clone_ref(py), *nulls));
+        }
+        let bytes = self.bytes()?;
+        column(py, || columns::property(bytes, &self.starts, name.as_bytes()))
     }
 
     /// (where each record's begin among all, names, values).
-    fn properties(&self, py: Python<'_>) -> PyResult<(Block, Column, Column)> {
-        let map = py.detach(|| columns::all_properties(&self.buffer, &self.records)).map_err(too_large)?;
-        Ok((map.firsts.into(), parts(map.names), parts(map.values)))
+    fn properties(&self, py: Python<'_>) -> PyResult<(Py<Block>, Column, Column)> {
+        let bytes = self.bytes()?;
+        let map = py.detach(|| columns::all_properties(bytes, &self.starts)).map_err(too_large)?;
+        Ok((block(py, map.firsts)?, parts(py, map.names)?, parts(py, map.values)?))
     }
 
     /// Start and end of one record's stored body in the buffer.
@@ -113,18 +175,45 @@ impl Records {
 }
 
 impl Records {
-    fn record(&self, number: usize) -> PyResult<&Record> {
-        self.records.get(number).ok_or_else(|| PyValueError::new_err(format!("no record {number}")))
+    fn bytes(&self) -> PyResult<&[u8]> {
+        lasting_bytes_of(&self.buffer)
+    }
+
+    fn record(&self, number: usize) -> PyResult<Record> {
+        let bytes = self.bytes()?;
+        let found = self.starts.get(number).and_then(|&start| Record::parse(bytes, start as usize));
+        found.ok_or_else(|| no_record(number as i64))
+    }
+
+    fn starts_of(&self, py: Python<'_>, numbers: &PyBuffer<i64>) -> PyResult<Vec<i64>> {
+        let start = |&number: &i64| {
+            let start = usize::try_from(number).ok().and_then(|number| self.starts.get(number));
+            start.copied().ok_or_else(|| no_record(number))
+        };
+        numbers.to_vec(py)?.iter().map(start).collect()
     }
 }
 
-fn column(py: Python<'_>, make: impl FnOnce() -> Result<Binary, TooLarge> + Send) -> PyResult<Column> {
-    py.detach(make).map(parts).map_err(too_large)
+fn no_record(number: i64) -> PyErr {
+    PyValueError::new_err(format!("no record {number}"))
 }
 
-fn parts(column: Binary) -> Column {
-    let validity = (column.nulls > 0).then(|| column.validity.into());
-    (validity, column.offsets.into(), column.data.into(), column.nulls)
+fn named(names: &[&str], field: &str) -> PyResult<usize> {
+    let number = names.iter().position(|name| *name == field);
+    number.ok_or_else(|| PyValueError::new_err(format!("no field {field}")))
+}
+
+fn block(py: Python<'_>, values: impl Into<Block>) -> PyResult<Py<Block>> {
+    Py::new(py, values.into())
+}
+
+fn column(py: Python<'_>, make: impl FnOnce() -> Result<Binary, TooLarge> + Send) -> PyResult<Column> {
+    parts(py, py.detach(make).map_err(too_large)?)
+}
+
+fn parts(py: Python<'_>, column: Binary) -> PyResult<Column> {
+    let validity = (column.nulls > 0).then(|| block(py, column.validity)).transpose()?;
+    Ok((validity, block(py, column.offsets)?, block(py, column.data)?, column.nulls))
 }
 
 fn too_large(_: TooLarge) -> PyErr {

@@ -50,6 +50,8 @@ class Appender:
         #: Where `append_again` puts messages while this broker takes none and stands in for a master
         #: (`Escaping.append_again`).
         self.elsewhere: Callable[[Record, ConsumeQueue, bytes, int], PutResult] | None = None
+        #: Has what comes next there on its way already (`Escaping.begin`).
+        self.begin_elsewhere: Callable[[Record, ConsumeQueue, bytes, int], None] | None = None
         #: The queues of what was stored and isn't shown yet; None while all is shown at once.
         self.unshown: dict[ConsumeQueue, None] | None = None
         self.max_message_size = 0

@@ -253,6 +253,7 @@ class Broker:
         self.acting.register = self._registration.again
         if config.enable_slave_acting_master:
             replicating.acknowledged = self.acting.acknowledged
+            replicating.stand_back = self.acting.stand_back
         self.controlled: Controlled | None = None
         if config.enable_controller_mode:
             self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
@@ -296,7 +297,7 @@ class Broker:
             self.acting,
         )
         #: What a slave does that stands in for its master.
-        self._acting_parts: tuple[Part, ...] = (self._transactions, self._timer, self._schedule, self.pops)
+        self._acting_parts: tuple[Part, ...] = (tables, self._transactions, self._timer, self._schedule, self.pops)
         #: In the order in which they start; they stop in the opposite one.
         self._parts: list[Part] = [
             saving,
@@ -312,13 +313,13 @@ class Broker:
             # Those below write their last into the log when they stop: slaves are to get that.
             self.controlled or Uncontrolled(),
             replicating,
-            Returning(config, self._remoting, self.offsets, self._schedule, self._timer),
+            Returning(config, self.address, replicating, self._remoting, self.offsets, self._schedule, self._timer),
+            tables,
             self._transactions,
             self._timer,
             self._schedule,
             self.writers,
             QueueLocking(topics, jobs),
-            tables,
             self.acting,
             # From here on there are requests; what stops before it may still answer.
             Serving(self._server),
@@ -442,6 +443,7 @@ class Broker:
     async def _stand_in(self) -> None:
         """The master is gone, and this slave does in its place what only a master does."""
         self.appender.elsewhere = self._escaping.append_again
+        self.appender.begin_elsewhere = self._escaping.begin
         for part in self._acting_parts:
             await part.stand_in()
 
@@ -449,7 +451,7 @@ class Broker:
         """It is there again, or another slave stands in."""
         for part in reversed(self._acting_parts):
             await part.become_slave()
-        self.appender.elsewhere = None
+        self.appender.elsewhere = self.appender.begin_elsewhere = None
         await self._escaping.end()
 
     def _topics_changed(self, names: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.part import Part
-from gantrymq.broker.replication.promises import Mode, replicas_needed
+from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, not_enough, replicas_needed
 from gantrymq.broker.replication.slave_waits import SlaveWaits
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
@@ -109,7 +109,8 @@ class FlushWaits(Part):
         self._loop = asyncio.get_running_loop()
         #: Who waits for the disk: all wait equally long, so one job looks at the oldest.
         self._waiting: deque[_Waiting] = deque()
-        self._slaves: SlaveWaits[_Waiting] = SlaveWaits(replicated)
+        self._slaves: SlaveWaits[_Waiting] = SlaveWaits(self._replicated)
+        self._reached = replicated
         self._log_grew = log_grew
         self._for_disk = config.store.flush_disk_type == SYNC_FLUSH
         self._replicas = 1
@@ -136,6 +137,19 @@ class FlushWaits(Part):
                 self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._alive)
             except RequestRefused:
                 self.lacks_replicas = True
+                # What was taken before waits on: the set may have become smaller than was promised.
+                replication = config.replication
+                needs_all = config.enable_controller_mode and replication.all_ack_in_sync_state_set
+                self._replicas = ALL_IN_SYNC_STATE_SET if needs_all else replication.in_sync_replicas
+
+    def _replicated(self, count: int) -> int:
+        """The physical offset up to which as many replicas have the log as must; all in sync may be too few."""
+        return 0 if self.lacks_replicas and count == ALL_IN_SYNC_STATE_SET else self._reached(count)
+
+    def check(self) -> None:
+        """Raises RequestRefused when there are too few replicas for what its sender waits for."""
+        if self.lacks_replicas:
+            raise not_enough()
 
     def in_sync_changed(self, count: int) -> None:
         """In controller mode, how many brokers are in sync: who waits may have waited for one that isn't any more."""

@@ -99,6 +99,7 @@ class RetryTopics(Part):
             if len(delayed[1]) <= most:
                 queue, properties, code = delayed
             # Else there is no room to say where it belongs: it comes again at once.
+        self._flush_waits.check()
         put = self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
         if self._flush_waits.is_used:
             # Who is told so forgets the message. Java answers at once, and a power failure takes it.

@@ -20,7 +20,7 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.saving import Saving
-from gantrymq.errors import StoreBusy
+from gantrymq.errors import IllegalMessage, StoreBusy
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -35,6 +35,8 @@ from gantrymq.system.clock import monotonic
 #: Messages of one level that are delivered before the loop gets its turn, and for how long all levels may hold it, s.
 _BATCH = 256
 _TURN_S = 0.005
+#: So many of a level are on their way at once where other brokers store them.
+_AHEAD = 32
 #: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
 _AFTER_ERROR_S = 10.0
 
@@ -53,6 +55,8 @@ class Schedule(Part):
         self._appender = appender
         self._reader = QueueReader(appender.store, "delayed messages")
         self._offsets = _DelayOffsets()
+        #: Level -> the offset up to which messages are on their way to other brokers.
+        self._begun: dict[int, int] = {}
         #: When the levels have held the loop for long enough; 0 before the first one's turn.
         self._turn_ends = 0.0
         self._deliveries = {
@@ -66,7 +70,10 @@ class Schedule(Part):
         self._offsets = self._file.load(_DelayOffsets) or self._offsets
 
     async def become_master(self) -> None:
-        """Takes up every level where it stopped."""
+        """Takes up every level where it stopped; one whose queue has lost its end, at the end that it has."""
+        for level, offset in self._offsets.offset_table.items():
+            if offset > self._queue(level).max_offset:
+                self._advance(level, self._queue(level).max_offset)
         for delivery in self._deliveries.values():
             delivery.start(0.0)
 
@@ -80,6 +87,7 @@ class Schedule(Part):
     async def stop(self) -> None:
         for delivery in self._deliveries.values():
             delivery.cancel()
+        self._begun.clear()
 
     def copy_offsets(self, table: bytes) -> None:
         """Takes how far the master has delivered. Raises BodyError."""
@@ -151,6 +159,7 @@ class Schedule(Part):
                 try:
                     self._deliver(queue, record)
                 except StoreBusy:
+                    self._begin_ahead(level, queue, next_offset, now_ms - delay_ms)
                     return ROOM_S
             self._advance(level, next_offset)
             if monotonic() >= self._turn_ends:
@@ -159,6 +168,22 @@ class Schedule(Part):
 
     def _turn_ended(self) -> None:
         self._turn_ends = 0.0
+
+    def _begin_ahead(self, level: int, queue: ConsumeQueue, offset: int, stored_by_ms: int) -> None:
+        """Has those from `offset` on that are due on their way, if that is to another broker."""
+        begin, begun = self._appender.begin_elsewhere, max(self._begun.get(level, 0), offset)
+        if begin is None or begun - offset > _AHEAD // 2:
+            return
+        for next_offset, record in self._reader.records(queue, begun, offset + _AHEAD - begun):
+            if record is None or record.store_timestamp > stored_by_ms:
+                # What can't be read is dealt with in its turn.
+                return
+            try:
+                target = real_queue(self._appender.store, decode_properties(record.properties))
+                begin(record, target, record.properties, record.reconsume_times)
+            except IllegalMessage:
+                return
+            self._begun[level] = next_offset
 
     def _deliver(self, queue: ConsumeQueue, record: Record) -> None:
         try:

@@ -209,6 +209,8 @@ class Sending(Part):
             self._new_topics.hold(connection, request, self.send_batch, target.topic)
             return None
         waits = self._is_safe and is_waited_for(properties)
+        if waits:
+            self._flush_waits.check()
         if is_half:
             steps = self._half_batches.store(connection, request, queue, waits)
             return self._long_requests.run(connection, request, steps)

@@ -10,7 +10,11 @@ from gantrymq.cli.admin.output import Output, Table, write
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.system.clock import now_ms
 
-app = typer.Typer(no_args_is_help=True, help="Measure a cluster under load, with the options of Java's benchmarks.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure a cluster under load, with the options of Java's benchmarks.",
+)
 
 TOPIC = "BenchmarkTest"
 

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -9,7 +9,7 @@ import typer
 
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -32,6 +32,9 @@ def console(
         Path | None,
         typer.Option("--dir", file_okay=False, help="Keeps the audit log here; without it, it goes to the log."),
     ] = None,
+    prometheus: Annotated[
+        str, typer.Option(metavar="URL", help="Charts come from this Prometheus, which asks the brokers.")
+    ] = "",
     certificate: Annotated[
         Path | None, typer.Option("--cert", dir_okay=False, metavar="FILE", help="Serve HTTPS with it, PEM.")
     ] = None,
@@ -66,6 +69,7 @@ def console(
             users_file=users,
             read_only=read_only,
             directory=directory,
+            prometheus=prometheus,
             certificate=certificate,
             key=key,
         )

@@ -12,7 +12,7 @@ from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsCon
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

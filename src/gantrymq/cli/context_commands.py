@@ -14,6 +14,7 @@ from gantrymq.errors import ConfigError
 from gantrymq.remoting.address import parse_address
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Give clusters names, with what it takes to reach them.\n\nEvery command knows them by --context.",
 )

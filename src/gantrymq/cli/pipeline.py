@@ -9,7 +9,11 @@ import typer
 
 from gantrymq.cli.options import ContextName, named_context
 
-app = typer.Typer(no_args_is_help=True, help="Make and run a Spark pipeline from topics to tables and topics.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Make and run a Spark pipeline from topics to tables and topics.",
+)
 
 
 @app.command()

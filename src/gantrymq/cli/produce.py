@@ -12,7 +12,7 @@ from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsCon
 
 GROUP = "gantry_produce"
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, Target
 if TYPE_CHECKING:
     from gantrymq.protocol.message import MessageExt
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 GROUP = "gantry_reply"
 

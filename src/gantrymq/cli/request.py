@@ -14,7 +14,7 @@ from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsCon
 if TYPE_CHECKING:
     from gantrymq.protocol.message import MessageExt
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 GROUP = "gantry_request"
 

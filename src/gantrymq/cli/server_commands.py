@@ -9,7 +9,7 @@ import typer
 
 from gantrymq.cli.server_options import COMMANDS, ServerOptions, server_options
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _EPILOG = "Stops on Ctrl-C or SIGTERM. The files of Apache RocketMQ's own distribution can be used as they are."
 

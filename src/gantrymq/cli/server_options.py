@@ -19,8 +19,11 @@ COMMANDS = {
 }
 
 
+_PROCESSES = "So many processes on the same ports, one for each processor, say."
+
+
 class ServerOption(NamedTuple):
-    """`kind` is Path, str, or bool for a flag."""
+    """`kind` is Path, str, int, or bool for a flag."""
 
     dest: str
     flags: tuple[str, ...]
@@ -36,6 +39,7 @@ class ServerOptions(NamedTuple):
     namesrv_addr: str | None = None
     print_config: bool = False
     stop_on_eof: bool = False
+    processes: int | None = None
 
 
 def server_options(command: str) -> list[ServerOption]:
@@ -50,7 +54,9 @@ def server_options(command: str) -> list[ServerOption]:
     if command == "proxy":
         configuration = "Configuration, JSON as rmq-proxy.json."
     flags = ("-c", "--config", "-pc") if command == "proxy" else ("-c", "--config")
+    more = [] if command != "proxy" else [ServerOption("processes", ("--processes",), int, _PROCESSES, "COUNT")]
     return [
+        *more,
         ServerOption("config", flags, Path, configuration, "FILE"),
         ServerOption("namesrv_addr", ("-n", "--namesrvAddr"), str, name_servers, "HOST:PORT;..."),
         ServerOption("print_config", ("-p", "--printConfig"), bool, "Print all keys and exit."),

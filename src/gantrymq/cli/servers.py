@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: A server that doesn't stop in time is left: its files are recovered at the next start.
 STOP_TIMEOUT_S = 30.0
+#: Of broker.conf, for a proxy beside the broker.
+_PROXY_KEYS = ("proxyMode", "proxyConfigPath")
 _CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath", "controller": "configStorePath"}
 
 
@@ -50,6 +52,10 @@ def run_server(command: str, options: ServerOptions) -> int:
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
+    if options.processes is not None and options.processes > 1:
+        from gantrymq.cli.proxy_processes import ProxyProcesses
+
+        make = partial(ProxyProcesses, properties, options.processes)
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
 
 
@@ -124,7 +130,8 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.replication.config import ReplicationConfig
     from gantrymq.store.config import StoreConfig
 
-    _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], properties, source)
+    from_broker = {key: value for key, value in properties.items() if key not in _PROXY_KEYS}
+    _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], from_broker, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
     auth = from_properties(AuthConfig, properties, source=source)
     replication = from_properties(ReplicationConfig, properties, source=source)
@@ -134,7 +141,13 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     # Java has one file for all.
     for key in ("store", "replication", "auth", *SECRET_KEYS):
         del settings[key]
-    return Prepared(f"broker {config.broker_name}", partial(Broker, config), settings)
+    make: Callable[[], Server] = partial(Broker, config)
+    if "proxyMode" in properties:
+        from gantrymq.cli.proxy_beside_broker import BrokerWithProxy, proxy_properties, wants_proxy
+
+        if wants_proxy(properties):
+            make = partial(BrokerWithProxy, config, proxy_properties(properties))
+    return Prepared(f"broker {config.broker_name}", make, settings)
 
 
 def _controller(properties: dict[str, str], source: str) -> Prepared:

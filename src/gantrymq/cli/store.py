@@ -31,7 +31,11 @@ from gantrymq.store.offline import StoreSummary, is_in_use
 from gantrymq.store.offline import inspect as inspect_store
 from gantrymq.store.rebuild import rebuild as rebuild_store
 
-app = typer.Typer(no_args_is_help=True, help="Look into a broker's store, check it, rebuild its queues and index.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Look into a broker's store, check it, rebuild its queues and index.",
+)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="storePathRootDir.")]
 Config = Annotated[

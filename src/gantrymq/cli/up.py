@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import signal
 import socket
 import tempfile
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import typer
 
@@ -23,9 +24,11 @@ from gantrymq.testing.processes import (
     HOST,
     IN_SYNC_REPLICAS,
     ProcessCluster,
+    ServerProcess,
     broker_port,
     controller_port,
     proxy_port,
+    proxy_remoting_port,
     replica_name,
 )
 from gantrymq.testing.signals import Interrupted, interruptible
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
-#: How often the processes are looked at.
+#: How often the console is looked at; the processes tell themselves.
 WATCH_INTERVAL_S = 0.5
 #: So long elections may take, and how often it is looked whether they are over.
 ELECTION_TIMEOUT_S = 60.0
@@ -144,6 +147,7 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, control
         names[controller_port(port)] = "the controller"
     if proxy:
         names[proxy_port(port)] = "the proxy"
+        names[proxy_remoting_port(port)] = "the proxy's remoting protocol"
     if console:
         names[console_port(port)] = "the console"
     for number, name in names.items():
@@ -172,15 +176,18 @@ def _console(cluster: ProcessCluster, directory: Path, port: int) -> ConsoleThre
 
 
 def _watch(cluster: ProcessCluster, console: ConsoleThread | None) -> NoReturn:
-    gone: set[int] = set()
-    while True:
-        if console is not None and console.error is not None:
-            raise GantryError(f"the console has ended: {console.error}")
+    with selectors.DefaultSelector() as selector:
         for server in cluster.servers:
-            if not server.is_running and server.pid not in gone:
+            selector.register(server, selectors.EVENT_READ)
+        while True:
+            if console is not None and console.error is not None:
+                raise GantryError(f"the console has ended: {console.error}")
+            for key, _ in selector.select(WATCH_INTERVAL_S):
+                server = cast(ServerProcess, key.fileobj)
+                if server.read_output():
+                    continue
                 ended = f"{server.name} (pid {server.pid}) has ended; its log is {server.log_path}"
                 if cluster.controller is None or server not in cluster.brokers:
                     raise GantryError(ended)
                 print(ended, flush=True)
-                gone.add(server.pid)
-        time.sleep(WATCH_INTERVAL_S)
+                selector.unregister(server)

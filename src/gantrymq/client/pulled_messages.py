@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError
+from gantrymq.kernels import native
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_V1, MAGIC_V2, Record, decode_record, unpacker
@@ -45,6 +46,11 @@ def decode_pulled(
     encoded_topic = topic.encode()
     pos, end, last = 0, len(buffer), first_offset - 1
     while pos < end:
+        if native is not None and (found := native.pulled_records(buffer, pos, encoded_topic, queue_id, last)):
+            messages += [MessageExt.of_parts(queue, parts, max_body_size) for parts in found]
+            pos += sum([parts[0] for parts in found])
+            last = found[-1][1]
+            continue
         try:
             record = decode_record(buffer, pos)
             if record.queue_offset <= last or record.queue_id != queue_id or record.topic != encoded_topic:

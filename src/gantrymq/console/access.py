@@ -166,7 +166,7 @@ class Gate:
         path: str = scope["path"]
         if not path.startswith(_OPEN) and access.visitor(connection) is None:
             refused: Response
-            if path.startswith(API) or "stream" in path:
+            if path.startswith(API) or path.endswith("/stream"):
                 refused = JSONResponse({"error": "log in first"}, 401)
             else:
                 asked = quote(path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""))

@@ -160,7 +160,7 @@ class Console:
         return self._error(request, GantryError("there is no such page"), 404)
 
     async def _too_long(self, request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "that is more than a form of this console has"}, 413)
+        return JSONResponse({"error": "that is more than a form of this console has, or it didn't come in time"}, 413)
 
     # -- changes ------------------------------------------------------------------------------------------------
 

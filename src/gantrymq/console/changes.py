@@ -8,17 +8,23 @@ from typing import Any
 
 import msgspec
 
+from gantrymq.auth.policy import Acl
+from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.offsets import LATEST
 from gantrymq.console.eye import Eye
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.queries.messages import MessageArguments, find
+from gantrymq.console.queries.servers import check_address, is_secret
 from gantrymq.console.times import parse_time
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from gantrymq.protocol.topic_name import group_problem
 
 MAX_QUEUES = 1024
+MAX_RETRIES = 1_000_000
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE}
 
@@ -74,6 +80,16 @@ class CloneOffsets(msgspec.Struct):
     topic: str
 
 
+class SaveGroup(msgspec.Struct):
+    """Makes a group, or changes it: what is empty stays as it is, or gets Java's default."""
+
+    name: str
+    cluster: str
+    consume_enable: bool | None = None
+    retry_max_times: int | None = None
+    consume_message_orderly: bool | None = None
+
+
 class DeleteGroup(msgspec.Struct):
     name: str
     cluster: str
@@ -90,6 +106,16 @@ class ResendDeadLetters(msgspec.Struct):
     end: str = ""
     max_messages: int = 1000
     again: bool = False
+    to_topic: bool = False
+
+
+class ResendLetter(msgspec.Struct):
+    """One dead letter, by its place; as ResendDeadLetters."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
     to_topic: bool = False
 
 
@@ -125,6 +151,31 @@ class DeleteUser(msgspec.Struct):
     cluster: str
     username: str
     typed: str = ""
+
+
+class SaveRight(msgspec.Struct):
+    """What a user may do with a resource, or mayn't; `actions` and `source_ips` have commas between them."""
+
+    cluster: str
+    username: str
+    resource: str
+    actions: str
+    decision: str = "Allow"
+    source_ips: str = ""
+
+
+class DeleteRight(msgspec.Struct):
+    cluster: str
+    username: str
+    resource: str
+
+
+class SetConfig(msgspec.Struct):
+    """One key of a broker's configuration; an empty `value` is one, too."""
+
+    address: str
+    key: str
+    value: str = ""
 
 
 async def create_topic(eye: Eye, one: CreateTopic) -> str:
@@ -180,6 +231,25 @@ async def clone_offsets(eye: Eye, one: CloneOffsets) -> str:
     return f"group {one.target} goes on where {one.group} is, in {len(queues)} queues of {one.topic}"
 
 
+async def save_group(eye: Eye, one: SaveGroup) -> str:
+    if problem := group_problem(one.name):
+        raise BadArguments(problem)
+    if one.retry_max_times is not None and not -1 <= one.retry_max_times <= MAX_RETRIES:
+        raise BadArguments(f"{one.retry_max_times} retries: -1 to {MAX_RETRIES}")
+    given = {
+        key: value
+        for key, value in msgspec.structs.asdict(one).items()
+        if key not in ("name", "cluster") and value is not None
+    }
+    masters = await eye.admin.masters_of(one.cluster)
+    for address in masters:
+        config = await eye.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
+        # Attributes that aren't named stay.
+        changed = msgspec.structs.replace(config, attributes={}, **given)
+        await eye.admin.create_group(changed, broker=address)
+    return f"group {one.name} is on {len(masters)} brokers as it is to be"
+
+
 async def delete_group(eye: Eye, one: DeleteGroup) -> str:
     _check_typed(one.name, one.typed)
     brokers = await eye.admin.delete_group(one.name, cluster=one.cluster, remove_offsets=one.remove_offsets)
@@ -197,6 +267,14 @@ async def resend_dead_letters(eye: Eye, one: ResendDeadLetters) -> str:
         to_topic=one.to_topic,
     )
     return f"{done.resent} dead letters sent again, {done.left_out} left out, {done.unreadable} unreadable"
+
+
+async def resend_letter(eye: Eye, one: ResendLetter) -> str:
+    place = MessageArguments(topic=one.topic, broker=one.broker, queue=one.queue, offset=one.offset)
+    letter = await find(eye, place)
+    if not await eye.admin.resend_dead_letter(letter, to_topic=one.to_topic):
+        raise GantryError(f"the dead letter {letter.msg_id} can't be read")
+    return f"the dead letter {letter.msg_id} is sent again"
 
 
 async def consume_directly(eye: Eye, one: ConsumeDirectly) -> str:
@@ -233,6 +311,46 @@ async def delete_user(eye: Eye, one: DeleteUser) -> str:
     return f"user {one.username} is deleted from {len(brokers)} brokers"
 
 
+async def save_right(eye: Eye, one: SaveRight) -> str:
+    subject = f"User:{one.username}"
+    acl = acl_of(subject, [one.resource.strip()], _listed(one.actions), _listed(one.source_ips), one.decision)
+    try:
+        Acl.from_info(acl.policies)
+    except ValueError as e:
+        raise BadArguments(str(e)) from None
+    brokers = await eye.admin.all_brokers_of(one.cluster)
+    for address in brokers:
+        if await eye.admin.acl(address, subject) is None:
+            await eye.admin.create_acl([address], acl)
+        else:
+            await eye.admin.update_acl([address], acl)
+    return f"what user {one.username} may do with {one.resource.strip()} is changed on {len(brokers)} brokers"
+
+
+async def delete_right(eye: Eye, one: DeleteRight) -> str:
+    brokers = await eye.admin.all_brokers_of(one.cluster)
+    await eye.admin.delete_acl(brokers, f"User:{one.username}", one.resource.strip())
+    return f"the entry of user {one.username} for {one.resource.strip()} is taken away on {len(brokers)} brokers"
+
+
+async def set_config(eye: Eye, one: SetConfig) -> str:
+    key, value = one.key.strip(), one.value.strip()
+    if not key or any(c in key + value for c in "\r\n"):
+        raise BadArguments("a key and a value on one line are needed")
+    if is_secret(key):
+        raise BadArguments(f"{key} is a secret: it is changed in the broker's own file")
+    await check_address(eye, one.address)
+    await eye.admin.update_broker_config([one.address], {key: value})
+    now = (await eye.admin.broker_config(one.address)).get(key)
+    if now != value:
+        raise GantryError(f"broker {one.address} took {key}={value} and says {key}={now}: it may not know the key")
+    return f"{key}={value} on broker {one.address}"
+
+
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
 def _check_queues(count: int) -> None:
     if not 1 <= count <= MAX_QUEUES:
         raise BadArguments(f"{count} queues: 1 to {MAX_QUEUES}")
@@ -249,8 +367,10 @@ CHANGES = (
     Change("delete-topic", DeleteTopic, delete_topic, lambda one: link("topics")),
     Change("reset-offset", ResetOffset, reset_offset, lambda one: link("group", name=one.group)),
     Change("clone-offsets", CloneOffsets, clone_offsets, lambda one: link("group", name=one.target)),
+    Change("save-group", SaveGroup, save_group, lambda one: link("group", name=one.name)),
     Change("delete-group", DeleteGroup, delete_group, lambda one: link("groups")),
     Change("resend-dead-letters", ResendDeadLetters, resend_dead_letters, lambda one: link("dead-letters")),
+    Change("resend-letter", ResendLetter, resend_letter, lambda one: link("messages", topic=one.topic)),
     Change(
         "consume-directly",
         ConsumeDirectly,
@@ -260,4 +380,12 @@ CHANGES = (
     Change("end-given-up", EndGivenUp, end_given_up, lambda one: link("transactions")),
     Change("save-user", SaveUser, save_user, lambda one: link("users"), frozenset({"password"})),
     Change("delete-user", DeleteUser, delete_user, lambda one: link("users")),
+    Change(
+        "save-right",
+        SaveRight,
+        save_right,
+        lambda one: link("rights", user=one.username, resource=one.resource.strip()),
+    ),
+    Change("delete-right", DeleteRight, delete_right, lambda one: link("users", search=one.username)),
+    Change("set-config", SetConfig, set_config, lambda one: link("broker", address=one.address)),
 )

@@ -17,7 +17,7 @@ from gantrymq.system.clock import monotonic
 T = TypeVar("T")
 
 #: So long a page waits for what is being asked for, s: its first paint is to come within a second.
-WAIT_S = 0.6
+WAIT_S = 0.4
 #: What took long is asked for again after so many times as long: brokers have other things to do.
 _REST = 8
 #: When what is kept was gathered: too long ago.

@@ -6,6 +6,7 @@ A console without a login answers to this machine's names alone: a page of anoth
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +25,8 @@ HEADERS = {
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 #: Forms are small; what is larger is not read.
 MAX_BODY = 256 * 1024
+#: A form comes whole in so long, s: one that doesn't holds a place.
+BODY_WITHIN_S = 20.0
 
 
 class Guard:
@@ -39,11 +42,19 @@ class Guard:
             return
         headers = Headers(scope=scope)
         taken = 0
+        is_whole = False
+        until = asyncio.get_running_loop().time() + BODY_WITHIN_S
 
         async def bounded() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, is_whole
+            try:
+                # After the body there is but the news that its sender is gone.
+                async with asyncio.timeout_at(None if is_whole else until):
+                    message = await receive()
+            except TimeoutError:
+                return {"type": "http.disconnect"}
             taken += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
             # The rest of a body that is too long counts as one that its sender gave up.
             return message if taken <= MAX_BODY else {"type": "http.disconnect"}
 

@@ -4,6 +4,7 @@
 
 A series is a name, `in`, `broker/NAME/disk` or `group/NAME/behind`, and a value is what it was at a time. Values of a
 minute, and later of a quarter of an hour, become their average. When the file gets too large the oldest tenth goes.
+Rebalances of groups are kept beside them, as they were seen.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ CREATE TABLE IF NOT EXISTS samples (
     PRIMARY KEY (series, resolution, at)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_age ON samples (resolution, at);
+CREATE TABLE IF NOT EXISTS rebalances (
+    id INTEGER PRIMARY KEY, consumers TEXT NOT NULL, at INTEGER NOT NULL, came TEXT NOT NULL, left TEXT NOT NULL,
+    members INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS of_group ON rebalances (consumers, id);
 """
+#: Rebalances of all groups that are kept; the oldest go.
+MAX_REBALANCES = 20_000
+_MAX_NAMES = 20
 
 
 class Points(msgspec.Struct):
@@ -45,6 +54,15 @@ class Points(msgspec.Struct):
 
     times: list[int]
     values: dict[str, list[float | None]]
+
+
+class Rebalance(msgspec.Struct):
+    """Members of a group came and left, seen at `at_ms`; `members` are there since."""
+
+    at_ms: int
+    came: list[str]
+    left: list[str]
+    members: int
 
 
 class History:
@@ -70,6 +88,14 @@ class History:
     async def points(self, names: Sequence[str], begin_s: float, end_s: float) -> Points:
         """What the series were from then to then, in MAX_POINTS steps at most. Raises GantryError."""
         return await self._run(lambda db: self._points(db, names, int(begin_s), int(end_s)))
+
+    async def add_rebalances(self, changes: Mapping[str, Rebalance]) -> None:
+        """Takes in what was seen of groups. Raises GantryError."""
+        await self._run(lambda db: self._add_rebalances(db, changes))
+
+    async def rebalances(self, group: str, limit: int) -> list[Rebalance]:
+        """The last ones of a group, the newest first. Raises GantryError."""
+        return await self._run(lambda db: self._rebalances(db, group, limit))
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._close)
@@ -116,6 +142,25 @@ class History:
         rows = [(SAMPLE_S, self._id(db, name), at, value) for name, value in values.items()]
         db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", rows)
 
+    def _add_rebalances(self, db: sqlite3.Connection, changes: Mapping[str, Rebalance]) -> None:
+        # Thousands of members may come at once: some names will do.
+        rows = [
+            (group, one.at_ms, "\n".join(one.came[:_MAX_NAMES]), "\n".join(one.left[:_MAX_NAMES]), one.members)
+            for group, one in changes.items()
+        ]
+        db.executemany("INSERT INTO rebalances (consumers, at, came, left, members) VALUES (?, ?, ?, ?, ?)", rows)
+        db.execute("DELETE FROM rebalances WHERE id <= (SELECT MAX(id) FROM rebalances) - ?", (MAX_REBALANCES,))
+
+    def _rebalances(self, db: sqlite3.Connection, group: str, limit: int) -> list[Rebalance]:
+        rows = db.execute(
+            "SELECT at, came, left, members FROM rebalances WHERE consumers = ? ORDER BY id DESC LIMIT ?",
+            (group, limit),
+        )
+        return [
+            Rebalance(at, came.split("\n") if came else [], left.split("\n") if left else [], members)
+            for at, came, left, members in rows
+        ]
+
     def _thin(self, db: sqlite3.Connection, now: int) -> None:
         for resolution, age, coarser in _AGES:
             # Whole quarters of an hour: none is averaged in two parts.
@@ -132,6 +177,7 @@ class History:
             while self._used(db) > 0.9 * self._max_bytes and first is not None and first < last:
                 first += max((last - first) // 10, 1)
                 db.execute("DELETE FROM samples WHERE at < ?", (first,))
+        db.execute("DELETE FROM rebalances WHERE at < ?", ((now - _AGES[-1][1]) * 1000,))
         db.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM samples)")
         self._ids = dict(db.execute("SELECT name, id FROM series"))
 

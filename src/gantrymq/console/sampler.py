@@ -1,4 +1,7 @@
-"""The sampler: takes the cluster's figures every 15 s, with the console's own keys, and puts them into the history."""
+"""The sampler: takes the cluster's figures every 15 s, with the console's own keys, and puts them into the history.
+
+It looks at the members of groups, too: who came and left since the last look.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from gantrymq.console.history import SAMPLE_S, History
 from gantrymq.console.queries.groups import group_of
 from gantrymq.console.queries.kinds import is_tools_group
 from gantrymq.console.queries.servers import all_brokers
+from gantrymq.console.rebalances import MembersSeen
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.system.clock import now_ms, time
 
 #: Groups that are kept, those that are furthest behind and then the fastest first: 1,000 take 35 MB a day.
@@ -26,6 +32,7 @@ class Sampler:
         self._eye = eye
         self._history = history
         self._samples = 0
+        self.members = MembersSeen()
         self._job = Repeating("sample the cluster", self.sample, SAMPLE_S)
 
     def start(self) -> None:
@@ -69,8 +76,29 @@ class Sampler:
                 values[f"group/{row.name}/behind"] = float(row.behind)
                 values[f"group/{row.name}/seconds"] = row.seconds or 0.0
                 values[f"group/{row.name}/tps"] = row.tps
-        if values:
+            await self._look_at_members([row.name for row in rows])
+        if values and not self._eye.settings.prometheus:
             await self._history.add(time(), values)
         if not self._samples % _THIN_EACH:
             await self._history.thin(time())
         self._samples += 1
+
+    async def _look_at_members(self, groups: list[str]) -> None:
+        """Groups without a retry topic, and those that nobody could be asked about, are left out."""
+        answers = await self._eye.each(self.members.next_groups(groups), self._members_of)
+        now = now_ms()
+        changes = {
+            group: change
+            for group, members in answers.answers.items()
+            if (change := self.members.seen(group, members, now)) is not None
+        }
+        if changes:
+            await self._history.add_rebalances(changes)
+
+    async def _members_of(self, group: str) -> list[str]:
+        try:
+            return [one.client_id for one in (await self._eye.admin.consumer_connection(group)).connection_set]
+        except BrokerError as e:
+            if e.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return []
+            raise

@@ -9,19 +9,23 @@ from types import TracebackType
 from typing import Self
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.console.app import Console
 from gantrymq.console.settings import Settings
 from gantrymq.errors import GantryError
+from gantrymq.system.network import Socket, bind
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 #: What is under way has so long at the end, s; a live tail would go on for a quarter of an hour.
 _GRACE_S = 2
-#: Connections and requests at once; who comes on top of them is told to come later.
-_MAX_AT_ONCE = 500
+#: Connections; on top of them that one is closed which has been quiet for longest. Requests under way; who comes on top
+#: of them is told to come later.
+MAX_CONNECTIONS = 500
+_MAX_AT_ONCE = 2 * MAX_CONNECTIONS
 
 
 def run_console(settings: Settings) -> None:
@@ -77,9 +81,38 @@ class _Server(uvicorn.Server):
         self._scheme = scheme
         self._listening = listening
 
-    def _log_started_message(self, listeners: object) -> None:
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self._listening(f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._listening(f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/")
+
+
+def _protocol() -> type[H11Protocol]:
+    """Connections of one server. Nobody is kept out by those that are opened and say nothing, or not all."""
+    #: In the order in which they were heard of last.
+    heard: dict[H11Protocol, None] = {}
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            heard[self] = None
+            if len(heard) > MAX_CONNECTIONS:
+                quiet = next((one for one in heard if one.cycle is None or one.cycle.response_complete), self)
+                quiet.transport.abort()
+                heard.pop(quiet, None)
+
+        def data_received(self, data: bytes) -> None:
+            if self in heard:
+                del heard[self]
+                heard[self] = None
+            super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            heard.pop(self, None)
+            super().connection_lost(exc)
+
+    return Connection
 
 
 def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
@@ -88,8 +121,6 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
         settings.directory.mkdir(parents=True, exist_ok=True)
     config = uvicorn.Config(
         Console(settings).app,
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -98,6 +129,9 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
         limit_concurrency=_MAX_AT_ONCE,
+        # What strangers send would be in the log.
+        log_level="error",
+        http=_protocol(),
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )
@@ -105,10 +139,12 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> _Server:
 
 
 async def _serve(server: _Server, settings: Settings) -> None:
+    # uvicorn would say it in a line of its own, and end the process.
     try:
-        await server.serve()
-    except SystemExit:
-        # uvicorn's word for a port that is taken.
+        sock = bind(settings.host, settings.port)
+    except OSError as e:
         raise GantryError(
-            f"port {settings.port} of {settings.host} can't be had: is a console running there?"
-        ) from None
+            f"port {settings.port} of {settings.host} can't be had: is a console running there? ({e.strerror or e})"
+        ) from e
+    with sock:
+        await server.serve([sock])

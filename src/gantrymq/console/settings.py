@@ -34,6 +34,8 @@ class Settings:
     key: Path | None = None
     #: Where the audit log and the history are kept; without it the history is in memory, the audit in the log.
     directory: Path | None = None
+    #: The URL of a Prometheus that asks the brokers: charts come from there, and no figures are kept here.
+    prometheus: str = ""
     #: Of one question to one server, ms.
     timeout_ms: int = 3000
     #: How old may be what is shown of topics and groups, s.
@@ -50,6 +52,8 @@ class Settings:
             )
         if (self.login == "file") != (self.users_file is not None):
             raise ConfigError("--login file and --users FILE go together")
+        if self.prometheus and not self.prometheus.startswith(("http://", "https://")):
+            raise ConfigError(f"--prometheus {self.prometheus!r}: http://HOST:PORT is wanted")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("a certificate and its key go together")
 

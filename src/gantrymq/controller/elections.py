@@ -1,9 +1,17 @@
-"""Elections: a broker set whose master is gone gets another (ControllerManager, DLedgerController)."""
+"""Elections: a broker set whose master is gone gets another (ControllerManager, DLedgerController).
+
+Only who has said something since an election began is elected: a broker that died a moment ago still counts as living,
+and if it were elected, it alone would be in sync from then on, and nobody else could be master before it is back. All
+brokers say something each second. A master whose connection was closed, and that lives, comes again before that, and
+stays. (Java elects at once who sent a heartbeat within its time, dead or not.)
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from gantrymq.background.tasks import Tasks
@@ -11,7 +19,7 @@ from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.former_leases import MAX_LEASE_MS, FormerLeases
 from gantrymq.controller.leadership import Leadership
-from gantrymq.controller.live_brokers import BrokerIdentity, LiveBrokers
+from gantrymq.controller.live_brokers import BrokerIdentity, LiveBroker, LiveBrokers
 from gantrymq.controller.replicas import NO_BROKER, Decision, Live, Replicas
 from gantrymq.controller.role_changes import RoleChanges
 from gantrymq.errors import RequestRefused
@@ -22,6 +30,9 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
+#: For so long the best of those that count as living has time to say something, then the others are looked at, s: the
+#: double of brokerHeartbeatInterval.
+WORD_S = 2.0
 #: How an election ended, under the names of ControllerMetricsConstant.
 _RESULTS = {
     ResponseCode.SUCCESS: "new_master_elected",
@@ -53,25 +64,50 @@ class Elections:
         self._tasks = Tasks("electing a master")
         #: Broker sets for which one is under way that nobody asked for.
         self._under_way: set[str] = set()
+        #: By broker set: one of its brokers has said something.
+        self._words: dict[str, asyncio.Event] = {}
         #: By result.
         self.held: Counter[str] = Counter()
 
     def live(self) -> Live:
         """Which brokers are active now."""
-        return partial(self._live_brokers.active, now_ms=int(monotonic() * 1000))
+        return partial(self._live_brokers.active, now_ms=_now_ms())
 
     def begin(self) -> float:
         """This controller leads from now on; in how many seconds it is to look for masters that are gone."""
-        self._former_leases.begin(int(monotonic() * 1000))
+        self._former_leases.begin(_now_ms())
         return MAX_LEASE_MS / 1000
 
     def heard(self, broker: BrokerIdentity) -> None:
         """It has sent a heartbeat."""
-        self._former_leases.heard(broker, int(monotonic() * 1000))
+        self._former_leases.heard(broker, _now_ms())
+        self._spoke(broker)
 
-    async def hold(self, header: ElectMasterRequestHeader, *, has_ended: bool = False) -> Decision:
-        """As somebody asks for it; `has_ended`: the master's process has. Raises RequestRefused."""
-        decision = await self._changes.make(header.broker_name, partial(self._decide, header, has_ended=has_ended))
+    def asked(self, connection: object) -> None:
+        """The broker whose heartbeats come by this connection has asked for something."""
+        for broker in self._live_brokers.of(connection):
+            self._spoke(broker)
+
+    def _spoke(self, broker: BrokerIdentity) -> None:
+        self._live_brokers.spoke(broker)
+        if (word := self._words.pop(broker.broker_name, None)) is not None:
+            word.set()
+
+    async def hold(
+        self, header: ElectMasterRequestHeader, connection: object = None, *, has_ended: bool = False
+    ) -> Decision:
+        """As somebody asks for it by `connection`; `has_ended`: the master's process has. Raises RequestRefused."""
+        self._leadership.check()
+        known, since = self._replicas.get(header.broker_name), self._live_brokers.words
+        self.asked(connection)
+        if known is not None and not header.designate_elect:
+            self._spoke(BrokerIdentity(known.cluster_name, known.broker_name, header.broker_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WORD_S):
+                while self._is_doubtful(header, since):
+                    await self._words.setdefault(header.broker_name, asyncio.Event()).wait()
+        decide = partial(self._decide, header, since, has_ended=has_ended)
+        decision = await self._changes.make(header.broker_name, decide)
         if result := _RESULTS.get(ResponseCode(decision.code)):
             self.held[result] += 1
         changed = decision.changed
@@ -79,17 +115,35 @@ class Elections:
             self._role_changes.send(changed, self.live())
         return decision
 
-    def _decide(self, header: ElectMasterRequestHeader, *, has_ended: bool) -> Decision:
+    def _is_doubtful(self, header: ElectMasterRequestHeader, since: int) -> bool:
+        """Whether to wait: the one who would be elected has said nothing after the word number `since`."""
+        known, live = self._replicas.get(header.broker_name), self.live()
+        if known is None or not known.had_master:
+            return False
+        best = self._replicas.elected(known, header, live, unclean=self._config.enable_elect_unclean_master)
+        if best is None:
+            # Who asks is told at once; while nobody does a master may still come back, and go on.
+            return header.broker_id == NO_BROKER and known.master is not None
+        broker = live(BrokerIdentity(known.cluster_name, known.broker_name, best))
+        return best != known.master and (broker is None or broker.word <= since)
+
+    def _decide(self, header: ElectMasterRequestHeader, since: int, *, has_ended: bool) -> Decision:
         live, known = self.live(), self._replicas.get(header.broker_name)
         if known is not None and not has_ended:
-            left_ms = self._former_leases.left_ms(known, live, int(monotonic() * 1000))
+            left_ms = self._former_leases.left_ms(known, live, _now_ms())
             if left_ms:
                 raise RequestRefused(
                     ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
                     f"master {known.master} of {known.broker_name} may have a lease of the controller that led before: "
                     f"another can be elected in {left_ms} ms",
                 )
-        return self._replicas.elect_master(header, live, unclean=self._config.enable_elect_unclean_master)
+
+        def may_be_elected(broker: BrokerIdentity) -> LiveBroker | None:
+            found = live(broker)
+            has_spoken = found is not None and found.word > since
+            return found if has_spoken or (known is not None and broker.broker_id == known.master) else None
+
+        return self._replicas.elect_master(header, may_be_elected, unclean=self._config.enable_elect_unclean_master)
 
     def gone(self, brokers: Iterable[BrokerIdentity], *, have_ended: bool) -> None:
         """These brokers closed their connections, or fell silent; of those that were masters another is elected."""
@@ -125,3 +179,7 @@ class Elections:
             self._under_way.discard(broker_name)
         if decision.code != ResponseCode.SUCCESS:
             log.warning("no master is elected for broker set %s: %s", broker_name, decision.remark)
+
+
+def _now_ms() -> int:
+    return int(monotonic() * 1000)

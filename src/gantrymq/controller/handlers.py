@@ -175,6 +175,7 @@ class RequestHandlers:
 
     def _get_replica_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.read_header(GetReplicaInfoRequestHeader)
+        self._elections.asked(connection)
         self._leadership.check()
         return _answer(self._replicas.get_replica_info(header.broker_name))
 
@@ -194,7 +195,7 @@ class RequestHandlers:
         header = request.read_header(ElectMasterRequestHeader)
 
         async def elect() -> RemotingCommand:
-            decision = await self._elections.hold(header)
+            decision = await self._elections.hold(header, connection)
             if decision.code == ResponseCode.SUCCESS:
                 log.info("%s had %s's master elected", connection.address, header.broker_name)
             return _answer(decision)

@@ -40,6 +40,8 @@ class LiveBroker:
     epoch: int = -1
     max_offset: int = -1
     confirm_offset: int = -1
+    #: The number of the last sign of life among those of all brokers, a heartbeat or another request.
+    word: int = 0
 
     def is_active(self, now_ms: int) -> bool:
         return self.last_update_ms + self.timeout_ms >= now_ms
@@ -52,6 +54,8 @@ class LiveBrokers:
         self._brokers: dict[BrokerIdentity, LiveBroker] = {}
         #: Most brokers have one connection each.
         self._by_connection: dict[object, dict[BrokerIdentity, None]] = {}
+        #: Signs of life so far: what is to be told apart may come within one millisecond.
+        self.words = 0
 
     def __len__(self) -> int:
         return len(self._brokers)
@@ -94,6 +98,16 @@ class LiveBrokers:
         """What is known of it; None when it has been silent for too long, or never came."""
         live = self._brokers.get(identity)
         return live if live is not None and live.is_active(now_ms) else None
+
+    def spoke(self, identity: BrokerIdentity) -> None:
+        """It has asked for something. That makes it live no longer."""
+        if (live := self._brokers.get(identity)) is not None:
+            self.words += 1
+            live.word = self.words
+
+    def of(self, connection: object) -> list[BrokerIdentity]:
+        """Those whose heartbeats come by it."""
+        return list(self._by_connection.get(connection, ()))
 
     def all_active(self, now_ms: int) -> list[BrokerIdentity]:
         return [identity for identity, live in self._brokers.items() if live.is_active(now_ms)]

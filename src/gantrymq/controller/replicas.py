@@ -244,19 +244,7 @@ class Replicas:
                 ElectMasterResponseHeader(),
             )
         asked_by = header.broker_id
-        if not known.had_master and asked_by in known.replicas:
-            # There is nothing yet that one of them could lack.
-            elected: int | None = asked_by
-        else:
-            candidates: list[Iterable[int]] = [known.sync_state_set]
-            if unclean:
-                candidates.append(known.replicas)
-            elected = elect(
-                candidates,
-                lambda broker_id: live(_identity(known, broker_id)),
-                old_master=known.master,
-                designated=asked_by if header.designate_elect else None,
-            )
+        elected = self.elected(known, header, live, unclean=unclean)
         if elected is None:
             return _nobody_elected(known, asked_by)
         if elected == known.master:
@@ -270,6 +258,22 @@ class Replicas:
         changed = known.with_master(elected)
         body = ElectMasterResponseBody(changed.members(), sorted(changed.sync_state_set))
         return Decision(header=_elected_header(changed), body=encode_json(body), changed=changed)
+
+    def elected(self, known: BrokerSet, header: ElectMasterRequestHeader, live: Live, *, unclean: bool) -> int | None:
+        """Who would be elected."""
+        asked_by = header.broker_id
+        if not known.had_master and asked_by in known.replicas:
+            # There is nothing yet that one of them could lack.
+            return asked_by
+        candidates: list[Iterable[int]] = [known.sync_state_set]
+        if unclean:
+            candidates.append(known.replicas)
+        return elect(
+            candidates,
+            lambda broker_id: live(_identity(known, broker_id)),
+            old_master=known.master,
+            designated=asked_by if header.designate_elect else None,
+        )
 
     def without_living_master(self, live: Live) -> list[str]:
         """Broker sets whose master isn't active, while another of them is (scanNeedReelectBrokerSets)."""

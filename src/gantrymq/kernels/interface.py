@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 5
+INTERFACE = 9
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
+#: Those of an array that is handed over, and with which value it begins; no data where no value has any.
+Array: TypeAlias = "tuple[Buffer | None, Buffer, Buffer | None, int]"
 
 
 class Records(Protocol):
-    """The records of a buffer. There are none when `bad_at` says that at this place no whole record begins."""
+    """The records of a buffer; those before `bad_at` where that says that at this place no whole record begins.
+
+    Nothing may change the buffer as long as this object is there.
+    """
 
     @property
     def bad_at(self) -> int | None: ...
+    @property
+    def has_compressed(self) -> bool:
+        """Some body is compressed."""
+        ...
+
     def __len__(self) -> int: ...
     def ints(self, field: str, /) -> Buffer:
         """queue_id, sys_flag or reconsume_times."""
@@ -33,7 +44,14 @@ class Records(Protocol):
         ...
 
     def topics(self) -> Column: ...
-    def bodies(self) -> Column: ...
+    def numbered_topics(self) -> tuple[list[str], Buffer]:
+        """The different topics, and for each record which of them is its own (of 32 bits)."""
+        ...
+
+    def bodies(self, numbers: Buffer | None, /) -> Column:
+        """As they are stored, of the records with these numbers (of 64 bits) or of all."""
+        ...
+
     def inflated(self, numbers: Buffer, max_bytes: int, max_body: int, /) -> Column | None:
         """The plain bodies of the first so many of the records, until they have `max_bytes`.
 
@@ -48,6 +66,15 @@ class Records(Protocol):
 
     def body_place(self, number: int, /) -> tuple[int, int]: ...
     def store_host_place(self, number: int, /) -> tuple[int, int]: ...
+
+
+class Room(Protocol):
+    """Memory to be written to through its buffer, which becomes bytes without a copy."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def finish(self) -> bytes:
+        """The bytes; nothing is written from now on."""
+        ...
 
 
 class IndexEntries(Protocol):
@@ -67,7 +94,14 @@ class Native(Protocol):
 
     INTERFACE: int
 
-    def Records(self, buffer: bytes, /) -> Records: ...
+    def Records(self, buffer: Buffer, bodies: bool, crc: bool, properties: Sequence[str], /) -> Records:
+        """With bodies, a check of their CRC32 and single properties, if these will be asked for: in the same pass."""
+        ...
+
+    def Room(self, size: int, /) -> Room:
+        """So many bytes, which hold anything at first."""
+        ...
+
     def index_entries(
         self,
         log: Buffer,
@@ -124,4 +158,78 @@ class Native(Protocol):
 
         The first one's places are given; a record has its store timestamp at `timestamp_at`.
         """
+        ...
+
+    def batch_bodies(
+        self,
+        bodies: Array,
+        count: int,
+        singles: list[tuple[str, Array]],
+        maps: tuple[Array, Array, Array, list[str]] | None,
+        id_prefix: str,
+        first_row: int,
+        key_head: str,
+        first_key: int,
+        sequence: tuple[bytes, int] | None,
+        most: tuple[int, int, int],
+        /,
+    ) -> list[tuple[int, bytes, int]] | None:
+        """(how many messages, the batch, checksum of all rows up to its last) of `count` rows, in order.
+
+        None where a row is no message of a batch.
+
+        A message's properties are those of `maps` (maps, names, values; names that are left out), of `singles` (name,
+        values), GANTRY_ID (`id_prefix`-row), UNIQ_KEY (`key_head` and four digits), and with `sequence` (`target_of`,
+        the checksum of all rows before) GANTRY_SEQ. `most` are bytes of a message's properties, messages of a batch,
+        and bytes of its bodies and properties.
+        """
+        ...
+
+    def unit_runs(
+        self,
+        log: Buffer,
+        at: int,
+        end: int,
+        base: int,
+        most: int,
+        needs_crc: bool,
+        left_out: bytes,
+        /,
+    ) -> tuple[list[tuple[bytes, int, int, bytes]], int, int, int, int]:
+        """The units of `most` records at most from `at` to `end`: see `store.log_reader.Runs`, whose fields these are.
+
+        `base` is the log's physical offset. It ends before what is no record or not a good one (with `needs_crc`,
+        without a checksum over all of it, too), before one whose queue offset doesn't follow, whose topic is no text,
+        that has zeros among its properties, or is of the topic `left_out`.
+        """
+        ...
+
+    def pulled_records(
+        self, buffer: bytes, at: int, topic: bytes, queue_id: int, last: int, /
+    ) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
+        """(size, queue offset, sysFlag, all before the body, body, properties) of the records from `at` on.
+
+        It ends before what isn't a good record of that queue, behind the one before it and behind `last`.
+        """
+        ...
+
+    def plain_batch(
+        self,
+        flags: list[int],
+        bodies: list[bytes],
+        properties: list[dict[str, str]],
+        odd: list[str],
+        key_head: str,
+        first_key: int,
+        /,
+    ) -> tuple[bytes, str] | None:
+        """Messages with these properties and a unique key each as a batch body, and the keys with commas between.
+
+        The keys are `key_head` and four digits, which begin with `first_key`. None where a flag isn't one, a body no
+        bytes or empty, a property isn't of strings, has a separator in it or one of the `odd` names.
+        """
+        ...
+
+    def units_with(self, units: bytes, codes: list[int], most: int, /) -> tuple[list[int], bytes]:
+        """The numbers of the first `most` units that have one of these tags codes, and these units side by side."""
         ...

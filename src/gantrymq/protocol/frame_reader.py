@@ -10,8 +10,9 @@ room: see `remoting/unfinished_frames.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
+from typing import Protocol
 
 from gantrymq.errors import FrameError
 from gantrymq.protocol import binary_header, json_header
@@ -35,14 +36,30 @@ SMALL_PIECE = 4 * 1024
 MAX_HEADER_LENGTH = 4 * 1024 * 1024
 
 
-class FrameReader:
-    """One connection's decoder. After a FrameError or HeaderError the stream can't be trusted: close it."""
+class Room(Protocol):
+    """Memory that is written to through its buffer, and becomes bytes without a copy."""
 
-    def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH) -> None:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def finish(self) -> bytes: ...
+
+
+#: Makes one of so many bytes.
+MakeRoom = Callable[[int], Room]
+
+
+class FrameReader:
+    """One connection's decoder. After a FrameError or HeaderError the stream can't be trusted: close it.
+
+    With `make_room` the bodies of large frames are put together in such rooms: all of a body's memory is taken when its
+    header has come, so the peer is one that is trusted. Who receives the bytes may put them there itself (`room`).
+    """
+
+    def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH, make_room: MakeRoom | None = None) -> None:
         self._max_frame_length = max_frame_length
+        self._make_room = make_room
         self._held = bytearray()
         self._wanted = 8
-        self._large: _LargeFrame | None = None
+        self._large: _LargeFrame | _FrameInRoom | None = None
         #: How long the frame under way is, as far as that is known: 8 bytes say so. 0 between frames.
         self.frame_length = 0
         #: Grows with each frame that a read left unfinished: two answers of `held_bytes` may be those of two frames.
@@ -101,7 +118,11 @@ class FrameReader:
             else:
                 raise FrameError(f"header encoding {serialize_type}: only 0 (JSON) and 1 (ROCKETMQ) are known")
             if end < frame_end:
-                self._large = _LargeFrame(fields, serialize_type, frame_end - body_start)
+                self._large = (
+                    _LargeFrame(fields, serialize_type, frame_end - body_start)
+                    if self._make_room is None
+                    else _FrameInRoom(fields, serialize_type, frame_end - body_start, self._make_room)
+                )
                 # A view keeps all of the read.
                 self._large.take(memoryview(data)[body_start:] if 2 * (end - body_start) > end else data[body_start:])
                 self.frame_length = frame_end - pos
@@ -114,6 +135,20 @@ class FrameReader:
             self._wanted = wanted
             self.frame_length = frame_length
             self.frame_number += 1
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be put: the rest of a large body; None between frames, and without `make_room`."""
+        return self._large.rest if isinstance(self._large, _FrameInRoom) else None
+
+    def filled(self, count: int) -> Iterator[RemotingCommand]:
+        """So many bytes were put into `room`; the command that they complete, if they do."""
+        large = self._large
+        assert isinstance(large, _FrameInRoom), "there is a room"
+        large.rest = large.rest[count:]
+        if not large.missing:
+            self._large = None
+            self.frame_length = 0
+            yield large.command()
 
     def clear(self) -> None:
         """Forgets the frame under way: nothing follows."""
@@ -153,3 +188,32 @@ class _LargeFrame:
 
     def command(self) -> RemotingCommand:
         return RemotingCommand(*self._fields, b"".join(self._pieces), self._serialize_type)
+
+
+class _FrameInRoom:
+    """A frame whose header was read, and whose body comes into a room."""
+
+    def __init__(self, fields: _Fields, serialize_type: int, body_length: int, make_room: MakeRoom) -> None:
+        self._fields = fields
+        self._serialize_type = serialize_type
+        self._body_length = body_length
+        self._room = make_room(body_length)
+        self.rest = memoryview(self._room)
+
+    @property
+    def missing(self) -> int:
+        return len(self.rest)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._body_length - len(self.rest)
+
+    def take(self, data: bytes | memoryview) -> int:
+        """Copies what belongs to this frame; how many bytes that were."""
+        taken = min(len(data), len(self.rest))
+        self.rest[:taken] = memoryview(data)[:taken]
+        self.rest = self.rest[taken:]
+        return taken
+
+    def command(self) -> RemotingCommand:
+        return RemotingCommand(*self._fields, self._room.finish(), self._serialize_type)

@@ -11,7 +11,7 @@ stand right behind it, in queue and log.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple, overload
@@ -73,8 +73,12 @@ class HalfRanges(Sequence[HalfRange]):
 
     def has(self, half_offset: int) -> bool:
         """Whether a half message is in one of them."""
-        at = bisect_right(range(len(self)), half_offset, key=lambda i: self[i].half_offset) - 1
-        return at >= 0 and half_offset < self[at].end
+        return self.overlap(half_offset, half_offset + 1)
+
+    def overlap(self, start: int, end: int) -> bool:
+        """Whether one of the half messages from `start` up to `end` is in one of them."""
+        at = bisect_left(range(len(self)), end, key=lambda i: self[i].half_offset) - 1
+        return at >= 0 and start < self[at].end
 
 
 def encode_half_ranges(ranges: Iterable[HalfRange]) -> bytes:

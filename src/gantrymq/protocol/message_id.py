@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable
 from struct import Struct
 
@@ -65,6 +66,13 @@ class UniqueKeys:
             since = max(0, now_ms - self._month_start_ms)
             self._last_ms, self._head = now_ms, f"{self._prefix}{since & 0xFFFFFFFF:08X}"
         return f"{self._head}{next(self._count) & 0xFFFF:04X}"
+
+    def some(self, count: int) -> tuple[str, int]:
+        """What so many keys begin with, and the number in the first one's last four digits."""
+        head = self.next()[:-4]
+        # In C: no other thread gets a number between them.
+        last = deque(itertools.islice(self._count, count), maxlen=1).pop()
+        return head, last - count + 1 & 0xFFFF
 
     def _set_month(self, now_ms: int) -> None:
         now = clock.localtime(now_ms / 1000)

@@ -102,6 +102,16 @@ _unpack_fixed_v4 = _FIXED_V4.unpack_from
 _unpack_i16 = _I16.unpack_from
 _unpack_to_body = unpacker("magic", "sys_flag", "body_length")
 _unpack_magic_and_flags = unpacker("magic", "sys_flag")
+_unpack_late_v4: Callable[[bytes], LateFields] = unpacker(
+    "flag",
+    "physical_offset",
+    "born_timestamp",
+    "born_host",
+    "store_timestamp",
+    "store_host",
+    "reconsume_times",
+    "prepared_transaction_offset",
+)  # type: ignore[assignment]
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
 _pack_i16 = _I16.pack
@@ -280,6 +290,32 @@ def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Re
                     ),
                 )
     return _decode_other(buffer, pos, available, check_crc)
+
+
+#: Flag, physical offset, born timestamp and host, store timestamp and host, reconsume times, prepared offset.
+LateFields = tuple[int, int, int, bytes, int, bytes, int, int]
+
+
+def late_fields(head: bytes) -> LateFields:
+    """What of a good record's fields before the body few readers want; `head` is all before the body."""
+    if len(head) == BODY_AT_V4:
+        return _unpack_late_v4(head)
+    _, _, _, _, flag, _, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(head)
+    born_end = _HEAD_SIZE + (HOST_SIZE_V6 if sys_flag & BORN_HOST_V6 else HOST_SIZE_V4)
+    (store_timestamp,) = _I64.unpack_from(head, born_end)
+    store_end = len(head) - _AFTER_HOSTS.size
+    reconsume_times, prepared, _ = _AFTER_HOSTS.unpack_from(head, store_end)
+    born_host, store_host = head[_HEAD_SIZE:born_end], head[born_end + _I64.size : store_end]
+    return (
+        flag,
+        physical_offset,
+        born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        reconsume_times,
+        prepared,
+    )
 
 
 def record_properties(record: Buffer) -> bytes:

@@ -65,6 +65,9 @@ class ServerStream(Call, Protocol):
         Raises CallOver when the client is gone.
         """
 
+    def keep(self, size: int) -> None:
+        """So many bytes are in memory for the client until this call is over; too many for all, and it is cut off."""
+
     def write_soon(self, response: Message) -> None:
         """Sends one without waiting; what doesn't fit is kept. Nothing happens when the client is gone."""
 

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gantrymq.proxy.call import ServerStream
-from gantrymq.proxy.v2.definition_pb2 import ClientType, Settings
+from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
+
+#: Of all clients together: the topics in their settings, which heartbeats go through, and the bytes of these. Clients
+#: that want little, so much, are taken up to twice of it.
+MAX_TOPICS = 100_000
+MAX_SETTINGS_BYTES = 64 * 1024 * 1024
+_FEW_TOPICS = 16
+_FEW_BYTES = 16 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +51,13 @@ class Client:
     @property
     def topics(self) -> list[str]:
         """That a producer sends to, or a consumer subscribes to."""
-        if self.is_consumer:
-            return [entry.topic.name for entry in self.settings.subscription.subscriptions]
-        return [topic.name for topic in self.settings.publishing.topics]
+        return _topics_of(self.settings)
+
+
+def _topics_of(settings: Settings) -> list[str]:
+    if settings.HasField("subscription"):
+        return [entry.topic.name for entry in settings.subscription.subscriptions]
+    return [topic.name for topic in settings.publishing.topics]
 
 
 @dataclass
@@ -65,6 +77,8 @@ class Clients:
         self._producers: dict[str, dict[Client, None]] = {}
         self._consumers: dict[str, dict[Client, None]] = {}
         self._watchers: list[Watcher] = []
+        self._topics = 0
+        self._settings_bytes = 0
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -84,9 +98,18 @@ class Clients:
     def producers(self, topic: str) -> list[Client]:
         return list(self._producers.get(topic, ()))
 
+    @property
+    def produced_topics(self) -> list[str]:
+        """That producers send to."""
+        return list(self._producers)
+
     def tell(self, stream: ServerStream, settings: Settings, now: float) -> Client:
-        """A client told its settings, on the stream on which it listens from now on."""
+        """A client told its settings, on the stream on which it listens from now on.
+
+        Raises ProxyError when clients have told too much already.
+        """
         client = self._clients.get(stream.client_id)
+        self._make_room(client, settings)
         if client is None:
             client = Client(
                 stream.client_id,
@@ -101,8 +124,7 @@ class Clients:
             self._unlist(client)
             client.settings, client.peer, client.heard = settings, stream.peer, now
         client.telemetry = stream
-        for table, name in self._places(client):
-            table.setdefault(name, {})[client] = None
+        self._list(client)
         for watcher in self._watchers:
             watcher.changed(client)
         return client
@@ -136,7 +158,25 @@ class Clients:
             self.remove(client.client_id)
         return silent
 
+    def _make_room(self, client: Client | None, settings: Settings) -> None:
+        size, topics = settings.ByteSize(), _topics_of(settings)
+        times = 2 if size <= _FEW_BYTES and len(topics) <= _FEW_TOPICS else 1
+        if client is not None:
+            size -= client.settings.ByteSize()
+        if size > 0 and (
+            self._settings_bytes + size > times * MAX_SETTINGS_BYTES or self._topics + len(topics) > times * MAX_TOPICS
+        ):
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "the clients of this proxy have too many topics in their settings")
+
+    def _list(self, client: Client) -> None:
+        self._settings_bytes += client.settings.ByteSize()
+        self._topics += len(client.topics)
+        for table, name in self._places(client):
+            table.setdefault(name, {})[client] = None
+
     def _unlist(self, client: Client) -> None:
+        self._settings_bytes -= client.settings.ByteSize()
+        self._topics -= len(client.topics)
         for table, name in self._places(client):
             members = table.get(name)
             if members is not None:

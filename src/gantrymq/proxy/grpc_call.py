@@ -12,10 +12,13 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 
 from gantrymq.logs import peer_log
+from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Handlers, Method
 from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
+from gantrymq.proxy.http2.untaken import UntakenBytes
+from gantrymq.proxy.in_hand import RequestsInHand
 from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
 from gantrymq.proxy.unfinished import UnfinishedMessages
@@ -36,6 +39,10 @@ _PREFIX = 5
 _MOST_WAITING = 1000
 #: What is kept of a stream both ways for a client that opens no window.
 _MOST_UNTAKEN_BYTES = 1024 * 1024
+#: Requests other than SendMessage are small; to read ones of 130 MiB would hold up everybody for seconds.
+_MOST_OF_OTHERS = 2 * 1024 * 1024
+#: Of a SendMessage beyond what the largest body has: properties, ids.
+_MOST_BESIDE_BODY = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
 #: Raises ProxyError for a request that its client has no right to.
@@ -45,22 +52,34 @@ Guard = Callable[[Call, Message], Awaitable[None]]
 class Service:
     """What all calls have in common: the handlers, the limits, who may call.
 
-    `guard` sees every request before its handler does, `figures` are told of every call that has ended.
+    `guard` sees every request before its handler does, `figures` and `access_log` are told of every call that has
+    ended. No body is
+    larger than `max_body_size`; 0 for any.
     """
 
     def __init__(
         self,
         handlers: Handlers,
         max_message_size: int,
+        max_body_size: int,
         guard: Guard | None = None,
         figures: CallFigures | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
+        self.access_log = access_log
         self.figures = figures
         self.handlers = handlers
         self.max_message_size = max_message_size
+        self._max_send_size = min(max_message_size, (max_body_size or max_message_size) + _MOST_BESIDE_BODY)
         self.guard = guard
         self.unfinished = UnfinishedMessages()
+        self.in_hand = RequestsInHand()
+        self.untaken = UntakenBytes()
         self.loop = asyncio.get_running_loop()
+
+    def most_bytes(self, method: Method) -> int:
+        """A longer request isn't read."""
+        return self._max_send_size if method.name == "SendMessage" else min(self.max_message_size, _MOST_OF_OTHERS)
 
     def accept(self, stream: Http2Stream, fields: Fields) -> GrpcCall | None:
         """The call that begins with these fields; None when there is none, which the peer is told."""
@@ -89,8 +108,11 @@ class GrpcCall:
         "_fields",
         "_handler",
         "_has_begun",
+        "_in_hand",
         "_is_half_closed",
+        "_kept",
         "_method",
+        "_most_bytes",
         "_needed",
         "_over",
         "_requests",
@@ -107,6 +129,7 @@ class GrpcCall:
         self._service = service
         self._stream = stream
         self._method = method
+        self._most_bytes = service.most_bytes(method)
         self._handler = handler
         self._fields = fields
         self._began = monotonic()
@@ -118,10 +141,12 @@ class GrpcCall:
         self._has_begun = False
         self._is_half_closed = False
         #: Of a client's stream: those that came, and who waits for one.
-        self._requests: deque[Message] | None = deque() if method.client_streams else None
+        self._requests: deque[tuple[Message, int]] | None = deque() if method.client_streams else None
         self._arrived: asyncio.Future[None] | None = None
         self._over: list[Callable[[], None]] = []
         self.is_over = False
+        #: The bytes of requests that the handler has, or is to have; of what it has for its client.
+        self._in_hand = self._kept = 0
         #: The response's, 0 as long as there is none.
         self._code: Code = Code.CODE_UNSPECIFIED
         self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
@@ -157,6 +182,11 @@ class GrpcCall:
         else:
             self._over.append(callback)
 
+    def keep(self, size: int) -> None:
+        if not self.is_over:
+            self._kept += size
+            self._service.untaken.keep(self._stream.connection, size)
+
     async def write(self, response: Message) -> None:
         self.write_soon(response)
         if self._stream.is_full:
@@ -174,7 +204,8 @@ class GrpcCall:
         assert self._requests is not None
         while True:
             while self._requests:
-                request = self._requests.popleft()
+                request, size = self._requests.popleft()
+                self._put_down(size)
                 if self._service.guard is not None:
                     await self._service.guard(self, request)
                 yield request
@@ -193,6 +224,8 @@ class GrpcCall:
             self._receive(data, ended)
         except GrpcError as e:
             self._finish(e.code, str(e))
+        except ProxyError as e:
+            self._fail(e)
 
     def _receive(self, data: bytes, ended: bool) -> None:
         unfinished = self._service.unfinished
@@ -208,11 +241,8 @@ class GrpcCall:
         received = len(data)
         while len(data) >= _PREFIX:
             length = int.from_bytes(data[1:_PREFIX], "big")
-            if length > self._service.max_message_size:
-                raise GrpcError(
-                    GrpcCode.RESOURCE_EXHAUSTED,
-                    f"gRPC message exceeds maximum size {self._service.max_message_size}: {length}",
-                )
+            if length > self._most_bytes:
+                raise self._too_long(length)
             self._needed = _PREFIX + length
             if len(data) < self._needed:
                 break
@@ -231,6 +261,11 @@ class GrpcCall:
             self._buffer += data
             unfinished.held_bytes += len(data)
             self._make_room(len(data))
+
+    def _too_long(self, length: int) -> GrpcError | ProxyError:
+        if self._method.name == "SendMessage" and length <= self._service.max_message_size:
+            return ProxyError(Code.MESSAGE_BODY_TOO_LARGE, f"a request of {length} bytes: max is {self._most_bytes}")
+        return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {self._most_bytes}: {length}")
 
     def _make_room(self, held: int) -> None:
         """For the rest of the message that has begun, if its window isn't wide enough."""
@@ -262,6 +297,10 @@ class GrpcCall:
     def _message(self, compressed: int, data: bytes) -> None:
         if compressed:
             data = self._decompressed(data)
+        size = len(data) + _PREFIX
+        if not self._service.in_hand.take(self._stream.connection, size):
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "too much of what clients ask is under way: try again later")
+        self._in_hand += size
         try:
             request = self._method.request.FromString(data)
         except DecodeError as e:
@@ -269,7 +308,7 @@ class GrpcCall:
         if self._requests is not None:
             if len(self._requests) >= _MOST_WAITING:
                 raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait")
-            self._requests.append(request)
+            self._requests.append((request, size))
             self._wake()
             if self._task is None:
                 self._task = self._service.loop.create_task(self._serve(request))
@@ -281,7 +320,7 @@ class GrpcCall:
     def _decompressed(self, data: bytes) -> bytes:
         if self._fields.get(b"grpc-encoding") != b"gzip":
             raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
-        most = self._service.max_message_size
+        most = self._most_bytes
         decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
             plain = decompressor.decompress(data, most)
@@ -299,6 +338,11 @@ class GrpcCall:
             if self._requests is None:
                 raise GrpcError(GrpcCode.INTERNAL, "Half-closed without a request")
             self._finish(GrpcCode.OK)
+
+    def _put_down(self, size: int) -> None:
+        if self._in_hand:
+            self._in_hand -= size
+            self._service.in_hand.done(self._stream.connection, size)
 
     def _wake(self) -> None:
         if self._arrived is not None:
@@ -346,15 +390,18 @@ class GrpcCall:
         except GrpcError as e:
             self._finish(e.code, str(e))
         except Exception as e:
-            status = status_of(e)
-            self._code = status.code
-            self.write_soon(method.response(status=status))
-            self._finish(GrpcCode.OK)
+            self._fail(e)
         except asyncio.CancelledError:
             self._finish(GrpcCode.CANCELLED, "the proxy gave up this call")
             raise
         else:
             self._finish(GrpcCode.OK)
+
+    def _fail(self, error: Exception) -> None:
+        status = status_of(error)
+        self._code = status.code
+        self.write_soon(self._method.response(status=status))
+        self._finish(GrpcCode.OK)
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -370,15 +417,23 @@ class GrpcCall:
         self._end()
 
     def _count(self, code: GrpcCode) -> None:
-        if self._service.figures is not None:
+        figures, access_log = self._service.figures, self._service.access_log
+        if figures is not None or access_log is not None:
             result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
-            self._service.figures.ended(self._method.name, result, monotonic() - self._began)
+            seconds = monotonic() - self._began
+            if figures is not None:
+                figures.ended(self._method.name, result, seconds)
+            if access_log is not None:
+                access_log.ended(self.peer, self.client_id, self._method.name, result, seconds)
 
     def _end(self) -> None:
         if self.is_over:
             return
         self.is_over = True
         self._forget_buffer()
+        self._put_down(self._in_hand)
+        if self._kept:
+            self._service.untaken.taken(self._stream.connection, self._kept)
         callbacks, self._over = self._over, []
         for callback in callbacks:
             callback()

@@ -10,9 +10,10 @@ Java's proxy tells brokers of producers only (ClusterTransactionService); of con
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.tasks import Tasks
@@ -37,6 +38,8 @@ log = peer_log(__name__)
 MAX_LANES = 1000
 #: Producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100
+#: Unknown topics that NameServers are asked for at once, and again with the next beat.
+_LOOK_UPS = 500
 #: So soon brokers learn of those who came: several come at once, s.
 _SOON_S = 0.1
 #: After the loss of a connection, s.
@@ -68,6 +71,15 @@ class _Member:
     known_to: set[str] = field(default_factory=set)
 
 
+@dataclass
+class _Beat:
+    """What a broker is told of clients."""
+
+    members: list[_Member] = field(default_factory=list)
+    #: Of producers.
+    topics: list[str] = field(default_factory=list)
+
+
 class Members:
     """Heartbeats to brokers for all clients of the proxy."""
 
@@ -81,13 +93,24 @@ class Members:
         self._beating = jobs.repeating(
             "tell brokers of clients", self._beat, config.transaction_heartbeat_period_second, after_error_s=_AGAIN_S
         )
+        self._looking = jobs.repeating("find the brokers of clients' topics", self._look_for_unknown)
+        self._beats = Tasks("heartbeats for clients")
+        #: The brokers that are being told of clients, host:port, and what they are to be told next.
+        self._telling: set[str] = set()
+        self._later: dict[str, _Beat] = {}
+        #: Topics of clients whose brokers aren't known; those that were looked for in vain.
+        self._unknown: dict[str, None] = {}
+        self._looked_for: frozenset[str] = frozenset()
         clients.watch(Watcher(changed=self._changed, gone=self._gone))
 
     def start(self) -> None:
         self._beating.start()
+        self._looking.start()
 
     async def stop(self) -> None:
         await self._beating.stop()
+        await self._looking.stop()
+        await self._beats.stop()
         for member in list(self._members.values()):
             self._leave(member)
         with suppress(TimeoutError):
@@ -152,64 +175,88 @@ class Members:
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
-        try:
-            await for_each(list(self._members.values()), self._beat_for)
-        finally:
-            await for_each(await self._of_producers(), self._beat_for_producers)
+    def _beat(self) -> None:
+        """Each broker is told by itself: one that doesn't answer holds up nobody else's heartbeats."""
+        for address, beat in self._beats_by_broker().items():
+            self._later[address] = beat
+            if address not in self._telling:
+                self._telling.add(address)
+                self._beats.start(self._tell(address))
+        if self._unknown:
+            self._looking.wake()
 
-    async def _beat_for(self, member: _Member) -> None:
+    async def _tell(self, address: str) -> None:
+        """What there is to say by now, and what comes to it meanwhile."""
+        try:
+            while (beat := self._later.pop(address, None)) is not None:
+                await for_each(beat.members, partial(self._beat_for, address))
+                for start in range(0, len(beat.topics), _TOPICS_AT_ONCE):
+                    await self._beat_for_producers(address, beat.topics[start : start + _TOPICS_AT_ONCE])
+        finally:
+            self._telling.discard(address)
+
+    async def _beat_for(self, address: str, member: _Member) -> None:
         client = member.client
         if self._members.get(client) is not member:
             return
-        subscriptions = subscriptions_of(client)
         data = HeartbeatData(
             client_id=client.client_id,
             consumer_data_set=[
-                ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions),
+                ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        for address in await self._masters(subscription.topic for subscription in subscriptions):
-            try:
-                await member.lane.api.heartbeat(address, data)
-            except GantryError as e:
-                self._brokers.client.troubles.tell(f"heartbeat to broker {address} for its clients failed", e)
-            else:
-                member.known_to.add(address)
+        if await self._heartbeat(member.lane.api, address, data):
+            member.known_to.add(address)
 
-    async def _of_producers(self) -> list[tuple[str, list[str]]]:
-        """(broker's address, topics of clients that produce)."""
-        topics = {topic: None for client in self._clients if not client.is_consumer for topic in client.topics}
-        by_broker: dict[str, list[str]] = {}
-        for topic in topics:
-            for address in await self._masters([topic]):
-                by_broker.setdefault(address, []).append(topic)
-        return [
-            (address, some[start : start + _TOPICS_AT_ONCE])
-            for address, some in by_broker.items()
-            for start in range(0, len(some), _TOPICS_AT_ONCE)
-        ]
-
-    async def _beat_for_producers(self, beat: tuple[str, list[str]]) -> None:
-        address, topics = beat
+    async def _beat_for_producers(self, address: str, topics: list[str]) -> None:
         data = HeartbeatData(
             client_id=self._brokers.client.client_id, producer_data_set=[ProducerData(topic) for topic in topics]
         )
-        try:
-            await self._brokers.api.heartbeat(address, data)
-        except GantryError as e:
-            self._brokers.client.troubles.tell(f"heartbeat to broker {address} for producers failed", e)
+        await self._heartbeat(self._brokers.api, address, data)
 
-    async def _masters(self, topics: Iterable[str]) -> list[str]:
-        """The addresses of the brokers that have these topics."""
-        addresses: dict[str, None] = {}
-        for topic in topics:
-            try:
-                route = await self._brokers.route(topic)
-            except NoRouteInfo:
-                continue
-            except GantryError as e:
-                self._brokers.client.troubles.tell(f"can't find the brokers of topic {topic}", e)
-                continue
-            addresses.update((broker.master_address, None) for broker in route.broker_datas if broker.master_address)
-        return list(addresses)
+    async def _heartbeat(self, api: BrokerApi, address: str, data: HeartbeatData) -> bool:
+        """Whether the broker took it; if not, it is asked again with the next beat."""
+        try:
+            await api.heartbeat(address, data)
+        except GantryError as e:
+            self._brokers.client.troubles.tell(f"heartbeat to broker {address} for the proxy's clients failed", e)
+            return False
+        return True
+
+    # -- where topics are ---------------------------------------------------------------------------------------
+
+    def _beats_by_broker(self) -> dict[str, _Beat]:
+        """What each broker, host:port, is to be told, as far as it's known where topics are."""
+        beats: dict[str, _Beat] = {}
+        for member in self._members.values():
+            for address in dict.fromkeys(chain.from_iterable(map(self._masters, member.client.topics))):
+                beats.setdefault(address, _Beat()).members.append(member)
+        for topic in self._clients.produced_topics:
+            for address in self._masters(topic):
+                beats.setdefault(address, _Beat()).topics.append(topic)
+        return beats
+
+    def _masters(self, topic: str) -> list[str]:
+        """The addresses of the brokers that have it."""
+        route = self._brokers.routes.cached(topic)
+        if route is None:
+            self._unknown.setdefault(topic)
+            return []
+        return [broker.master_address for broker in route.broker_datas if broker.master_address]
+
+    async def _look_for_unknown(self) -> None:
+        """Asks where topics are that weren't known; for some of them each time, in turn."""
+        unknown, self._unknown = self._unknown, {}
+        topics = [topic for topic in unknown if topic not in self._looked_for][:_LOOK_UPS]
+        self._looked_for = self._looked_for.union(topics) if topics else frozenset()
+        await for_each(topics, self._look_for)
+
+    async def _look_for(self, topic: str) -> None:
+        try:
+            await self._brokers.route(topic)
+        except NoRouteInfo:
+            pass
+        except GantryError as e:
+            self._brokers.client.troubles.tell(f"can't find the brokers of topic {topic}", e)
+        else:
+            self._beating.wake(_SOON_S)

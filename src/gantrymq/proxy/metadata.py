@@ -61,6 +61,15 @@ class _Remembered(Generic[T]):
         task = self._asking.get(name) or self._begin(name)
         return known[1] if known is not None else await result_of(task)
 
+    def known(self, name: str) -> T | None:
+        """What is known by now; of what is old somebody is asked anew meanwhile. None for nothing."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        if monotonic() - known[0] >= self._refresh_s and name not in self._asking:
+            self._begin(name)
+        return known[1]
+
     def _begin(self, name: str) -> asyncio.Task[T]:
         task = self._asking[name] = asyncio.ensure_future(self._ask(name))
         task.add_done_callback(lambda done: self._asked(name, done))
@@ -102,8 +111,12 @@ class Metadata:
             config = await self._topics.get(topic)
         except GantryError:
             return UNSPECIFIED
-        kind = config.attributes.get(MESSAGE_TYPE, NORMAL)
-        return kind if kind in TOPIC_TYPES else UNSPECIFIED
+        return _type_of(config)
+
+    def known_topic_type(self, topic: str) -> str | None:
+        """As `topic_type`, but None where a broker must be asked first."""
+        config = self._topics.known(topic)
+        return None if config is None else _type_of(config)
 
     async def group(self, group: str) -> SubscriptionGroupConfig | None:
         """A consumer group; None when no broker can tell of it."""
@@ -164,6 +177,11 @@ class Metadata:
                 return None
             raise
         return decode_json(response.body, SubscriptionGroupConfig)
+
+
+def _type_of(config: TopicConfig) -> str:
+    kind = config.attributes.get(MESSAGE_TYPE, NORMAL)
+    return kind if kind in TOPIC_TYPES else UNSPECIFIED
 
 
 def _any_address(route: TopicRouteData) -> str:

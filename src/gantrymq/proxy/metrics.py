@@ -51,7 +51,10 @@ def collect(
     jobs: Iterable[JobReport],
     *,
     connections: int,
+    remoting_connections: int,
     held_bytes: int,
+    in_hand_bytes: int,
+    untaken_bytes: int,
 ) -> Iterator[Metric]:
     yield Metric("rocketmq_proxy_up", Kind.GAUGE, "1 while the proxy is up.", [(labels, 1)])
     yield Metric(
@@ -76,8 +79,18 @@ def collect(
         "Clients that have told their settings and were heard of.",
         [({**labels, "kind": kind}, count) for kind, count in sorted(kinds.items())],
     )
-    yield Metric("gantry_proxy_connections", Kind.GAUGE, "Connections of clients.", [(labels, connections)])
+    yield Metric("gantry_proxy_connections", Kind.GAUGE, "Connections of clients by gRPC.", [(labels, connections)])
+    yield Metric(
+        "gantry_proxy_remoting_connections",
+        Kind.GAUGE,
+        "Connections of clients by the remoting protocol.",
+        [(labels, remoting_connections)],
+    )
     yield Metric(
         "gantry_proxy_unfinished_bytes", Kind.GAUGE, "Bytes of messages that have begun.", [(labels, held_bytes)]
+    )
+    yield Metric("gantry_proxy_requests_bytes", Kind.GAUGE, "Bytes of requests under way.", [(labels, in_hand_bytes)])
+    yield Metric(
+        "gantry_proxy_untaken_bytes", Kind.GAUGE, "Bytes that wait for clients to take them.", [(labels, untaken_bytes)]
     )
     yield from job_metrics(jobs, labels)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.acl_hook import AclHook
+from gantrymq.errors import ConfigError, GantryError
 from gantrymq.metrics import Metric, MetricsServer
+from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
@@ -18,6 +21,7 @@ from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
+from gantrymq.proxy.passing.server import RemotingSide
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
 from gantrymq.proxy.receiving.pop_requests import PopRequests
@@ -33,6 +37,9 @@ from gantrymq.proxy.unsupported import Unsupported
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.tls import client_context
+
+if TYPE_CHECKING:
+    from gantrymq.proxy.passing.access import RemotingAccess
 
 log = logging.getLogger(__name__)
 
@@ -74,32 +81,61 @@ class Proxy:
         #: The methods that it answers.
         self.methods = frozenset(handlers)
         guard: Guard | None = None
+        remoting_access: RemotingAccess | None = None
         if config.authentication_enabled or config.authorization_enabled:
             # Its rules are imported where they are wanted.
             from gantrymq.proxy.access.access import Access
+            from gantrymq.proxy.passing.access import RemotingAccess
 
             guard = Access(config, metadata).check
+            remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
-        self._service = Service(handlers, config.grpc_max_inbound_message_size, guard, self._figures)
+        path = config.access_log_path
+        self._access_log = AccessLog(path, self.jobs) if path is not None else None
+        self._service = Service(
+            handlers,
+            config.grpc_max_inbound_message_size,
+            config.max_message_size,
+            guard,
+            self._figures,
+            self._access_log,
+        )
         self._metrics = MetricsServer(
             self._collect,
             host=config.metrics_prom_exporter_host or config.bind_address,
             port=config.metrics_prom_exporter_port,
         )
-        self._server = ProxyServer(
-            self._service,
-            host=config.bind_address,
-            port=config.grpc_server_port,
-            tls=config,
-            max_idle_s=config.grpc_client_idle_time_mills / 1000,
-            jobs=self.jobs,
+        self._remoting = RemotingSide(
+            config,
+            self.brokers,
+            metadata,
+            remoting_access,
+            self.jobs,
+            ssl_context=client_context(config),
+            http2=(lambda: self._server.connected()) if config.enable_remoting_local_proxy_grpc else None,
         )
+        try:
+            self._server = ProxyServer(
+                self._service,
+                host=config.bind_address,
+                port=config.grpc_server_port,
+                tls=config,
+                max_idle_s=config.grpc_client_idle_time_mills / 1000,
+                jobs=self.jobs,
+                shared_port=config.shared_ports,
+            )
+        except GantryError:
+            self._remoting.release()
+            raise
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)
+        #: For clients of the remoting protocol.
+        self.remoting_address = reachable(config.bind_address, self._remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
         self._running.push_async_callback(self._server.stop)
+        self._running.push_async_callback(self._remoting.stop)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
@@ -116,13 +152,21 @@ class Proxy:
             stack.push_async_callback(self._receiving.stop)
             stack.push_async_callback(self._membership.stop)
             self._membership.start()
+            if self._access_log is not None:
+                try:
+                    self._access_log.start()
+                except OSError as e:
+                    raise ConfigError(f"accessLogPath={self.config.access_log_path}: {e}") from e
+                stack.push_async_callback(self._access_log.stop)
             await self._server.start()
             stack.push_async_callback(self._server.stop)
+            await self._remoting.start()
+            stack.push_async_callback(self._remoting.stop)
             if self._figures is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._running = stack.pop_all()
-        log.info("the proxy serves at %s", self.address)
+        log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
 
     @property
     def metrics_port(self) -> int:
@@ -137,7 +181,10 @@ class Proxy:
             self.clients,
             self.jobs,
             connections=len(self._server.connections),
+            remoting_connections=len(self._remoting.connections),
             held_bytes=self._service.unfinished.held_bytes,
+            in_hand_bytes=self._service.in_hand.bytes,
+            untaken_bytes=self._service.untaken.bytes,
         )
 
     async def stop(self) -> None:

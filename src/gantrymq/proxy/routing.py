@@ -11,7 +11,7 @@ from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Call, Handlers
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
-from gantrymq.proxy.statuses import status
+from gantrymq.proxy.statuses import ProxyError, status
 from gantrymq.proxy.v2.definition_pb2 import (
     Address,
     AddressScheme,
@@ -41,6 +41,8 @@ _TYPES: dict[str, list[MessageType]] = {
     topic_types.MIXED: [MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION],
     topic_types.UNSPECIFIED: [MessageType.MESSAGE_TYPE_UNSPECIFIED],
 }
+#: A request's topic and endpoints, which the answer repeats for each queue, in bytes.
+MAX_REPEATED = 4096
 _READ_WRITE = PERM_READ | PERM_WRITE
 
 
@@ -61,6 +63,7 @@ class Routing:
     async def query_route(self, call: Call, request: QueryRouteRequest) -> QueryRouteResponse:
         topic = request.topic.name
         check_topic(topic)
+        _check_repeated(request)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         types = _TYPES[await self._metadata.topic_type(topic)]
@@ -86,6 +89,7 @@ class Routing:
         """One entry for each broker, which shares its queues out by itself; each queue for a group that keeps order."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
+        _check_repeated(request)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         config = await self._metadata.group(group)
@@ -117,6 +121,13 @@ class Routing:
             addresses=[
                 Address(host=address.host, port=address.port if by_client else self.port) for address in asked.addresses
             ],
+        )
+
+
+def _check_repeated(request: QueryRouteRequest | QueryAssignmentRequest) -> None:
+    if request.ByteSize() > MAX_REPEATED:
+        raise ProxyError(
+            Code.ILLEGAL_ACCESS_POINT, f"endpoints and topic of {request.ByteSize()} bytes: max is {MAX_REPEATED}"
         )
 
 

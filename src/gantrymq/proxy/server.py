@@ -35,7 +35,15 @@ class ProxyServer:
     """
 
     def __init__(
-        self, service: Service, *, host: str, port: int, tls: TlsConfig, max_idle_s: float, jobs: Jobs
+        self,
+        service: Service,
+        *,
+        host: str,
+        port: int,
+        tls: TlsConfig,
+        max_idle_s: float,
+        jobs: Jobs,
+        shared_port: bool = False,
     ) -> None:
         self._service = service
         self._tls = ServerTls(tls, jobs, peers="gRPC clients", alpn=_ALPN)
@@ -49,7 +57,9 @@ class ProxyServer:
         self._unfinished_job = jobs.repeating(
             "look for slow gRPC messages", lambda: service.unfinished.look(monotonic()), _LOOK_AT_MESSAGES_S
         )
-        self._listener = Listener(host, port, self._accepted, self._count, jobs=jobs, peers="gRPC clients")
+        self._listener = Listener(
+            host, port, self._accepted, self._count, shared=shared_port, jobs=jobs, peers="gRPC clients"
+        )
 
     @property
     def port(self) -> int:
@@ -58,7 +68,7 @@ class ProxyServer:
     async def start(self) -> None:
         """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
         self._tls.load()
-        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self._connected)
+        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected)
         self._listener.start()
         self._tls.start()
         self._idle_job.start()
@@ -95,8 +105,11 @@ class ProxyServer:
     def _count(self) -> int:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
-    def _connected(self) -> Http2Connection:
-        return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
+    def connected(self) -> Http2Connection:
+        """The protocol of a new connection, whoever has accepted it."""
+        return Http2Connection(
+            self._service.accept, self._limits, self._service.untaken, self._opened, self._disconnected
+        )
 
     def _opened(self, connection: Http2Connection) -> None:
         self.connections[connection] = None

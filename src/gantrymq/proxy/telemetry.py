@@ -17,6 +17,7 @@ from gantrymq.system.clock import monotonic
 
 #: What is kept of a client, bytes: thousands of topics.
 MAX_SETTINGS_SIZE = 1 << 20
+MAX_TOPICS = 10_000
 
 
 class Telemetry:
@@ -74,6 +75,9 @@ def check_settings(settings: Settings) -> None:
         )
     if settings.client_type in (LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER):
         raise GrpcError(GrpcCode.UNIMPLEMENTED, "lite consumers are not supported: these brokers have no lite topics")
+    topics = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
+    if topics > MAX_TOPICS:
+        raise ProxyError(Code.BAD_REQUEST, f"{topics} topics in one client's settings: at most {MAX_TOPICS} are taken")
     match settings.WhichOneof("pub_sub"):
         case "publishing":
             for topic in settings.publishing.topics:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.background.shared import result_of
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
+from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import MakeRoom
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.in_place import InPlace
 from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.remoting.turns import Turns
 from gantrymq.system import network, tls
@@ -25,7 +28,8 @@ SILENCE_MS = 1000
 class RemotingClient:
     """Requests to any number of servers; `handlers` answer the requests that servers make (see `connection`).
 
-    `on_open` is called with host:port when a connection was made, `on_close` when one was lost.
+    `on_open` is called with host:port when a connection was made, `on_close` when one was lost. `in_place`: large
+    answers are received where they stay, where native code is there; for those who read megabytes at a time.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class RemotingClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         on_open: Callable[[str], None] | None = None,
         on_close: Callable[[str], None] | None = None,
+        in_place: bool = False,
     ) -> None:
         # Not `or`: its owner may fill it later.
         self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
@@ -45,6 +50,7 @@ class RemotingClient:
         self._connect_timeout_s = connect_timeout_s
         self._on_open = on_open
         self._on_close = on_close
+        self._make_room: MakeRoom | None = native.Room if in_place and native is not None else None
         self._turns = Turns()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -144,10 +150,8 @@ class RemotingClient:
         loop = asyncio.get_running_loop()
         for n, ip in enumerate(ips, 1):
             try:
-                _, connection = await loop.create_connection(
-                    lambda: Connection(
-                        self._handlers, hooks=self._hooks, turns=self._turns, on_close=self._disconnected
-                    ),
+                _, protocol = await loop.create_connection(
+                    self._new_protocol,
                     ip,
                     port,
                     ssl=self._ssl_context,
@@ -157,8 +161,18 @@ class RemotingClient:
                 if n == len(ips) or isinstance(e, tls.SSLError):
                     raise
             else:
-                return connection
+                return protocol.connection if isinstance(protocol, InPlace) else protocol
         raise OSError(f"{host} has no address")
+
+    def _new_protocol(self) -> Connection | InPlace:
+        connection = Connection(
+            self._handlers,
+            hooks=self._hooks,
+            turns=self._turns,
+            make_room=self._make_room,
+            on_close=self._disconnected,
+        )
+        return connection if self._make_room is None else InPlace(connection)
 
     def _reason(self, error: Exception) -> str:
         """Of an error that has no words for it."""

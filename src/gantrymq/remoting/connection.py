@@ -29,7 +29,7 @@ from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
-from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.frame_reader import FrameReader, MakeRoom
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl
@@ -90,6 +90,7 @@ class Connection(FlowControl):
         is_server: bool = False,
         turns: Turns | None = None,
         frames: UnfinishedFrames | None = None,
+        make_room: MakeRoom | None = None,
         rooms_for_answers: Rooms | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
@@ -103,7 +104,7 @@ class Connection(FlowControl):
         self._frame_length = 0
         self._on_open = on_open
         self._on_close = on_close
-        self._reader = FrameReader()
+        self._reader = FrameReader(make_room=make_room)
         self._pending = PendingRequests(self._loop)
         self._next_opaque = 0
         #: Requests of this turn of the loop that are still to be written.
@@ -141,6 +142,15 @@ class Connection(FlowControl):
             self.read_or_stop()
         else:
             self._receive(commands)
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be put instead of being given to `data_received` (`FrameReader.room`)."""
+        return self._reader.room()
+
+    def room_filled(self, count: int) -> None:
+        """So many bytes were put there."""
+        self.read_bytes = count
+        self._receive(self._reader.filled(count))
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
@@ -365,6 +375,12 @@ class Connection(FlowControl):
             self._gathered_bytes = 0
 
     # -- life ---------------------------------------------------------------------------------------------------
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the peer speaks with."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return str(name[0]) if name else "?"
 
     @property
     def awaits_answers(self) -> bool:

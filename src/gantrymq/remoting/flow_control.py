@@ -14,7 +14,7 @@ can be true beside the others:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gantrymq.errors import RequestTimeout
 from gantrymq.logs import peer_log
@@ -151,6 +151,18 @@ class FlowControl(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Calls it when the peer has taken what fills the write buffer, or is gone; now if it isn't full."""
+        if self._writable is None:
+            callback()
+        else:
+            self._writable.add_done_callback(lambda _: callback())
+
+    def limit_writes(self, high_water: int) -> None:
+        """With so many unwritten bytes the write buffer is full, not only with WRITE_HIGH_WATER."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=high_water)
 
     async def _room_to_write(self, timeout_ms: int) -> int:
         """Waits until the write buffer has room; what is left of `timeout_ms`."""

@@ -59,7 +59,8 @@ class Listener:
     """Takes connections at `host` and `port` and hands their sockets, which don't block, to `accepted`.
 
     The port is taken when this is made; 0 takes a free one, `port` is the real one. With `fast_listen` there is a
-    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). `count` tells how many
+    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). A `shared` port may be other
+    processes', too. `count` tells how many
     connections there are, `job` is known under the name of the `peers`. Raises GantryError when a port is taken.
     """
 
@@ -71,15 +72,17 @@ class Listener:
         count: Callable[[], int],
         *,
         fast_listen: bool = False,
+        shared: bool = False,
         jobs: Jobs | None = None,
         peers: str = "connections",
     ) -> None:
         self._host = host
         self._fast_listen = fast_listen
+        self._shared = shared
         self._accepted = accepted
         self._count = count
         self.job = (jobs or Jobs()).repeating(f"accept {peers} again", self._listen)
-        self._sockets = _bound_sockets(host, port, fast_listen=fast_listen)
+        self._sockets = _bound_sockets(host, port, fast_listen=fast_listen, shared=shared)
         self.port: int = self._sockets[0].getsockname()[1]
         self._is_listening = False
         self._first_reserved = self._most = 0
@@ -92,7 +95,7 @@ class Listener:
         """Begins to take connections. Raises GantryError when another socket listens on a port after all."""
         if not self._sockets:
             # It was stopped before, and begins again.
-            self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen)
+            self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen, shared=self._shared)
         limit = files.descriptor_limits()[0]
         self._first_reserved = limit - reserved_descriptors(limit)
         self._most = most_connections(limit)
@@ -180,23 +183,24 @@ class Listener:
             self._refused = 0
 
 
-def _bound_sockets(host: str, port: int, *, fast_listen: bool) -> list[network.Socket]:
+def _bound_sockets(host: str, port: int, *, fast_listen: bool, shared: bool) -> list[network.Socket]:
     """Sockets that have the port, and with `fast_listen` port - 2, and don't listen yet. Raises GantryError."""
     if not fast_listen:
-        return [_bound_socket(host, port)]
+        return [bound_socket(host, port, shared=shared)]
     for _ in range(_PORT_ATTEMPTS if not port else 1):
-        first = _bound_socket(host, port)
+        first = bound_socket(host, port)
         try:
-            return [first, _bound_socket(host, first.getsockname()[1] - _FAST_PORT_BEFORE)]
+            return [first, bound_socket(host, first.getsockname()[1] - _FAST_PORT_BEFORE)]
         except GantryError as e:
             first.close()
             error = e
     raise error
 
 
-def _bound_socket(host: str, port: int) -> network.Socket:
+def bound_socket(host: str, port: int, *, shared: bool = False) -> network.Socket:
+    """As `network.bind`. Raises GantryError when the port is taken."""
     try:
-        return network.bind(host, port)
+        return network.bind(host, port, shared=shared)
     except (OSError, OverflowError) as e:
         raise _taken(host, port, e) from e
 

@@ -35,7 +35,8 @@ class RemotingServer:
     """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`).
 
     The port is taken here and now, so that `port` is the real one before anything is built that carries it; connections
-    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2. Raises GantryError when a port
+    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2; a `shared_port` may be other
+    processes', too. `alpn` is what TLS clients may ask for beside the remoting protocol. Raises GantryError when a port
     is taken.
     """
 
@@ -49,12 +50,14 @@ class RemotingServer:
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
         fast_listen: bool = False,
+        shared_port: bool = False,
+        alpn: Sequence[str] = (),
         on_close: Callable[[Connection], None] | None = None,
         jobs: Jobs | None = None,
     ) -> None:
         jobs = jobs if jobs is not None else Jobs()
         self._handlers = handlers
-        self._tls = ServerTls(tls, jobs) if tls is not None else None
+        self._tls = ServerTls(tls, jobs, alpn=alpn) if tls is not None else None
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
@@ -68,7 +71,9 @@ class RemotingServer:
         self._rooms_for_answers = new_rooms_for_answers()
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
         # At last: it takes the port, which nobody would free if anything else failed.
-        self._listener = Listener(host, port, self._accepted, self._count, fast_listen=fast_listen, jobs=jobs)
+        self._listener = Listener(
+            host, port, self._accepted, self._count, fast_listen=fast_listen, shared=shared_port, jobs=jobs
+        )
 
     @property
     def port(self) -> int:
@@ -130,7 +135,7 @@ class RemotingServer:
     def _count(self) -> int:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> asyncio.Protocol:
         return Connection(
             self._handlers,
             hooks=self._hooks,

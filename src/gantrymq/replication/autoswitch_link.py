@@ -44,7 +44,7 @@ class AutoSwitchLink:
         self._replica = store.replica
         self._hello = hello
         self._epochs = file.epochs
-        self._save = file.save
+        self._append, self._save = file.append, file.save
         self._frames = AutoSwitchFrameReader()
         self._waiting = b""
         self._replica.restart()
@@ -183,5 +183,5 @@ class AutoSwitchLink:
         last = self._epochs.last
         if last is not None and epoch.number < last.number:
             raise FrameError(f"bytes of the epoch {epoch.number} after some of {last.number}")
-        if (last is None or epoch.number > last.number) and self._epochs.append(epoch):
-            self._save()
+        if last is None or epoch.number > last.number:
+            self._append(epoch)

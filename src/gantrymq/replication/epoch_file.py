@@ -35,9 +35,23 @@ class EpochFile:
         Raises ReplicationError when the log has one that isn't older: another was elected since, or before.
         """
         last = self.epochs.last
-        if not self.epochs.append(Epoch(number, log_end)):
+        if not self.append(Epoch(number, log_end)):
             raise ReplicationError(f"this log has an epoch {last.number if last else 0}: {number} is no later one")
-        self.save()
+
+    def append(self, epoch: Epoch) -> bool:
+        """The log has one more epoch, whose bytes may come now; False where it is no later one.
+
+        Raises StoreError when that can't be kept; then the log hasn't got it.
+        """
+        before = self.epochs.all()
+        if not self.epochs.append(epoch):
+            return False
+        try:
+            self.save()
+        except StoreError:
+            self.epochs.put_back(before)
+            raise
+        return True
 
     def save(self) -> None:
         """Writes the file; on return it is on the disk. Raises StoreError."""

@@ -47,6 +47,10 @@ class Epochs:
         self._epochs.append(epoch)
         return True
 
+    def put_back(self, before: Iterable[Epoch]) -> None:
+        """They are what they were."""
+        self._epochs = list(before)
+
     def at(self, offset: int) -> tuple[Epoch, int | None] | None:
         """The epoch that has an offset, and where the next one begins; None before the first."""
         found = None

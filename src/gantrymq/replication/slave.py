@@ -137,6 +137,11 @@ class HaSlave:
         return None if self._connection is None else self._connection.link.state
 
     @property
+    def hears_master(self) -> bool:
+        """Whether something has come from the master over the connection that there is."""
+        return self._connection is not None and self._connection.has_heard
+
+    @property
     def confirm_offset(self) -> int | None:
         """Up to where all in sync have the log, as the master said last."""
         return None if self._connection is None else self._connection.link.confirm_offset
@@ -240,6 +245,7 @@ class HaSlave:
         """Bytes have come."""
         if connection is self._connection:
             self._last_read = monotonic()
+            connection.has_heard = True
             self._read_ms = now_ms()
             self._flow.sent(len(data), self._last_read)
             connection.link.feed(data)
@@ -373,6 +379,8 @@ class _Connection(asyncio.Protocol):
         self._slave = slave
         self.master = master
         self.is_paused = False
+        #: The master has said something.
+        self.has_heard = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -19,7 +19,7 @@ _END = 2
 class Properties:
     """The properties that stand in `buffer` from each of `starts` to each of `ends`; one record each, ascending."""
 
-    def __init__(self, buffer: bytes, starts: Ints, ends: Ints) -> None:
+    def __init__(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
         # The properties alone, back to back: separators are then found without looking at bodies.
         joined = gather_binary(buffer, starts, ends)
         _, offsets, data = joined.buffers()
@@ -74,7 +74,7 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(first_items), item_names, values)
 
 
-def gather_binary(buffer: bytes | pa.Buffer, starts: Ints, ends: Ints) -> pa.Array:
+def gather_binary(buffer: bytes | memoryview | pa.Buffer, starts: Ints, ends: Ints) -> pa.Array:
     """The bytes from each start to each end as a binary array; the ranges ascend and don't overlap.
 
     The ranges and the gaps between them are one binary array over `buffer`, of which Arrow copies every second

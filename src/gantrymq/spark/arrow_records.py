@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from gantrymq.errors import CompressionError, RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, unpacker
 from gantrymq.protocol.sys_flag import COMPRESSED
 
 Ints = npt.NDArray[np.int64]
@@ -41,17 +42,28 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 }
 #: These two `record_batches` makes.
 BODY, BODY_ERROR = "body", "bodyError"
+#: Columns that are a property of another name.
+PROPERTIES = {"keys": names.KEYS, "tags": names.TAGS, "msgId": names.UNIQUE_KEY}
+_unpack_head = unpacker("size", "magic")
 
 
 class ArrowRecords(ABC):
     """The records of `buffer`, which holds any number of them back to back, as `pull` answers do.
 
+    `wanted` are columns that will be asked for: they may be made in the same pass. Where the buffer is but a `part` of
+    a log's file it may end within a record, or with the file: `length` says where the last whole record does.
+
+    What is in the buffer stays there while this object is used; what it has given has a copy.
+
     Raises RecordError when a record is cut off, is no record, or (with `check_crc`) its body has another CRC32.
     """
 
-    def __init__(self, buffer: bytes, *, check_crc: bool = True) -> None:
+    def __init__(
+        self, buffer: bytes | memoryview, wanted: Sequence[str] = (), *, check_crc: bool = True, part: bool = False
+    ) -> None:
         self._buffer = buffer
-        self._read()
+        self.length = len(buffer)
+        self._read(wanted, check_crc=check_crc, part=part)
         if check_crc and (wrong := self.has_wrong_crc()).any():
             (first,) = np.flatnonzero(wrong)[:1]
             raise RecordError(
@@ -60,8 +72,15 @@ class ArrowRecords(ABC):
             )
 
     @abstractmethod
-    def _read(self) -> None:
-        """Finds where everything stands. Raises RecordError."""
+    def _read(self, wanted: Sequence[str], *, check_crc: bool, part: bool) -> None:
+        """Finds where everything stands; with `check_crc` that will be asked for. Raises RecordError."""
+
+    def _ends_at(self, at: int) -> bool:
+        """Whether there begins no whole record because the file ends, or this part of it does."""
+        if len(self._buffer) - at < FIXED_SIZE_V4:
+            return True
+        size, magic = _unpack_head(self._buffer, at)
+        return magic == MAGIC_BLANK or (size >= FIXED_SIZE_V4 and at + size > len(self._buffer))
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -84,6 +103,10 @@ class ArrowRecords(ABC):
         """Strings, as the records themselves say."""
 
     @abstractmethod
+    def numbered_topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """The different topics, and for each record which of them is its own."""
+
+    @abstractmethod
     def property_values(self, name: str) -> pa.Array:
         """One property's values: strings, null where a record has none."""
 
@@ -92,8 +115,8 @@ class ArrowRecords(ABC):
         """All of them, as a map of strings for each record."""
 
     @abstractmethod
-    def stored_bodies(self) -> pa.Array:
-        """All bodies as they are stored."""
+    def stored_bodies(self, numbers: Ints | None = None) -> pa.Array:
+        """The bodies of these records, ascending, or of all, as they are stored."""
 
     @abstractmethod
     def stored_body(self, i: int) -> bytes:
@@ -136,7 +159,7 @@ class ArrowRecords(ABC):
 
     def tags(self) -> pa.Array:
         """Strings, null where a record has none."""
-        return self.property_values(names.TAGS)
+        return self.property_values(PROPERTIES["tags"])
 
     def body(self, i: int) -> bytes:
         """One body, inflated. Raises CompressionError."""
@@ -171,9 +194,9 @@ class ArrowRecords(ABC):
         arrays = []
         for name in wanted:
             if name == "topic":
-                arrays.append(self.topics() if topic is None else pa.repeat(pa.scalar(topic), len(self)))
+                arrays.append(self.topics() if topic is None else _repeated(topic, len(self)))
             elif name == "brokerName":
-                arrays.append(pa.repeat(pa.scalar(broker_name, pa.string()), len(self)))
+                arrays.append(_repeated(broker_name, len(self)))
             elif name in _COLUMNS:
                 arrays.append(_COLUMNS[name](self))
             else:
@@ -182,7 +205,7 @@ class ArrowRecords(ABC):
 
     def msg_ids(self) -> pa.Array:
         """The producers' unique keys; where a record has none, where it stands."""
-        unique_keys = self.property_values(names.UNIQUE_KEY)
+        unique_keys = self.property_values(PROPERTIES["msgId"])
         if not unique_keys.null_count:
             return unique_keys
         places = self.physical_offsets
@@ -198,7 +221,7 @@ class ArrowRecords(ABC):
 _COLUMNS: dict[str, Callable[[ArrowRecords], pa.Array]] = {
     "queueId": lambda r: pa.array(r.queue_ids),
     "queueOffset": lambda r: pa.array(r.queue_offsets),
-    "keys": lambda r: r.property_values(names.KEYS),
+    "keys": lambda r: r.property_values(PROPERTIES["keys"]),
     "tags": ArrowRecords.tags,
     "bornTimestamp": lambda r: _timestamps(r.longs("born_timestamp")),
     "storeTimestamp": lambda r: _timestamps(r.store_timestamps),
@@ -206,6 +229,22 @@ _COLUMNS: dict[str, Callable[[ArrowRecords], pa.Array]] = {
     "reconsumeTimes": lambda r: pa.array(r.ints("reconsume_times")),
     "properties": lambda r: r.property_map(),
 }
+
+
+def _repeated(text: str | None, count: int) -> pa.Array:
+    """A column that has the same text in each row."""
+    return _many(text, 1 << count.bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=4)
+def _many(text: str | None, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def single_properties(columns: Sequence[str]) -> set[str]:
+    """The properties that these columns are made of, one each."""
+    others = _COLUMNS.keys() | ARROW_TYPES.keys()
+    return {PROPERTIES.get(name, name) for name in columns if name in PROPERTIES or name not in others}
 
 
 def _timestamps(milliseconds: Ints) -> pa.Array:

@@ -5,32 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
-from gantrymq.client.broker_api import BrokerApi, PullResult, SendResult, SendStatus
-from gantrymq.client.routes import Routes, read_queues, write_queues
+from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendStatus
+from gantrymq.client.routes import read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import ClusterInfo, KVTable, TopicList
+from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
-from gantrymq.protocol.headers.header import Header
-from gantrymq.protocol.headers.namesrv import (
-    GetKVConfigResponseHeader,
-    GetKVListByNamespaceRequestHeader,
-    KVConfigRequestHeader,
-)
+from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import LAST_ROW_FIELD
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.name_servers import NameServers
 from gantrymq.spark.offsets import FirstMessage
 from gantrymq.spark.security import Security
 
@@ -69,8 +63,6 @@ class BrokersAway(ClientError):
 PASSING = (RemotingError, BrokerError, NoRouteInfo, NoBrokers)
 #: Where NameServers keep the configuration of order topics (`NamesrvUtil`).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
-#: Where GantryMQ's NameServers name brokers that are away, by topic (namesrv/lost_brokers.py).
-LOST_BROKERS_NAMESPACE = "LOST_BROKERS"
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -79,7 +71,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-class Cluster:
+class Cluster(NameServers):
     """The brokers behind some NameServers; an async context manager.
 
     Reads go to a broker's master, or to a slave while the route names no master. `retry_timeout_ms` bounds how long
@@ -94,13 +86,15 @@ class Cluster:
         security: Security | None = None,
         *,
         remoting: RemotingClient | None = None,
+        from_slaves: bool = False,
     ) -> None:
-        """`remoting` is used instead of connections of its own, and left open."""
+        """`remoting` is used instead of connections of its own, and left open; `from_slaves`: pulls go to slaves."""
         self._retry_timeout_s = retry_timeout_ms / 1000
         self._is_owner = remoting is None
-        self._remoting = remoting or (security or Security()).remoting_client()
-        self._api = BrokerApi(self._remoting)
-        self._routes = Routes(self._api, name_servers)
+        super().__init__(name_servers, remoting or (security or Security()).remoting_client())
+        self._from_slaves = from_slaves
+        #: Slaves that didn't answer, or don't serve pulls.
+        self._refusing: set[str] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,70 +136,6 @@ class Cluster:
         except BrokerError:
             return ""
         return response.read_header(GetKVConfigResponseHeader).value
-
-    async def lost_brokers(self, topics: Sequence[str] | None) -> dict[str, set[str]]:
-        """By topic the brokers that any NameServer remembers to have lost, of these topics or of all.
-
-        Apache's NameServers remember none, and one that has started since doesn't either.
-        """
-        lost: defaultdict[str, set[str]] = defaultdict(set)
-
-        async def ask(name_server: str) -> None:
-            if topics is None:
-                listing = GetKVListByNamespaceRequestHeader(namespace=LOST_BROKERS_NAMESPACE)
-                response = await self._kv(name_server, RequestCode.GET_KVLIST_BY_NAMESPACE, listing)
-                found = {} if response is None else decode_json(response.body, KVTable).table
-            else:
-                headers = [KVConfigRequestHeader(namespace=LOST_BROKERS_NAMESPACE, key=topic) for topic in topics]
-                answers = await asyncio.gather(
-                    *(self._kv(name_server, RequestCode.GET_KV_CONFIG, header) for header in headers)
-                )
-                found = {
-                    topic: answer.read_header(GetKVConfigResponseHeader).value
-                    for topic, answer in zip(topics, answers, strict=True)
-                    if answer is not None
-                }
-            for topic, names in found.items():
-                lost[topic].update(filter(None, names.split(";")))
-
-        await asyncio.gather(*map(ask, self._routes.name_servers))
-        return lost
-
-    async def _kv(self, name_server: str, code: RequestCode, header: Header) -> RemotingCommand | None:
-        """None where there is nothing, and where the NameServer doesn't answer: another one may."""
-        try:
-            return await self._remoting.call(name_server, RemotingCommand.request(code, header))
-        except (RemotingError, BrokerError):
-            return None
-
-    async def brokers_elsewhere(self, topic: str) -> dict[str, str]:
-        """Brokers that the topic can be read from: {name: what says so}, a NameServer or its table of queues.
-
-        More than its route may have: one NameServer may have lost a broker that another has, and of a static topic
-        they keep which brokers have a part (`TopicRouteData.topicQueueMappingByBroker`), those that are away too.
-        """
-        names: dict[str, str] = {}
-
-        async def ask(name_server: str) -> None:
-            try:
-                route = await self._api.route(name_server, topic)
-            except (RemotingError, BrokerError, NoRouteInfo):
-                return
-            for name, mapping in (route.topic_queue_mapping_by_broker or {}).items():
-                if mapping.get("currIdMap"):
-                    names[name] = "its table of queues"
-            names.update((queue.broker_name, f"NameServer {name_server}") for queue in read_queues(topic, route))
-
-        await asyncio.gather(*map(ask, self._routes.name_servers))
-        return names
-
-    async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """The answer of the first one that gives one."""
-        name_servers = self._routes.name_servers
-        for name_server in name_servers[:-1]:
-            with suppress(RemotingError):
-                return await self._remoting.call(name_server, RemotingCommand.request(code, header))
-        return await self._remoting.call(name_servers[-1], RemotingCommand.request(code, header))
 
     async def read_queues(self, topic: str, *, wait: bool = True) -> list[MessageQueue]:
         """The topic's readable queues.
@@ -273,10 +203,10 @@ class Cluster:
         filter_expression: tuple[str, str],
     ) -> PullResult:
         """What is there from `offset` on, at once; `filter_expression` is an expression and its type."""
-        return await self.ask(
-            queue,
-            lambda to: self._api.pull_at_once(
-                to,
+
+        async def pull_from(address: str) -> PullResult:
+            return await self._api.pull_at_once(
+                address,
                 queue,
                 offset,
                 max_messages,
@@ -284,8 +214,26 @@ class Cluster:
                 max_bytes=max_bytes,
                 filter_expression=filter_expression,
                 timeout_ms=PULL_TIMEOUT_MS,
-            ),
-        )
+            )
+
+        if self._from_slaves and (slave := await self._slave(queue)) is not None:
+            try:
+                result = await pull_from(slave)
+                # It may be behind: what isn't there only the master can say.
+                if result.status is PullStatus.FOUND:
+                    return result
+            except (RemotingError, BrokerError) as e:
+                log.warning("a slave of broker %s isn't read from, but its master: %s", queue.broker_name, e)
+                self._refusing.add(slave)
+        return await self.ask(queue, pull_from)
+
+    async def _slave(self, queue: MessageQueue) -> str | None:
+        """host:port of a slave; of several each has some of the queues."""
+        if self._routes.cached(queue.topic) is None:
+            await self._refresh(queue.topic)
+        replicas = sorted(self._routes.all_brokers().get(queue.broker_name, {}).items())
+        slaves = [address for number, address in replicas if number != MASTER_ID and address not in self._refusing]
+        return slaves[queue.queue_id % len(slaves)] if slaves else None
 
     async def send(
         self, queues: Sequence[MessageQueue], command: Callable[[MessageQueue], RemotingCommand]

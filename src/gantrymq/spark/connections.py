@@ -182,7 +182,8 @@ def connected(options: ReadOptions | WriteOptions) -> Iterator[Connected]:
         return clients.take(options.security, time.monotonic())
 
     async def make(remoting: RemotingClient) -> Cluster:
-        return Cluster(options.name_servers, options.retry_timeout_ms, remoting=remoting)
+        from_slaves = isinstance(options, ReadOptions) and options.from_slaves
+        return Cluster(options.name_servers, options.retry_timeout_ms, remoting=remoting, from_slaves=from_slaves)
 
     remoting = loop.submit(take()).result()
     try:

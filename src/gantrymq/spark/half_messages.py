@@ -15,7 +15,7 @@ from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.half_ranges import MAX_RANGES, HalfRange, encode_half_ranges
@@ -27,9 +27,9 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+from gantrymq.spark.batch_bodies import BatchBody, Encoded
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
-from gantrymq.spark.row_messages import Encoded
 from gantrymq.spark.sender import RowSender
 from gantrymq.system.clock import now_ms
 
@@ -61,14 +61,15 @@ class HalfSender(RowSender):
         #: Brokers that take no batches of half messages.
         self._others: set[str] = set()
 
-    async def _send_request(self, queues: Sequence[MessageQueue], messages: Sequence[Encoded]) -> None:
-        if queues[0].broker_name in self._others or not await self._send_batch(queues, messages):
+    async def _send_request(self, queues: Sequence[MessageQueue], request: BatchBody) -> None:
+        if queues[0].broker_name in self._others or not await self._send_batch(queues, request):
             # In the order of their rows.
-            self.alone += await asyncio.gather(*(self._send_half(queues, message) for message in messages))
+            self.alone += await asyncio.gather(
+                *(self._send_half(queues, message) for message in decode_batch(request.body))
+            )
 
-    async def _send_batch(self, queues: Sequence[MessageQueue], messages: Sequence[Encoded]) -> bool:
+    async def _send_batch(self, queues: Sequence[MessageQueue], request: BatchBody) -> bool:
         """Whether the broker takes batches."""
-        body = encode_batch(messages)
         # One whose broker is away may be followed by one that takes none.
         asked = [queue for queue in queues if queue.broker_name not in self._others]
         latest = asked[0]
@@ -77,7 +78,13 @@ class HalfSender(RowSender):
             nonlocal latest
             latest = queue
             return send_command(
-                PRODUCER_GROUP, queue, body, self._properties, now_ms(), sys_flag=TRANSACTION_PREPARED, batch=True
+                PRODUCER_GROUP,
+                queue,
+                request.body,
+                self._properties,
+                now_ms(),
+                sys_flag=TRANSACTION_PREPARED,
+                batch=True,
             )
 
         try:
@@ -88,7 +95,7 @@ class HalfSender(RowSender):
             log.info("broker %s takes no batches of half messages: one by one", latest.broker_name)
             self._others.add(latest.broker_name)
             return False
-        place = HalfRange(result.queue_offset, _physical_offset(result.queue, result.offset_msg_id), len(messages))
+        place = HalfRange(result.queue_offset, _physical_offset(result.queue, result.offset_msg_id), request.messages)
         self.halves.append(Halves(result.queue, place))
         return True
 

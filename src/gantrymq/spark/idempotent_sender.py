@@ -8,7 +8,7 @@ a broker is away its rows wait for it: elsewhere they could be there twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import ClientError
@@ -18,10 +18,11 @@ from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
+from gantrymq.spark.batch_bodies import Encoded, PlainRows, SequencedBatch, requests_of
 from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
-from gantrymq.spark.row_messages import Encoded, NumberedRow, TopicMessages
-from gantrymq.spark.sender import queue_of, requests_of
+from gantrymq.spark.row_messages import NumberedRow, TopicMessages
+from gantrymq.spark.sender import queue_of
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
@@ -69,20 +70,30 @@ class IdempotentSender:
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Returns when all are stored. Raises what a send raises, BrokerError for other rows than another attempt's."""
-        queues, in_turn = self._queues, self._in_turn
+        queues = self._queues
         by_queue: dict[MessageQueue, list[NumberedRow]] = {}
+        plain: dict[MessageQueue, list[tuple[PlainRows, int, int]]] = {}
         free: list[NumberedRow] = []
         turn = -1
         for of_topic in messages.values():
+            if (rows := of_topic.plain) is not None:
+                for start, end in _turns(rows.first_row, rows.end_row):
+                    plain.setdefault(self._queue_of_turn(start // ROWS_IN_A_ROW), []).append((rows, start, end))
             for row in of_topic.numbered:
                 if row.sharding_key is not None:
                     by_queue.setdefault(queue_of(row.sharding_key, queues), []).append(row)
                     continue
                 if row.number // ROWS_IN_A_ROW != turn:
                     turn = row.number // ROWS_IN_A_ROW
-                    free = by_queue.setdefault(in_turn[(self._partition + turn) % len(in_turn)], [])
+                    free = by_queue.setdefault(self._queue_of_turn(turn), [])
                 free.append(row)
-        await asyncio.gather(*(self._send_in_order(queue, rows) for queue, rows in by_queue.items()))
+        await asyncio.gather(
+            *(self._send_in_order(queue, self._batches(queue, rows)) for queue, rows in by_queue.items()),
+            *(self._send_in_order(queue, self._plain_batches(queue, parts)) for queue, parts in plain.items()),
+        )
+
+    def _queue_of_turn(self, turn: int) -> MessageQueue:
+        return self._in_turn[(self._partition + turn) % len(self._in_turn)]
 
     def finish(self) -> None:
         """All rows are sent. Raises ClientError when another attempt has sent more."""
@@ -93,9 +104,9 @@ class IdempotentSender:
                 "partition must have the same rows in the same order whenever it is computed"
             )
 
-    async def _send_in_order(self, queue: MessageQueue, rows: Sequence[NumberedRow]) -> None:
-        target, place = target_of(queue.topic, queue.queue_id), self._places.get(queue, BEGINNING)
-        chain, chains, messages = place.chain, list[int](), list[Encoded]()
+    def _batches(self, queue: MessageQueue, rows: Sequence[NumberedRow]) -> Iterator[SequencedBatch]:
+        target, chain = target_of(queue.topic, queue.queue_id), self._place(queue).chain
+        chains, messages = list[int](), list[Encoded]()
         for _, _, digest, (flag, body, properties) in rows:
             chain = next_chain(chain, digest)
             chains.append(chain)
@@ -103,8 +114,22 @@ class IdempotentSender:
         done = 0
         for request in requests_of(messages):
             done += len(request)
-            last_row = await self._send(queue, request, place)
-            place = self._places[queue] = Place(rows[done - 1].number, chains[done - 1])
+            yield SequencedBatch(encode_batch(request), Place(rows[done - 1].number, chains[done - 1]))
+
+    def _plain_batches(
+        self, queue: MessageQueue, parts: Sequence[tuple[PlainRows, int, int]]
+    ) -> Iterator[SequencedBatch]:
+        target = target_of(queue.topic, queue.queue_id)
+        for rows, start, end in parts:
+            yield from rows.sequenced(start, end, target, self._place(queue))
+
+    def _place(self, queue: MessageQueue) -> Place:
+        return self._places.get(queue, BEGINNING)
+
+    async def _send_in_order(self, queue: MessageQueue, batches: Iterator[SequencedBatch]) -> None:
+        for body, place in batches:
+            last_row = await self._send(queue, body, self._place(queue))
+            self._places[queue] = place
             if last_row is None:
                 self._is_at_least_once(queue.broker_name)
             elif last_row > place.row:
@@ -112,9 +137,8 @@ class IdempotentSender:
             else:
                 self._ahead.pop(queue, None)
 
-    async def _send(self, queue: MessageQueue, messages: Sequence[Encoded], after: Place) -> int | None:
+    async def _send(self, queue: MessageQueue, body: bytes, after: Place) -> int | None:
         """Up to which row the queue has them then; None from a broker that doesn't say."""
-        body = encode_batch(messages)
         field = binary_header.encode_fields({AFTER_FIELD: str(after)})
 
         def command(queue: MessageQueue) -> RemotingCommand:
@@ -128,3 +152,11 @@ class IdempotentSender:
         if broker not in self.at_least_once:
             self.at_least_once.add(broker)
             log.warning("broker %s keeps no account of rows: they are there at least once", broker)
+
+
+def _turns(first_row: int, end_row: int) -> Iterator[tuple[int, int]]:
+    """Rows that go to one queue: where they begin and end."""
+    while first_row < end_row:
+        end = min(end_row, (first_row // ROWS_IN_A_ROW + 1) * ROWS_IN_A_ROW)
+        yield first_row, end
+        first_row = end

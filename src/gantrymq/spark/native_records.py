@@ -1,10 +1,12 @@
-"""The records of pulled buffers by native code: one loop over the buffer, then one for each column that is wanted.
+"""The records of pulled buffers by native code: one pass over the buffer makes the columns that are wanted.
 
-For the records of `numpy_records.py` on one core: layout and numbers 0.01 us a record, the CRC of the body 0.01, the
-body 0.01, a property 0.05, the map of properties 0.11.
+A record of 128 B with numbers, CRC, body and three properties takes 0.1 us on one core; the map of properties is made
+when it is asked for, 0.11 us.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +17,22 @@ from gantrymq.kernels import native
 from gantrymq.kernels.interface import Column, Records
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.record import decode_record
-from gantrymq.spark.arrow_records import ArrowRecords, Ints
+from gantrymq.spark.arrow_records import BODY, ArrowRecords, Ints, single_properties
 
 
 class NativeRecords(ArrowRecords):
     """As ArrowRecords says; where `kernels.native` is there."""
 
-    def _read(self) -> None:
+    def _read(self, wanted: Sequence[str], *, check_crc: bool, part: bool) -> None:
         assert native is not None
-        self._records: Records = native.Records(self._buffer)
-        if (bad_at := self._records.bad_at) is not None:
-            decode_record(self._buffer, bad_at, check_crc=False)  # raises, and says what is wrong
+        properties = sorted(single_properties(wanted))
+        records: Records = native.Records(self._buffer, BODY in wanted, check_crc, properties)
+        self._records = records
+        if (bad_at := records.bad_at) is not None:
+            if part and self._ends_at(bad_at):
+                self.length = bad_at
+                return
+            decode_record(bytes(self._buffer), bad_at, check_crc=False)  # raises, and says what is wrong
             raise RecordError(f"no whole record begins at {bad_at} of {len(self._buffer)} bytes")
 
     def __len__(self) -> int:
@@ -44,6 +51,10 @@ class NativeRecords(ArrowRecords):
     def topics(self) -> pa.Array:
         return _array(pa.string(), self._records.topics())
 
+    def numbered_topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        topics, numbers = self._records.numbered_topics()
+        return topics, np.frombuffer(memoryview(numbers), np.int32)
+
     def property_values(self, name: str) -> pa.Array:
         return _array(pa.string(), self._records.property(name))
 
@@ -52,8 +63,14 @@ class NativeRecords(ArrowRecords):
         offsets = pa.Array.from_buffers(pa.int32(), len(self) + 1, [None, pa.py_buffer(firsts)])
         return pa.MapArray.from_arrays(offsets, _array(pa.string(), names), _array(pa.string(), values))
 
-    def stored_bodies(self) -> pa.Array:
-        return _array(pa.binary(), self._records.bodies())
+    def stored_bodies(self, numbers: Ints | None = None) -> pa.Array:
+        return _array(
+            pa.binary(), self._records.bodies(None if numbers is None else np.ascontiguousarray(numbers).data)
+        )
+
+    @property
+    def has_compressed(self) -> bool:
+        return self._records.has_compressed
 
     def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
         found = self._records.inflated(np.ascontiguousarray(numbers).data, max_bytes, MAX_DECOMPRESSED_SIZE)
@@ -62,11 +79,11 @@ class NativeRecords(ArrowRecords):
 
     def stored_body(self, i: int) -> bytes:
         start, end = self._records.body_place(i)
-        return self._buffer[start:end]
+        return bytes(self._buffer[start:end])
 
     def store_host(self, i: int) -> bytes:
         start, end = self._records.store_host_place(i)
-        return self._buffer[start:end]
+        return bytes(self._buffer[start:end])
 
     def has_wrong_crc(self) -> npt.NDArray[np.bool_]:
         wrong = self._records.wrong_crc()

@@ -53,7 +53,10 @@ _unpack_size = unpacker("size")
 class NumpyRecords(ArrowRecords):
     """As ArrowRecords says."""
 
-    def _read(self) -> None:
+    def _read(self, wanted: Sequence[str], *, check_crc: bool, part: bool) -> None:
+        if part:
+            self.length = self._whole_length()
+            self._buffer = self._buffer[: self.length]
         self._starts = _record_starts(self._buffer)
         try:
             self._read_layout()
@@ -78,20 +81,25 @@ class NumpyRecords(ArrowRecords):
     def topics(self) -> pa.Array:
         return to_string(gather_binary(self._buffer, self._topic_start, self._properties_start - 2))
 
+    def numbered_topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        found = self.topics().dictionary_encode()
+        return found.dictionary.to_pylist(), found.indices.to_numpy()
+
     def property_values(self, name: str) -> pa.Array:
         return to_string(self._properties.find(name))
 
     def property_map(self) -> pa.Array:
         return self._properties.as_map()
 
-    def stored_bodies(self) -> pa.Array:
-        return gather_binary(self._buffer, self._body_start, self._body_end)
+    def stored_bodies(self, numbers: Ints | None = None) -> pa.Array:
+        some = slice(None) if numbers is None else numbers
+        return gather_binary(self._buffer, self._body_start[some], self._body_end[some])
 
     def stored_body(self, i: int) -> bytes:
-        return self._buffer[self._body_start[i] : self._body_end[i]]
+        return bytes(self._buffer[self._body_start[i] : self._body_end[i]])
 
     def store_host(self, i: int) -> bytes:
-        return self._buffer[self._store_host_start[i] : self._store_host_end[i]]
+        return bytes(self._buffer[self._store_host_start[i] : self._store_host_end[i]])
 
     def has_wrong_crc(self) -> npt.NDArray[np.bool_]:
         view = memoryview(self._buffer)
@@ -101,6 +109,16 @@ class NumpyRecords(ArrowRecords):
         ]
         wrong: npt.NDArray[np.bool_] = (np.array(found, np.uint32) & 0x7FFFFFFF) != self._head["body_crc"]
         return wrong
+
+    def _whole_length(self) -> int:
+        at = 0
+        while not self._ends_at(at):
+            (size,) = _unpack_size(self._buffer, at)
+            if size < FIXED_SIZE_V4:
+                # No record: what follows says what is wrong.
+                return len(self._buffer)
+            at += size
+        return at
 
     def _read_layout(self) -> None:
         buffer, starts = self._buffer, self._starts
@@ -138,7 +156,7 @@ class NumpyRecords(ArrowRecords):
 
     def _refuse(self, records: Sequence[int]) -> None:
         for i in records:
-            decode_record(self._buffer, int(self._starts[i]))  # raises, and says what is wrong
+            decode_record(bytes(self._buffer), int(self._starts[i]))  # raises, and says what is wrong
         raise RecordError(f"lengths inside the records of {len(self._buffer)} bytes don't add up")
 
     @cached_property
@@ -146,7 +164,7 @@ class NumpyRecords(ArrowRecords):
         return Properties(self._buffer, self._properties_start, self._properties_end)
 
 
-def _record_starts(buffer: bytes) -> Ints:
+def _record_starts(buffer: bytes | memoryview) -> Ints:
     starts: list[int] = []
     add = starts.append
     pos, end = 0, len(buffer)
@@ -155,14 +173,14 @@ def _record_starts(buffer: bytes) -> Ints:
         add(pos)
         (size,) = _unpack_size(buffer, pos)
         if size < FIXED_SIZE_V4:
-            decode_record(buffer, pos)  # raises
+            decode_record(bytes(buffer), pos)  # raises
         pos += size
     if pos != end:
-        decode_record(buffer, starts[-1] if pos > end else pos)  # raises: the last record is cut off
+        decode_record(bytes(buffer), starts[-1] if pos > end else pos)  # raises: the last record is cut off
     return np.array(starts, np.int64)
 
 
-def _gather(buffer: bytes, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _gather(buffer: bytes | memoryview, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The value that stands at each position; raises IndexError for a position beyond the end."""
     places = max(0, len(buffer) - dtype.itemsize + 1)
     return np.ndarray((places,), dtype, buffer, strides=(1,))[positions]

@@ -172,6 +172,12 @@ class Values:
             raise ConfigError(f"option {name}: {text!r} is neither true nor false")
         return text == "true"
 
+    def from_slaves(self) -> bool:
+        text = (self.get("readFrom") or "master").lower()
+        if text not in ("master", "slave"):
+            raise ConfigError(f"option readFrom: {text!r} is neither master nor slave")
+        return text == "slave"
+
     def property_columns(self) -> tuple[str, ...]:
         names = comma_list(self.get("propertyColumns") or "")
         # Spark doesn't tell names apart by their case.

@@ -59,6 +59,7 @@ READ_OPTIONS = (
     "maxPartitions",
     "maxPartitionBytes",
     "maxBytesPerSecondPerBroker",
+    "readFrom",
     "failOnDataLoss",
     "expectedBrokers",
     "deduplicate",
@@ -120,6 +121,8 @@ class ReadOptions:
                             default 134217728. Not with minPartitions, which counts messages
     maxBytesPerSecondPerBroker  so many bytes a second are pulled from a broker at most, of messages as they are stored;
                             one task reads all that the read has there. Not with the options for partitions
+    readFrom                master (default), or slave: messages come from slaves as far as they have them, the rest and
+                            all offsets from masters
     failOnDataLoss          true (default): fail when messages to be read are no longer there; false: warn and go on
     expectedBrokers         names of brokers that every topic is on, separated by commas, or JSON of those of each
                             topic, `{"orders": ["broker-a", "broker-b"]}`: while one of them is away a read waits, and
@@ -160,6 +163,7 @@ class ReadOptions:
     max_partitions: int | None = None
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     max_bytes_per_second: int | None = None
+    from_slaves: bool = False
     fail_on_data_loss: bool = True
     #: By topic; those of "" for all topics.
     expected_brokers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -210,6 +214,7 @@ class ReadOptions:
             values.number("maxPartitions", None, 1),
             values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1) or DEFAULT_PARTITION_BYTES,
             values.number("maxBytesPerSecondPerBroker", None, 1),
+            values.from_slaves(),
             values.flag("failOnDataLoss", True),
             expected_brokers(values.get("expectedBrokers")),
             values.flag("deduplicate", False),

@@ -20,6 +20,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.connections import connected
+from gantrymq.spark.memory import keep_freed_memory
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull_rate import PullRate
@@ -34,10 +35,6 @@ PULL_BYTES = 4 * 1024 * 1024
 #: Answers that are awaited at once hold about so many bytes, as far as the last answer's size tells.
 WINDOW_BYTES = 8 * 1024 * 1024
 MAX_PULLS = 16
-#: glibc gives freed memory back to the system where it is more than twice the largest block that was ever freed
-#: (mallopt(3), M_MMAP_THRESHOLD), and each page that it takes again costs: more than half of the pages were spared by
-#: freeing a block of this size, never touched, and a quarter of the loop's time for bodies of 1 KiB.
-FREED_BYTES = 30 * 1024 * 1024
 #: After so many full answers a pull asks for more again: what a broker reads from disk comes in smaller pieces.
 GROW_AFTER = 256
 #: Between two looks at a queue that should have messages and says it hasn't.
@@ -68,7 +65,7 @@ def data_lost(options: ReadOptions, what: str) -> None:
 
 def pull_batches(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[PulledBatch]:
     """All of `ranges`, in order. Raises DataLost, BrokerError or a RemotingError."""
-    bytes(FREED_BYTES)
+    keep_freed_memory()
     with connected(options) as brokers:
         batches = _batches(brokers.cluster, ranges, options)
 

@@ -6,7 +6,7 @@ of wanted rows only, and a batch ends when it has INFLATED_BYTES.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gantrymq.errors import CodecError, CompressionError
 from gantrymq.kernels import native
-from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, ArrowRecords
+from gantrymq.spark.arrow_records import ARROW_TYPES, BODY, BODY_ERROR, ArrowRecords, Ints
 from gantrymq.spark.bodies.body_format import VALUE, BodyOptions
 from gantrymq.spark.bodies.decoding import ValueDecoder
 from gantrymq.spark.native_records import NativeRecords
@@ -41,9 +41,16 @@ def value_decoder(body: BodyOptions | None, columns: pa.Schema) -> ValueDecoder 
     return body.decoder(columns.field(VALUE).type)
 
 
-def pulled_records(buffer: bytes, corrupt: CorruptBodies, *, check_crc: bool) -> ArrowRecords:
+def stored_columns(columns: pa.Schema, body: BodyOptions | None) -> list[str]:
+    """Those that are made of the records themselves."""
+    return [name for name in columns.names if body is None or name != VALUE]
+
+
+def pulled_records(
+    buffer: bytes | memoryview, wanted: Sequence[str], corrupt: CorruptBodies, *, check_crc: bool, part: bool = False
+) -> ArrowRecords:
     """Raises RecordError for what is no record, and for another CRC32 where that is to fail."""
-    return _RECORDS(buffer, check_crc=check_crc and corrupt is CorruptBodies.FAIL)
+    return _RECORDS(buffer, wanted, check_crc=check_crc and corrupt is CorruptBodies.FAIL, part=part)
 
 
 def record_batches(
@@ -75,12 +82,11 @@ def record_batches(
         return
     wrong_crc = records.has_wrong_crc() if check_crc and corrupt is CorruptBodies.NULL else None
     if values is None and not records.has_compressed and (wrong_crc is None or not wrong_crc.any()):
-        bodies = records.stored_bodies()
-        arrays[BODY] = bodies if wanted is None else bodies.filter(wanted)
+        arrays[BODY] = records.stored_bodies(None if count == len(records) else _numbers(records, wanted))
         arrays[BODY_ERROR] = pa.nulls(count, ARROW_TYPES[BODY_ERROR])
         yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
         return
-    numbers = np.arange(len(records)) if wanted is None else np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
+    numbers = _numbers(records, wanted)
     start = 0
     while start < len(numbers):
         bodies, problems = records.bodies(numbers[start:], INFLATED_BYTES)
@@ -100,6 +106,10 @@ def record_batches(
         piece[BODY_ERROR] = pa.array([problems.get(place) for place in range(len(bodies))], ARROW_TYPES[BODY_ERROR])
         yield pa.RecordBatch.from_arrays([piece[name] for name in columns.names], schema=columns)
         start += len(bodies)
+
+
+def _numbers(records: ArrowRecords, wanted: pa.Array | None) -> Ints:
+    return np.arange(len(records)) if wanted is None else np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
 
 
 def _without_wrong(

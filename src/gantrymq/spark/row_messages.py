@@ -27,6 +27,7 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH
 from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.spark.batch_bodies import BatchBody, Encoded, PlainRows, batch_body, plain_rows, requests_of
 from gantrymq.spark.bodies.body_format import VALUE
 from gantrymq.spark.bodies.encoding import EncodeValue
 from gantrymq.spark.options import WriteOptions
@@ -53,9 +54,6 @@ _DELAY_COLUMNS = {
     "delayMs": names.TIMER_DELAY_MS,
     "deliverAt": names.TIMER_DELIVER_MS,
 }
-
-#: (flag, body, properties): what `encode_batch` takes.
-Encoded = tuple[int, bytes, bytes]
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
@@ -111,12 +109,14 @@ class NumberedRow(NamedTuple):
 class TopicMessages:
     """The messages of some rows for one topic.
 
-    `free` may go to any queue, those of `by_key` to the queue of their sharding key; both in batches. `alone` are
-    (sharding key or None, message) that must be sent one by one. With exactlyOnce all are `numbered`, in order.
+    `free` are batches that may go to any queue, messages `by_key` go to the queue of their sharding key, in batches,
+    too. `alone` are (sharding key or None, message) that must be sent one by one. With exactlyOnce all are `numbered`,
+    in order, or `plain`.
     """
 
     numbered: list[NumberedRow] = field(default_factory=list)
-    free: list[Encoded] = field(default_factory=list)
+    plain: PlainRows | None = None
+    free: list[BatchBody] = field(default_factory=list)
     by_key: dict[str, list[Encoded]] = field(default_factory=dict)
     alone: list[tuple[str | None, Encoded]] = field(default_factory=list)
 
@@ -137,10 +137,27 @@ class RowEncoder:
         self._is_dropped: dict[str, bool] = {}
         self._why_not_delayed = _why_not_delayed(options)
         self._is_numbered = options.exactly_once
+        self._may_be_plain = not options.body and not _problem_with(options.topic)
         self._most_bytes = names.MAX_PROPERTIES_LENGTH - (SEQUENCE_LENGTH if options.exactly_once else 0)
 
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
+        if self._topic is not None and self._may_be_plain:
+            plain = plain_rows(
+                batch,
+                self._id_prefix,
+                self._row,
+                self._unique_keys,
+                self._is_not_its_own,
+                DELAYS,
+                self._most_bytes,
+            )
+            if plain is not None and (batches := plain.batches()) is not None:
+                self._row += batch.num_rows
+                return {self._topic: TopicMessages(plain=plain) if self._is_numbered else TopicMessages(free=batches)}
+        return self._encode_one_by_one(batch)
+
+    def _encode_one_by_one(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         given = {name: _values(name, batch.column(name)) for name in batch.schema.names}
         if self._body is not None:
             given["body"] = given[VALUE]
@@ -151,6 +168,7 @@ class RowEncoder:
         columns = [given.get(name, nothing) for name in COLUMNS if name not in _DELAY_COLUMNS]
         delays = [(property_, given[name]) for name, property_ in _DELAY_COLUMNS.items() if name in given]
         messages: dict[str, TopicMessages] = {}
+        free: dict[str, list[Encoded]] = {}
         for i, (body, topic, keys, tags, sharding_key, properties) in enumerate(zip(*columns, strict=True)):
             try:
                 topic = self._topic or topic
@@ -173,25 +191,25 @@ class RowEncoder:
             elif is_alone:
                 of_topic.alone.append((sharding_key, message))
             elif sharding_key is None:
-                of_topic.free.append(message)
+                free.setdefault(topic, []).append(message)
             else:
                 of_topic.by_key.setdefault(sharding_key, []).append(message)
             self._row += 1
+        for topic, of_topic in messages.items():
+            of_topic.free = [batch_body(request) for request in requests_of(free.get(topic, []))]
         return messages
 
     def _own(self, properties: list[tuple[str, str | None]]) -> dict[str, str]:
         """Of a row's properties those that are its own, and not the system's word about another message."""
-        is_dropped, own = self._is_dropped, {}
-        for name, value in properties:
-            if name not in is_dropped:
-                is_dropped[name] = is_reserved(name) and name not in self._kept
-                if is_dropped[name]:
-                    log.warning(
-                        "property %s is RocketMQ's own: rows are written without it (option keepProperties)", name
-                    )
-            if value and not is_dropped[name]:
-                own[name] = value
-        return own
+        return {name: value for name, value in properties if value and not self._is_not_its_own(name)}
+
+    def _is_not_its_own(self, name: str) -> bool:
+        found = self._is_dropped.get(name)
+        if found is None:
+            found = self._is_dropped[name] = is_reserved(name) and name not in self._kept
+            if found:
+                log.warning("property %s is RocketMQ's own: rows are written without it (option keepProperties)", name)
+        return found
 
     def _message(
         self,
@@ -236,12 +254,18 @@ class RowEncoder:
         return True
 
     def _check_topic(self, topic: str | None) -> None:
-        problem = "the topic is null" if topic is None else topic_problem(topic)
-        if problem is None and topic in SEND_FORBIDDEN_TOPICS:
-            problem = f"clients may not send to the system topic {topic}"
+        problem = _problem_with(topic)
         if problem or topic is None:
             raise IllegalMessage(problem or "")
         self._good_topics.add(topic)
+
+
+def _problem_with(topic: str | None) -> str | None:
+    if topic is None:
+        return "the topic is null"
+    if topic in SEND_FORBIDDEN_TOPICS:
+        return f"clients may not send to the system topic {topic}"
+    return topic_problem(topic)
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:

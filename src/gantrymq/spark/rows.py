@@ -14,7 +14,7 @@ from gantrymq.protocol.row_ids import GANTRY_ID
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull import PulledBatch, data_lost, pull_batches
-from gantrymq.spark.record_batches import pulled_records, record_batches, value_decoder
+from gantrymq.spark.record_batches import pulled_records, record_batches, stored_columns, value_decoder
 
 
 def read_ranges(ranges: Sequence[OffsetRange], options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -31,6 +31,12 @@ class _Rows:
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self._options = options
         self._columns = columns
+        #: What is made of each record: the columns, and what tells which rows are wanted.
+        self._made = stored_columns(columns, options.body)
+        if options.tags is not None:
+            self._made.append("tags")
+        if options.deduplicate:
+            self._made.append(GANTRY_ID)
         self._tags = None if options.tags is None else pa.array(SubscriptionData.parse("", options.tags).tags_set)
         self._values = value_decoder(options.body, columns)
         self._seen: set[str] = set()
@@ -38,7 +44,7 @@ class _Rows:
     def decode(self, pulled: PulledBatch) -> Iterator[pa.RecordBatch]:
         """The wanted rows of a batch. Raises as `read_ranges` does."""
         options = self._options
-        records = pulled_records(pulled.buffer, options.corrupt_bodies, check_crc=options.check_crc)
+        records = pulled_records(pulled.buffer, self._made, options.corrupt_bodies, check_crc=options.check_crc)
         offsets = records.queue_offsets
         is_complete = (
             len(records) == pulled.end - pulled.start

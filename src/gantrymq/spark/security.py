@@ -36,4 +36,4 @@ class Security:
         hooks = []
         if self.access_key is not None and self.secret_key is not None:
             hooks.append(AclHook(self.access_key, self.secret_key, self.security_token))
-        return RemotingClient(ssl_context=client_context(self.tls), hooks=hooks)
+        return RemotingClient(ssl_context=client_context(self.tls), hooks=hooks, in_place=True)

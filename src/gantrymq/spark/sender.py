@@ -7,18 +7,15 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.batch_bodies import BatchBody, Encoded, batch_body, requests_of
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
-from gantrymq.spark.row_messages import Encoded, TopicMessages
+from gantrymq.spark.row_messages import TopicMessages
 from gantrymq.system.clock import now_ms
 
-#: A request holds at most so many messages and about so many bytes: well under a broker's maxMessageSize of 4 MiB.
-REQUEST_MESSAGES = 1000
-REQUEST_BYTES = 1024 * 1024
 #: Messages that can't go in batches: so many are under way at a time.
 ALONE_AT_ONCE = 64
 
@@ -42,8 +39,11 @@ class RowSender:
             by_queue: dict[MessageQueue, list[Encoded]] = {}
             for key, keyed in of_topic.by_key.items():
                 by_queue.setdefault(queue_of(key, queues), []).extend(keyed)
-            work += [self._send_in_order([queue], requests_of(keyed)) for queue, keyed in by_queue.items()]
-            work += [self._send_in_order(self._next(in_turn), [request]) for request in requests_of(of_topic.free)]
+            work += [
+                self._send_in_order([queue], [batch_body(request) for request in requests_of(keyed)])
+                for queue, keyed in by_queue.items()
+            ]
+            work += [self._send_request(self._next(in_turn), request) for request in of_topic.free]
             work += [
                 self._send_alone(self._next(in_turn) if key is None else [queue_of(key, queues)], message)
                 for key, message in of_topic.alone
@@ -54,16 +54,15 @@ class RowSender:
         start = self._turn = (self._turn + 1) % len(queues)
         return queues[start:] + queues[:start]
 
-    async def _send_in_order(self, queues: Sequence[MessageQueue], requests: Sequence[Sequence[Encoded]]) -> None:
+    async def _send_in_order(self, queues: Sequence[MessageQueue], requests: Sequence[BatchBody]) -> None:
         for request in requests:
             await self._send_request(queues, request)
 
-    async def _send_request(self, queues: Sequence[MessageQueue], messages: Sequence[Encoded]) -> None:
+    async def _send_request(self, queues: Sequence[MessageQueue], request: BatchBody) -> None:
         """Stores the messages of a batch in the first of the queues whose broker takes them."""
-        body = encode_batch(messages)
 
         def command(queue: MessageQueue) -> RemotingCommand:
-            return send_command(PRODUCER_GROUP, queue, body, b"", now_ms(), batch=True)
+            return send_command(PRODUCER_GROUP, queue, request.body, b"", now_ms(), batch=True)
 
         await self._cluster.send(queues, command)
 
@@ -86,17 +85,3 @@ class RowSender:
 def queue_of(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:
     """The queue that Java's SelectMessageQueueByHash picks."""
     return queues[abs(string_hash_code(sharding_key)) % len(queues)]
-
-
-def requests_of(messages: list[Encoded]) -> list[list[Encoded]]:
-    """The messages of each request, in order."""
-    requests: list[list[Encoded]] = []
-    size = REQUEST_BYTES
-    for message in messages:
-        length = len(message[1]) + len(message[2])
-        if size + length > REQUEST_BYTES or len(requests[-1]) == REQUEST_MESSAGES:
-            requests.append([])
-            size = 0
-        requests[-1].append(message)
-        size += length
-    return requests

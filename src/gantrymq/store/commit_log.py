@@ -3,26 +3,18 @@
 A physical offset counts bytes from the first record ever written; a file's name is the offset of its first byte. A
 record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
 
-`MessageStore.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
+`MessageWriter.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
 once in a while: the next file, and blocks on the disk ahead of it. A thread makes both before they are needed
-(`RoomMaker`); the dictionary of files is changed under a lock, which nobody holds while he waits for the disk.
-
-Only the flusher's thread calls fsync. A file that was just made is in its directory, but perhaps not yet on the disk;
-`flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file without it, which
-`load` cuts off. The alternative that lost: fsync before the file is used, which who writes must then wait for.
+(`log_room`). Which files there are is in `log_files`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, SyncFailed
 from gantrymq.protocol.record import (
     BLANK_SIZE,
-    FIXED_SIZE_V4,
     MAGIC_BLANK,
     Buffer,
     Record,
@@ -32,16 +24,14 @@ from gantrymq.protocol.record import (
     unpacker,
 )
 from gantrymq.store.checkpoint import Checkpoint
-from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
+from gantrymq.store.log_files import LogFiles
+from gantrymq.store.log_room import RESERVE, LogRoom
+from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
-from gantrymq.system import files, threads
+from gantrymq.system import files
 
-log = logging.getLogger(__name__)
-
-#: Blocks are reserved in such pieces, the next one when half of it is used.
-_RESERVE = 64 * 1024 * 1024
 #: Who refuses all but the copy of another log.
 _COPY = "slave"
 _unpack_head = unpacker("size", "magic")
@@ -51,7 +41,6 @@ class CommitLog:
     """The log in `directory`. After `load` and `start_at` it can be written to."""
 
     def __init__(self, directory: Path, file_size: int, rooms: RoomMaker) -> None:
-        self.directory = directory
         self.file_size = file_size
         #: Where the next record goes: a physical offset, the end of all records.
         self.position = 0
@@ -67,121 +56,47 @@ class CommitLog:
         self.flushed_timestamp = 0
         #: Records from there on have no units in the queues yet; None: all have, as anywhere but on some slaves.
         self.units_until: int | None = None
-        #: The physical offset at which the first file begins.
-        self.min_offset = 0
         #: Why nothing may be written or flushed any more.
         self.failure: Refusal | None = None
         #: Why nothing may be written for now, by who says so.
         self._refusals: dict[str, Refusal] = {}
-        self._files: dict[int, MappedFile] = {}
-        #: Files whose entries in the directory may not be on the disk, the oldest first.
-        self._new: deque[MappedFile] = deque()
-        #: What a power failure has left of the log behind a file that is missing.
-        self._behind_gap: list[MappedFile] = []
-        self._directory_fd: int | None = None
+        self._files = LogFiles(directory, file_size)
+        self._room = LogRoom(self._files, rooms, lambda: self.position)
         self._closed = False
-        self._lock = threads.Lock()
-        self._rooms = rooms
-        rooms.for_all.add(self._make_needed)
-        #: Held while files and blocks are made, never by who has `_lock`.
-        self._making = threads.Lock()
-        #: The longest record that room is needed for.
-        self._needed = 0
-        #: Up to this physical offset a copy of another log needs room.
-        self._copy_end = 0
+
+    @property
+    def min_offset(self) -> int:
+        """The physical offset at which the first file begins."""
+        return self._files.min_offset
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
-        """Finds the files. Raises StoreError when they can't be those of one log with this file size.
-
-        Where a file is missing the log ends, if a power failure may have taken it: by the checkpoint nothing from there
-        on was surely on the disk.
-        """
-        lengths = list_files(self.directory)
-        self._drop_unused(lengths, was_aborted=was_aborted)
-        self.min_offset = expected = min(lengths, default=0)
-        for base, length in lengths.items():
-            file = MappedFile(self.directory, base, self.file_size)
-            is_last = base == max(lengths)
-            short = length < self.file_size
-            if base % self.file_size or length > self.file_size or (short and (not is_last or len(lengths) == 1)):
-                raise StoreError(
-                    f"{file.path} has {length} bytes, mappedFileSizeCommitLog is {self.file_size}: set it to the "
-                    f"size that the store was made with, or, if the file was cut off, `truncate -s {self.file_size}` it"
-                )
-            if base != expected and not self._behind_gap:
-                if not was_aborted or self._was_flushed(base, expected, checkpoint):
-                    raise StoreError(
-                        f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
-                    )
-                log.warning("%s lacks the file before %s: the log ends there", self.directory, file.path.name)
-            if base != expected:
-                self._behind_gap.append(file)
-                continue
-            if short:
-                log.warning(
-                    "%s has %d bytes in place of %d: the rest is taken as empty", file.path, length, self.file_size
-                )
-            expected = base + self.file_size
-            self._files[base] = file
-        # Recovery finds out how far the records go.
-        self.position = expected
-
-    def _drop_unused(self, lengths: dict[int, int], *, was_aborted: bool) -> None:
-        """Deletes what a power failure left empty, and a file that was made with another size and never used."""
-        last = max(lengths, default=0)
-        unused = [base for base, length in lengths.items() if length == 0 and (was_aborted or base == last)]
-        if list(lengths) == [0] and lengths[0] != self.file_size and not any(self._head(0)[:BLANK_SIZE]):
-            unused = [0]
-        for base in unused:
-            path = MappedFile(self.directory, base, 0).path
-            log.warning("%s has no messages: deleted", path)
-            files.unlink(path)
-            del lengths[base]
-
-    def _was_flushed(self, after: int, missing: int, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint says that the log was on the disk beyond the missing file, up to the one after it."""
-        stored = store_timestamp_at(self._head(after), 0)
-        return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
-
-    def _head(self, base: int) -> bytes:
-        return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
+        """Finds the files; see `LogFiles.load`. Recovery finds out how far the records go."""
+        self.position = self._files.load(checkpoint, was_aborted=was_aborted)
 
     def start_at(self, end: int, flushed: int) -> None:
         """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
 
         All before `flushed` is taken to be on the disk. Raises StoreError, OSError.
         """
-        after = [self._files.pop(base) for base in sorted(self._files) if base > end]
-        # From the last on: what a power failure leaves must be without gaps.
-        for file in reversed(after + self._behind_gap):
-            log.info("deleting %s, which is after the end of the log", file.path)
-            file.delete()
-            sync_directory(self.directory)
-        self._behind_gap.clear()
-        files.make_lasting_directory(self.directory)
-        self._close_directory()
-        self._directory_fd = open_directory(self.directory)
-        self._new = deque(file for file in self._new if file.base in self._files)
+        self._files.end_at(end)
         self.position = end
         self.flushed = min(flushed, end)
-        self.limit = self._needed = self._copy_end = 0
+        self.limit = 0
+        self._room.forget()
         self.mapping = None
         base = end // self.file_size * self.file_size
-        if (old := self._files.get(base)) is not None:
+        if (old := self._files.at(end)) is not None:
             old.clear_from(end - base)
         # So that a power failure leaves at least the file with which later ones go on. And what was cut off could else
         # follow upon a record that was written later.
-        self._sync(self._made(base))
+        self._sync(self._files.made(base))
 
     def begin_at(self, physical_offset: int, trash: Trash) -> None:
         """Drops all files, and begins with an empty one there; as `start_at`."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        trash.add_directory(self.directory, ())
-        self.min_offset = self.flushed = physical_offset
+        self._files.drop_all(trash, physical_offset)
+        self.flushed = physical_offset
         self.store_timestamp = self.flushed_timestamp = 0
         self.start_at(physical_offset, physical_offset)
 
@@ -208,13 +123,13 @@ class CommitLog:
         return True
 
     def file_at(self, physical_offset: int) -> MappedFile | None:
-        return self._files.get(physical_offset // self.file_size * self.file_size)
+        return self._files.at(physical_offset)
 
     def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None:
         """(the file's bytes, its base) where a record may begin; None outside of the log."""
         if not 0 <= physical_offset < self.position:
             return None
-        file = self.file_at(physical_offset)
+        file = self._files.at(physical_offset)
         if file is None:
             return None
         if file.view is None:
@@ -272,36 +187,35 @@ class CommitLog:
         all of them may pass.
         """
         self._check()
-        self._rooms.check_line(self._make_needed)
+        self._room.check_line()
         if size + BLANK_SIZE > self.file_size:
             raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
         base = start = self.position // self.file_size * self.file_size
         if self.position + size + BLANK_SIZE > base + self.file_size:
             start += self.file_size
         end = max(self.position, start) + size
-        if self._reserved(base) < self.position + BLANK_SIZE or self._reserved(start) < end + BLANK_SIZE:
-            self._needed = max(self._needed, size)
+        if self._files.reserved(base) < self.position + BLANK_SIZE or self._files.reserved(start) < end + BLANK_SIZE:
             # Nobody is to write what has room before who waits here.
             self.limit = 0
-            self._rooms.need(self._make_needed)
+            self._room.need(size)
         if start > base:
             pack_blank(self._files[base].map(), self.position - base, start - self.position)
-        limit = reserved = self._reserved(start) - BLANK_SIZE
+        limit = reserved = self._files.reserved(start) - BLANK_SIZE
         if reserved + BLANK_SIZE < start + self.file_size:
-            limit -= _RESERVE // 2
+            limit -= RESERVE // 2
         if start + self.file_size not in self._files:
             limit = min(limit, start + self.file_size // 2)
         if end > limit:
             # When this is used up it will be there.
-            self._rooms.ask(self._make_ahead)
+            self._room.ask()
             limit = reserved
-        with self._lock:
+        with self._files.lock:
             self._check()
             self.position = max(self.position, start)
             self.base = start
             self.mapping = self._files[start].map()
             # While others wait for their turn each record has to ask.
-            self.limit = end if self._rooms.is_closed_for(self._make_needed) else limit
+            self.limit = end if self._room.is_closed else limit
 
     def make_room_for_copy(self, size: int) -> None:
         """Makes the next `size` bytes of this file writable for a copy of another log, whose blanks end its files.
@@ -311,17 +225,16 @@ class CommitLog:
         self._check(is_copy=True)
         base = self.position // self.file_size * self.file_size
         end, file_end = self.position + size, base + self.file_size
-        reserved = self._reserved(base)
+        reserved = self._files.reserved(base)
         # Behind a blank the next file begins.
-        has_next = self._reserved(file_end) >= file_end + BLANK_SIZE
+        has_next = self._files.reserved(file_end) >= file_end + BLANK_SIZE
         if reserved < end or (end == file_end and not has_next):
-            self._copy_end = end
-            self._rooms.need(self._make_copy_room)
-        elif (end - base >= self.file_size // 2 and not has_next) or reserved < min(end + _RESERVE // 2, file_end):
+            self._room.need_for_copy(end)
+        elif (end - base >= self.file_size // 2 and not has_next) or reserved < min(end + RESERVE // 2, file_end):
             # When this is used up it will be there.
-            self._rooms.ask(self._make_ahead)
+            self._room.ask()
         if self.base != base or self.mapping is None:
-            with self._lock:
+            with self._files.lock:
                 self._check(is_copy=True)
                 self.base = base
                 self.mapping = self._files[base].map()
@@ -341,11 +254,6 @@ class CommitLog:
         """Has each record ask for room, so that none is written before those that wait."""
         self.limit = 0
 
-    def _reserved(self, base: int) -> int:
-        """Up to which physical offset the file at `base` has blocks; `base` if there is none."""
-        file = self._files.get(base)
-        return base if file is None else base + file.reserved
-
     def _check(self, *, is_copy: bool = False) -> None:
         """Raises StoreError when nothing may be written."""
         if self.failure is not None:
@@ -354,80 +262,20 @@ class CommitLog:
             if not (is_copy and who == _COPY):
                 raise refusal.exception()
 
-    def _make_needed(self) -> None:
-        """Makes what the next record needs; called by the room maker. Raises StoreFull, StoreError."""
-        with self._making:
-            base, used, needed = self._place()
-            if used + needed <= self.file_size:
-                self._reserve(base, used, needed)
-            else:
-                self._reserve(base, used, BLANK_SIZE)
-                self._reserve(base + self.file_size, 0, needed)
-            self._needed = 0
-
-    def _make_copy_room(self) -> None:
-        """Makes what the next bytes of a copy need; as `_make_needed`."""
-        with self._making:
-            base, used, _ = self._place()
-            self._reserve(base, used, self._copy_end - self.position)
-            if self._copy_end == base + self.file_size:
-                self._reserve(self._copy_end, 0, BLANK_SIZE)
-
-    def _make_ahead(self) -> None:
-        """Makes what will be needed; as `_make_needed`."""
-        with self._making:
-            base, used, _ = self._place()
-            self._reserve(base, used, _RESERVE // 2)
-            if used >= self.file_size // 2:
-                self._reserve(base + self.file_size, 0, BLANK_SIZE)
-
-    def _place(self) -> tuple[int, int, int]:
-        """(base of the file written to, bytes of it that are used, bytes that are needed)."""
-        needed, position = self._needed, self.position
-        base = position // self.file_size * self.file_size
-        return base, position - base, needed + BLANK_SIZE
-
-    def _reserve(self, base: int, used: int, least: int) -> None:
-        """Makes a file that has blocks for at least so many bytes more than are used."""
-        file = self._made(base)
-        if file.reserved < min(used + least, self.file_size):
-            start = max(file.reserved, used)
-            file.reserve(start, start + max(least, _RESERVE))
-
-    def _made(self, base: int) -> MappedFile:
-        """The file at `base`, open and mapped."""
-        file = self._files.get(base)
-        if file is not None:
-            file.open()
-            file.map()
-            return file
-        file = MappedFile(self.directory, base, self.file_size)
-        try:
-            file.open()
-            file.map()
-        except BaseException:
-            with suppress(OSError):
-                file.delete()
-            raise
-        with self._lock:
-            self._files[base] = file
-            self._new.append(file)
-        return file
-
     def make_soon(self) -> None:
         """Has room made for the first record."""
-        self._rooms.ask(self._make_ahead)
+        self._room.ask()
 
     def sync_new(self) -> None:
         """Brings files that were just made to the disk, before `flush` has to wait for it; as `flush` does."""
-        for new in list(self._new):
+        for new in self._files.new():
             self._sync(new)
 
     def refuse(self, who: str, refusal: Refusal | None) -> None:
         """Takes no records until the same who says None. May be called from any thread."""
         if refusal == self._refusals.get(who):
             return
-        with self._lock:
+        with self._files.lock:
             if refusal is None:
                 del self._refusals[who]
             else:
@@ -454,12 +302,12 @@ class CommitLog:
 
     def fail(self, failure: Refusal) -> None:
         """Takes and flushes no records any more."""
-        with self._lock:
+        with self._files.lock:
             self.failure = failure
             self.limit = 0
 
     def _map(self, file: MappedFile) -> None:
-        with self._lock:
+        with self._files.lock:
             if self._closed and self.failure is not None:
                 raise self.failure.exception()
             file.map()
@@ -478,7 +326,7 @@ class CommitLog:
         of it that a socket still holds stay good. Raises StoreError.
         """
         end = self.min_offset + self.file_size
-        file = self._files.get(self.min_offset)
+        file = self._files.at(self.min_offset)
         if file is None or end > min(self.position, self.flushed):
             return None
         try:
@@ -486,11 +334,7 @@ class CommitLog:
                 return None
         except OSError as e:
             raise StoreError(f"can't tell how old {file.path} is: {e.strerror or e}") from e
-        log.info("deleting %s", file.path)
-        del self._files[self.min_offset]
-        self.min_offset = end
-        file.close()
-        return file.path
+        return self._files.forget_first()
 
     # -- flushing -----------------------------------------------------------------------------------------------
 
@@ -517,12 +361,7 @@ class CommitLog:
     def _sync(self, file: MappedFile) -> None:
         """Brings a file and the entries of new ones to the disk. Raises as `flush` does."""
         try:
-            file.sync()
-            count = len(self._new)
-            if count and self._directory_fd is not None:
-                sync_entries(self._directory_fd, self.directory)
-                for _ in range(count):
-                    self._new.popleft()
+            self._files.sync(file)
         except SyncFailed as e:
             text = f"{e}; what was written last may be lost, so no message is taken until the broker is started again"
             failure = Refusal(text, SyncFailed)
@@ -532,14 +371,6 @@ class CommitLog:
     def close(self) -> None:
         """Unmaps the files; whoever still writes or reads gets a StoreError."""
         self._closed = True
-        self.fail(Refusal(f"the commit log {self.directory} is closed"))
+        self.fail(Refusal(f"the commit log {self._files.directory} is closed"))
         self.mapping = None
-        with ExitStack() as stack:
-            for file in self._files.values():
-                stack.callback(file.close)
-            stack.callback(self._close_directory)
-
-    def _close_directory(self) -> None:
-        fd, self._directory_fd = self._directory_fd, None
-        if fd is not None:
-            files.close(fd)
+        self._files.close()

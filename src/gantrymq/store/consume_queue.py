@@ -10,13 +10,13 @@ the middle of a file, there are fillers: `0 | 2147483647 | 0`.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
 from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.store.mapped_file import MappedFile, list_files, store_error, sync_directory
+from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory
+from gantrymq.store.queue_files import RESERVE, QueueFiles
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
@@ -27,62 +27,28 @@ UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
 _NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-#: Blocks are reserved for so many units at once: few for each of thousands of queues, more where many come.
-_RESERVE = 800 * UNIT_SIZE
-_RESERVE_MORE = 8000 * UNIT_SIZE
 #: One read finds the end of most queues.
 _PROBE = 204 * UNIT_SIZE
 
 
-class ConsumeQueue:
+class ConsumeQueue(QueueFiles):
     """One queue. `max_offset` is the queue offset that the next message gets, `min_offset` that of the oldest."""
 
-    __slots__ = (
-        "_directory",
-        "_file_size",
-        "_files",
-        "_flushed_offset",
-        "_gone",
-        "_mappings",
-        "_needed",
-        "_rooms",
-        "dirty",
-        "limit",
-        "mapping",
-        "max_offset",
-        "min_offset",
-        "position",
-        "queue_id",
-        "recovered_end",
-        "topic",
-        "topic_bytes",
-    )
+    __slots__ = ("_flushed_offset", "dirty", "min_offset", "queue_id", "recovered_end", "topic", "topic_bytes")
 
     def __init__(
         self, topic: str, queue_id: int, directory: Path, file_size: int, mappings: QueueMappings, rooms: RoomMaker
     ) -> None:
+        super().__init__(directory, file_size, mappings, rooms)
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
-        self.max_offset = 0
         self.min_offset = 0
         #: `max_offset` after a crash, when the store was opened; None when it was closed before.
         self.recovered_end: int | None = None
-        #: Where the next unit goes in `mapping`; at `limit` it needs `make_room` first.
-        self.mapping: files.Mapping | None = None
-        self.position = 0
-        self.limit = 0
         #: Is among those that the flusher looks at.
         self.dirty = False
-        self._directory = directory
-        self._file_size = file_size
-        self._files: dict[int, MappedFile] = {}
         self._flushed_offset = 0
-        self._gone = ""
-        self._mappings = mappings
-        self._rooms = rooms
-        #: The units before this queue offset need room.
-        self._needed = 0
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}-{self.queue_id} {self.min_offset}..{self.max_offset}>"
@@ -127,121 +93,12 @@ class ConsumeQueue:
             raise StoreError(f"can't read {file.path}: {e}") from e
         return UNIT.unpack(data) if len(data) == UNIT_SIZE else None
 
-    def next_file_offset(self, offset: int) -> int:
-        """The queue offset at which the file after that of `offset` begins (`rollNextFile`)."""
-        per_file = self._file_size // UNIT_SIZE
-        return offset - offset % per_file + per_file
-
-    @property
-    def exists(self) -> bool:
-        """Has files, and was not deleted."""
-        return bool(self._files) and not self._gone
-
-    @property
-    def first_offset(self) -> int:
-        """The queue offset at which the first file begins."""
-        return next(iter(self._files), 0) // UNIT_SIZE
-
     @property
     def unflushed(self) -> int:
         """Bytes that may not be on the disk."""
         return (self.max_offset - self._flushed_offset) * UNIT_SIZE
 
-    def _place(self, offset: int) -> tuple[int, int]:
-        """(base of the file, place in it) of a queue offset."""
-        at = offset * UNIT_SIZE
-        return at - at % self._file_size, at % self._file_size
-
-    def _map(self, file: MappedFile) -> files.Mapping:
-        if file.mapping is not None:
-            file.is_used = True
-            return file.mapping
-        if self._gone:
-            raise StoreError(self._gone)
-        self._mappings.map(file, self)
-        assert file.mapping is not None
-        return file.mapping
-
     # -- writing ------------------------------------------------------------------------------------------------
-
-    def make_room(self) -> None:
-        """Makes the place of the next unit writable. Raises StoreBusy, StoreFull, StoreError, as the log's does."""
-        self._need_room(1)
-        base, at = self._place(self.max_offset)
-        file = self._files[base]
-        self.mapping, self.position = self._map(file), at
-        limit = reserved = file.reserved
-        following = self._files.get(base + self._file_size)
-        if reserved < self._file_size or following is None or not following.reserved:
-            limit -= min(_RESERVE, reserved) // 2
-        if at + UNIT_SIZE > limit:
-            # When this is used up there will be more.
-            if reserved >= self._file_size:
-                self._file(base + self._file_size)
-            self._rooms.ask(self._make_ahead)
-            limit = reserved
-        # While others wait for this queue each unit has to ask: between two turns of theirs nobody is to come first.
-        self.limit = at + UNIT_SIZE if self._rooms.is_waited_for(self._make_needed) else limit
-
-    def _need_room(self, count: int) -> None:
-        """Returns when there is room for so many units behind the last one; raises as `make_room` does."""
-        if self._gone:
-            raise StoreError(self._gone)
-        self._rooms.check_line(self._make_needed)
-        end = self.max_offset + count
-        if [base for base, at, size in self._pieces(end) if self._file(base).reserved < at + size]:
-            self._needed = max(self._needed, end)
-            self._rooms.need(self._make_needed)
-
-    def _pieces(self, end: int) -> list[tuple[int, int, int]]:
-        """(base of a file, place in it, bytes) for each file that units from the last one to `end` are in."""
-        pieces = []
-        offset = self.max_offset
-        while offset < end:
-            base, at = self._place(offset)
-            size = min((end - offset) * UNIT_SIZE, self._file_size - at)
-            pieces.append((base, at, size))
-            offset += size // UNIT_SIZE
-        return pieces
-
-    def _make_needed(self) -> None:
-        """Makes what the next units need; called by the room maker. Raises StoreFull, StoreError."""
-        for base, at, size in self._pieces(self._needed):
-            if (file := self._files[base]).reserved < at + size:
-                self._make(file, at, max(size, _RESERVE))
-
-    def _make_ahead(self) -> None:
-        """Makes what will be needed; as `_make_needed`."""
-        base, at = self._place(self.max_offset)
-        if (file := self._files.get(base)) is not None and file.reserved < self._file_size:
-            # As much again: where many come it must last for longer than the thread may take.
-            self._make(file, max(at, file.reserved), max(_RESERVE_MORE, file.reserved))
-        elif (following := self._files.get(base + self._file_size)) is not None and not following.reserved:
-            self._make(following, 0, _RESERVE)
-
-    def _make(self, file: MappedFile, start: int, size: int) -> None:
-        with self._rooms.making_for_queues:
-            if self._gone or file.reserved >= start + size:
-                return
-            try:
-                file.make(start, start + size)
-            except StoreError:
-                if not self._gone:
-                    raise
-                return  # Its directory was taken away in the midst of it.
-            if self._gone:
-                # Deleted meanwhile: what was made in its place goes, too.
-                files.unlink(file.path, missing_ok=True)
-                with suppress(OSError):
-                    files.remove_directory(self._directory)
-                    files.remove_directory(self._directory.parent)
-
-    def make_room_for(self, count: int) -> None:
-        """Makes the places of the next units writable, as many as there are; raises as `make_room` does."""
-        if self.position + count * UNIT_SIZE > self.limit:
-            self.make_room()
-            if self.position + count * UNIT_SIZE > self.limit:
-                self._need_room(count)
 
     def skip_to(self, offset: int) -> None:
         """The next unit gets a later queue offset: places before it, of the first file or behind the last unit, get
@@ -289,32 +146,6 @@ class ConsumeQueue:
             self.mapping = None
             self.position = self.limit = 0
 
-    def _file(self, base: int) -> MappedFile:
-        file = self._files.get(base)
-        if file is None:
-            file = MappedFile(self._directory, base, self._file_size, read_ahead=False)
-            in_order = not self._files or base > max(self._files)
-            self._files[base] = file
-            if not in_order:
-                self._files = dict(sorted(self._files.items()))
-        return file
-
-    def is_written_to(self, file: MappedFile) -> bool:
-        """Whether the next units go to this file's mapping."""
-        return self.mapping is not None and self.mapping is file.mapping
-
-    def unmap_file(self, file: MappedFile) -> None:
-        """Lets a mapping go; it is made anew when it is needed."""
-        if self.is_written_to(file):
-            self.mapping = None
-            self.position = self.limit = 0
-        self._mappings.forget(file)
-        file.unmap()
-
-    def unmap(self) -> None:
-        for file in self._files.values():
-            self.unmap_file(file)
-
     def flush(self) -> None:
         """Brings the units to the disk. Called by the flusher's thread; raises OSError, SyncFailed."""
         offset, end = self._flushed_offset, self.max_offset
@@ -339,23 +170,9 @@ class ConsumeQueue:
             base += self._file_size
         self._flushed_offset = end
 
-    def close(self, why: str) -> None:
-        """Unmaps all; later use raises a StoreError that says `why`."""
-        self._gone = why
-        self._rooms.forget(self._make_needed)
-        self._rooms.forget(self._make_ahead)
-        self.unmap()
-
     def forget_files(self) -> list[MappedFile]:
         """The queue is deleted: later use raises a StoreError. Returns its files, for who unmaps and deletes them."""
-        self._gone = f"queue {self.queue_id} of the topic {self.topic} was deleted"
-        self._rooms.forget(self._make_needed)
-        self._rooms.forget(self._make_ahead)
-        self.mapping = None
-        self.position = self.limit = 0
-        for file in self._files.values():
-            self._mappings.forget(file)
-        return list(self._files.values())
+        return self._forget_files(f"queue {self.queue_id} of the topic {self.topic} was deleted")
 
     def log_moved(self, min_physical_offset: int) -> None:
         """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last.
@@ -367,15 +184,6 @@ class ConsumeQueue:
         for base in [base for base in self._files if base + self._file_size <= self.min_offset * UNIT_SIZE]:
             if base != last:
                 self._delete(base)
-
-    def _delete(self, base: int) -> None:
-        file = self._files[base]
-        self.unmap_file(file)
-        try:
-            file.delete()
-        except OSError as e:
-            raise store_error(e, f"can't delete {file.path}") from e
-        del self._files[base]
 
     # -- opening and recovery -----------------------------------------------------------------------------------
 
@@ -409,6 +217,25 @@ class ConsumeQueue:
             expected = base + self._file_size
         return None
 
+    def has(self, offset: int, units: bytes) -> bool:
+        """Whether these units stand at that queue offset and behind it."""
+        at = 0
+        while at < len(units):
+            found = self.units(offset + at // UNIT_SIZE, (len(units) - at) // UNIT_SIZE)
+            if not found or units[at : at + len(found)] != found:
+                return False
+            at += len(found)
+        return True
+
+    def restore_behind(self, units: bytes) -> None:
+        """Writes units behind the last one."""
+        while units:
+            # As far as a file goes.
+            count = self.next_file_offset(self.max_offset) - self.max_offset
+            written, units = units[: count * UNIT_SIZE], units[count * UNIT_SIZE :]
+            self._write(self.max_offset, written)
+            self.max_offset += len(written) // UNIT_SIZE
+
     def restore(self, offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Writes a unit at any queue offset; what is skipped before it becomes fillers."""
         if offset > self.max_offset:
@@ -426,7 +253,7 @@ class ConsumeQueue:
         file = self._file(base)
         mapping = self._map(file)
         if file.reserved < at + len(units):
-            file.reserve(at, at + max(len(units), _RESERVE))
+            file.reserve(at, at + max(len(units), RESERVE))
         mapping[at : at + len(units)] = units
 
     def unflushed_from(self, offset: int) -> None:

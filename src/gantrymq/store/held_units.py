@@ -25,10 +25,10 @@ class Units:
 
     __slots__ = ("data", "next_offset", "queue")
 
-    def __init__(self, queue: ConsumeQueue, next_offset: int) -> None:
+    def __init__(self, queue: ConsumeQueue, next_offset: int, data: bytes = b"") -> None:
         self.queue = queue
-        self.next_offset = next_offset
-        self.data = bytearray()
+        self.next_offset = next_offset + len(data) // UNIT_SIZE
+        self.data = bytearray(data)
 
     def __len__(self) -> int:
         return len(self.data) // UNIT_SIZE

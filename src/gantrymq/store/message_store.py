@@ -1,62 +1,44 @@
-"""The message store: puts records into the log and units into the queues, and finds them (`DefaultMessageStore`).
+"""The message store: opens, closes and cleans its parts, and finds records (`DefaultMessageStore`).
 
-One thread, the broker's, calls everything here. Java writes the units in a thread of its own, some milliseconds later;
-here `append` writes both, so that a message can be pulled as soon as it is acknowledged.
+One thread, the broker's, calls everything here. `message_writer` puts messages in.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Set
-from contextlib import ExitStack, contextmanager
-from struct import error as StructError
-from typing import NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import HOST_SIZE_V4, Record, encode_record
-from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
+from gantrymq.errors import StoreError
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.cleaner import Cleaner
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, units_before
+from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue, units_before
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
-from gantrymq.store.flusher import FlushCallback, LogFlusher, QueueFlusher
+from gantrymq.store.flusher import FlushCallback
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
 from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
+from gantrymq.store.message_writer import MessageWriter, PutResult
 from gantrymq.store.queue_table import QueueTable
-from gantrymq.store.record_batch import RecordBatch, append_batch
-from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.store.recovery import Recovery
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.replica import Replica
 from gantrymq.store.room_maker import RoomMaker
+from gantrymq.store.store_threads import StoreThreads
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
-from gantrymq.system.clock import time
+
+__all__ = ["MessageStore", "PutResult"]
 
 logger = logging.getLogger(__name__)
-
-_NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
-
-_pack_unit_into = UNIT.pack_into
-#: A NamedTuple's own constructor costs twice as much.
-_new = tuple.__new__
-
-
-class PutResult(NamedTuple):
-    """Where a message went. A PREPARED or ROLLBACK record is in no queue; its queue offset is 0."""
-
-    queue_offset: int
-    physical_offset: int
-    size: int
-    store_timestamp: int
 
 
 class MessageStore:
@@ -67,9 +49,6 @@ class MessageStore:
 
     def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None, waits: bool = True) -> None:
         self.config = config
-        self._store_host = store_host
-        self._hosts_v4 = 0 if len(store_host) == HOST_SIZE_V4 else STORE_HOST_V6
-        self._hosts_v6 = self._hosts_v4 | BORN_HOST_V6
         #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
         self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
@@ -80,15 +59,19 @@ class MessageStore:
         self._queues = QueueTable(
             config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
         )
-        self._dirty = self._queues.dirty
         self._index = MessageIndex(
             self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, rooms
         )
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
-        self._with_crc = config.enabled_append_prop_crc
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
-        self._flushers: tuple[LogFlusher, QueueFlusher] | None = None
+        writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
+        #: See MessageWriter. Bound here: a method that calls its one would cost each message a call more.
+        self.append = writer.append
+        self.begin_batch = writer.begin_batch
+        self.append_batch = writer.append_batch
+        #: While it is open.
+        self._threads: StoreThreads | None = None
         #: See `Recovery`; None as soon as this store is a master's.
         self._torn_at: int | None = None
         #: Says before which physical offset records end that `get` returns; None: all do.
@@ -136,28 +119,12 @@ class MessageStore:
                 directory.mark_in_use()
             except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
-            log_flusher = LogFlusher(
-                self._log, config.flush_interval_commit_log_ms / 1000, self._jobs.report("flush the commit log")
+            threads = StoreThreads(
+                config, self._log, self._queues.dirty, self._index, self._trash, checkpoint, self._rooms, self._jobs
             )
-            queue_flusher = QueueFlusher(
-                self._log,
-                self._dirty,
-                self._index,
-                self._trash,
-                checkpoint,
-                checkpoint_path,
-                config.flush_interval_consume_queue_ms / 1000,
-                config.flush_consume_queue_least_pages,
-                config.flush_consume_queue_thorough_interval_ms / 1000,
-                self._jobs.report("flush the consume queues"),
-            )
-            for flusher in (log_flusher, queue_flusher):
-                stack.callback(flusher.stop)
-                flusher.start()
-            stack.callback(self._rooms.stop)
-            self._rooms.start()
-            self._log.make_soon()
-            self._flushers = log_flusher, queue_flusher
+            stack.callback(threads.stop)
+            threads.start()
+            self._threads = threads
             self._open = stack.pop_all()
         self._drop_torn()
 
@@ -169,14 +136,8 @@ class MessageStore:
             # What was built before it was switched off is kept as far as it is on the disk for sure.
             self._index.open(0, was_aborted=True)
             self._is_indexed = True
-        if self._flushers is not None:
-            log_flusher, queue_flusher = self._flushers
-            log_flusher.interval_s = config.flush_interval_commit_log_ms / 1000
-            queue_flusher.interval_s = config.flush_interval_consume_queue_ms / 1000
-            queue_flusher.least_pages = config.flush_consume_queue_least_pages
-            queue_flusher.thorough_interval_s = config.flush_consume_queue_thorough_interval_ms / 1000
-            for flusher in self._flushers:
-                flusher.wake()
+        if self._threads is not None:
+            self._threads.config_changed()
 
     def close(self) -> None:
         """Brings all to the disk, answers who waits for that, and unlocks the directory.
@@ -184,18 +145,15 @@ class MessageStore:
         Buffers of a GetResult stay good. Raises StoreError when the disk fails; then the next `open` finds the store as
         after a crash. Whatever it raises, the store is closed.
         """
-        if self._flushers is None:
+        threads, self._threads = self._threads, None
+        if threads is None:
             return
-        log_flusher, queue_flusher = self._flushers
-        self._flushers = None
         with self._open:
-            self._rooms.stop()
-            log_flusher.stop()
-            queue_flusher.stop()
+            threads.stop()
             try:
                 self._log.flush()
                 self._index.close(flush=True)
-                queue_flusher.flush(thorough=True)
+                threads.queue_flusher.flush(thorough=True)
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
@@ -222,32 +180,19 @@ class MessageStore:
 
     def _drop_torn(self) -> None:
         """Of a slave: drops what may be another than its master's; it comes again from there. Raises StoreError."""
-        if self._torn_at is not None and self._log.is_copy and self._flushers is not None:
+        if self._torn_at is not None and self._log.is_copy and self._threads is not None:
             logger.warning("a power failure may have damaged the record at %d: the log ends there", self._torn_at)
             self.replica.truncate(self._torn_at)
             self._torn_at = None
 
-    @contextmanager
-    def _alone(self, end: int) -> Iterator[None]:
-        """Within it no thread touches the files, and the checkpoint says nothing of what is behind a physical offset.
+    def _alone(self, end: int) -> AbstractContextManager[None]:
+        """See `StoreThreads.alone`. Raises StoreError, OSError."""
+        return self._open_threads().alone(end)
 
-        All is flushed before, which takes its time: for what is rare. Raises StoreError, OSError.
-        """
-        if self._flushers is None:
+    def _open_threads(self) -> StoreThreads:
+        if self._threads is None:
             raise StoreError("the store is closed")
-        log_flusher, queue_flusher = self._flushers
-        threads = self._rooms, log_flusher, queue_flusher
-        for thread in threads:
-            thread.stop()
-        try:
-            of_file = self._log.store_time(end - end % self._log.file_size)
-            queue_flusher.claim_no_more(end, max(of_file, 0))
-            yield
-            queue_flusher.claim_no_more(end, max(of_file, 0))
-        finally:
-            for thread in threads:
-                thread.start()
-            self._log.make_soon()
+        return self._threads
 
     # -- queues -------------------------------------------------------------------------------------------------
 
@@ -268,103 +213,11 @@ class MessageStore:
         The queues are gone at once, their files soon.
         """
         self._queues.delete_topic(topic)
-        if self._flushers is not None:
+        if self._threads is not None:
             # Then a recovery won't meet the topic's records again.
-            self._flushers[1].flush_soon()
+            self._threads.queue_flusher.flush_soon()
 
     # -- writing ------------------------------------------------------------------------------------------------
-
-    def append(
-        self,
-        queue: ConsumeQueue,
-        flag: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int,
-        body: bytes,
-        properties: bytes,
-        tags_code: int,
-        prepared_transaction_offset: int = 0,
-    ) -> PutResult:
-        """Stores a message at the end of `queue`. `born_host` from `encode_host`; sys_flag's _V6 bits are set here.
-
-        Raises StoreFull, StoreBusy, StoreError (too large for a file, store closed or failing), RecordError (a field
-        out of range); then nothing was stored.
-        """
-        # The hot path. What can fail comes before anything that a reader sees, and the log's position, which says
-        # that unit and record are whole, comes last.
-        log = self._log
-        if queue.position >= queue.limit:
-            queue.make_room()
-        host_bits = self._hosts_v4 if len(born_host) == HOST_SIZE_V4 else self._hosts_v6
-        # PREPARED and ROLLBACK have this bit, COMMIT hasn't.
-        in_queue = not sys_flag & TRANSACTION_PREPARED
-        queue_offset = queue.max_offset if in_queue else 0
-        if self._with_crc:
-            properties = reserve_crc(properties)
-        physical_offset = log.position
-        now = int(time() * 1000)
-        while True:
-            try:
-                record = encode_record(
-                    queue.queue_id,
-                    flag,
-                    queue_offset,
-                    physical_offset,
-                    sys_flag & _NOT_HOSTS_V6 | host_bits,
-                    born_timestamp,
-                    born_host,
-                    now,
-                    self._store_host,
-                    reconsume_times,
-                    prepared_transaction_offset,
-                    body,
-                    queue.topic_bytes,
-                    properties,
-                )
-                if self._with_crc:
-                    record = fill_crc(record)
-                size = len(record)
-                end = physical_offset + size
-                if end > log.limit:
-                    log.make_room(size)
-                    if log.position != physical_offset:
-                        physical_offset = log.position
-                        continue
-                unit_at = queue.position
-                if in_queue:
-                    _pack_unit_into(queue.mapping, unit_at, physical_offset, size, tags_code)  # type: ignore[arg-type]
-            except StructError as e:
-                raise RecordError(f"a message for {queue.topic} can't be stored: {e}") from e
-            break
-        start = physical_offset - log.base
-        log.mapping[start : start + size] = record  # type: ignore[index]
-        if in_queue:
-            queue.position = unit_at + UNIT_SIZE
-            queue.max_offset = queue_offset + 1
-            if not queue.dirty:
-                queue.dirty = True
-                self._dirty.append(queue)
-        log.position = end
-        log.store_timestamp = now
-        return _new(PutResult, (queue_offset, physical_offset, size, now))
-
-    def begin_batch(
-        self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int
-    ) -> RecordBatch:
-        """An empty batch for `append_batch`."""
-        with_crc = self._with_crc
-        return RecordBatch(
-            queue, sys_flag, born_timestamp, born_host, self._store_host, reconsume_times, with_crc=with_crc
-        )
-
-    def append_batch(self, batch: RecordBatch) -> list[int]:
-        """Stores all of a batch, one message behind the other in its queue; returns their physical offsets.
-
-        Raises as `append` does; then nothing is stored. See `record_batch.append_batch` for what a crash leaves.
-        """
-        return append_batch(self._log, self._dirty, batch)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -403,9 +256,7 @@ class MessageStore:
 
         It is called in the flusher's thread; all who come while the disk is busy share the next fdatasync.
         """
-        if self._flushers is None:
-            raise StoreError("the store is closed")
-        self._flushers[0].when_flushed(callback)
+        self._open_threads().log_flusher.when_flushed(callback)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -562,8 +413,8 @@ class MessageStore:
         try:
             return self._cleaner.clean(now_ms)
         finally:
-            if self._trash and self._flushers is not None:
-                self._flushers[1].wake()
+            if self._trash and self._threads is not None:
+                self._threads.queue_flusher.wake()
 
     def delete_expired_soon(self) -> None:
         """The next rounds of `clean` delete what has expired, whatever the hour (DELETE_EXPIRED_COMMITLOG)."""
@@ -576,8 +427,8 @@ class MessageStore:
         those that never had a message (`ConsumeQueueStore.cleanExpired`).
         """
         for count in self._cleaner.delete_expired_queues():
-            if count and self._flushers is not None:
-                self._flushers[1].wake()
+            if count and self._threads is not None:
+                self._threads.queue_flusher.wake()
             yield count
 
     def delete_unused_topics(self, used: Set[str]) -> int:

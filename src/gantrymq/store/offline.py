@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError
+from gantrymq.protocol.record import Record
 from gantrymq.store.checkpoint import Checkpoint, load_checkpoint
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.directory import lock_directory
 from gantrymq.store.index_file import IndexHeader, read_header
+from gantrymq.store.log_reader import LogReader
 from gantrymq.store.mapped_file import list_files, open_directory
 from gantrymq.store.message_index import index_paths
-from gantrymq.store.recovery import LogReader
 from gantrymq.system import files
 
 _NO_UNIT = bytes(UNIT_SIZE)
@@ -93,6 +95,10 @@ class OfflineLog:
     def reader(self, start: int | None = None) -> LogReader:
         return LogReader(self, self.min_offset if start is None else start)
 
+    def records(self, begin: int, end: int) -> Iterator[Record]:
+        """The records from a physical offset on that begin before another one."""
+        return takewhile(lambda record: record.physical_offset < end, LogReader(self, begin))
+
 
 class Unit(NamedTuple):
     offset: int
@@ -142,6 +148,18 @@ class OfflineQueue:
 
     def unit(self, offset: int) -> Unit | None:
         return next(self.units(offset, offset + 1), None)
+
+    def has(self, offset: int, units: bytes) -> bool:
+        """Whether these units stand at that queue offset and behind it."""
+        done = 0
+        while done < len(units):
+            at = offset * UNIT_SIZE + done
+            base = at - at % self.file_size if self.file_size else 0
+            size = min(len(units) - done, base + self.file_size - at)
+            if base not in self._lengths or self._read(base, at - base, size) != units[done : done + size]:
+                return False
+            done += size
+        return True
 
     def units(self, begin: int, end: int) -> Iterator[Unit]:
         """The units of these queue offsets, as far as there are any; a missing file is skipped."""

@@ -77,9 +77,9 @@ def _scaled(progress: Progress, what: str, offline: OfflineLog) -> Callable[[int
 def _check(offline: OfflineLog, progress: Progress) -> None:
     """Raises StoreError when opening the store would cut off more than zeros."""
     reader = offline.reader()
-    for number, record in enumerate(reader):
-        if not number % 1024:
-            progress("log", record.physical_offset - offline.min_offset, offline.limit - offline.min_offset)
+    records = iter(reader)
+    while reader.runs() is not None or next(records, None) is not None:
+        progress("log", reader.end - offline.min_offset, offline.limit - offline.min_offset)
     problem = reader.problem
     for file in offline.files:
         found = offline.view_at(file.base) if file.base > reader.end else None

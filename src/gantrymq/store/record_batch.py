@@ -29,7 +29,7 @@ _TIMESTAMP = Struct(">q")
 
 
 class RecordBatch:
-    """Records on their way into `queue`; what they have in common is given here, as in `MessageStore.append`."""
+    """Records on their way into `queue`; what they have in common is given here, as in `MessageWriter.append`."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     now = int(time() * 1000)
     data, units, places = _placed(batch, log.position, now)
     queue.write_next(units)
-    # As in `MessageStore.append`: the log's position, which says that all is whole, comes last.
+    # As in `MessageWriter.append`: the log's position, which says that all is whole, comes last.
     log.write(data)
     queue.count_written(count)
     if not queue.dirty:

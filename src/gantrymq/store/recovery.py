@@ -12,26 +12,25 @@ reading begins again from that queue's last good one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, Record, decode_record, unpacker
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, units_before
 from gantrymq.store.delay_level import may_have_code, tags_code_of
+from gantrymq.store.log_reader import LogReader, Run, Runs
 from gantrymq.store.queue_table import QueueTable
-from gantrymq.store.record_crc import has_right_crc
 
 log = logging.getLogger(__name__)
 
-_unpack_head = unpacker("size", "magic")
 #: Disks write so many bytes as a whole, or more of them.
 _SECTOR = 512
-#: Records between two reports of progress.
-_PROGRESS_EVERY = 4096
+#: Bytes between two reports of progress.
+_PROGRESS_BYTES = 1024 * 1024
 
 
 class Recovery:
@@ -181,24 +180,89 @@ class Recovery:
     def _read_from(self, start: int) -> int:
         """Puts the units of all records from `start` on in place; returns the log's end."""
         reader = LogReader(self._log, start, needs_crc=self._needs_crc)
-        for number, record in enumerate(reader):
-            if self._progress is not None and not number % _PROGRESS_EVERY:
-                self._progress(record.physical_offset)
-            self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
-            if b"\0" in record.properties and self.torn_at is None and self._is_unsure(record) and _is_torn(record):
-                self.torn_at = record.physical_offset
-            if record.sys_flag & TRANSACTION_PREPARED:
-                continue  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
-            try:
-                queue = self._queues.get_or_create(record.topic.decode(), record.queue_id)
-            except (UnicodeDecodeError, StoreError) as e:
-                log.warning("the record at %d is damaged: %s", record.physical_offset, e)
-                return record.physical_offset
-            if queue not in self._behind and (queue.exists or record.physical_offset >= self._closed_at):
-                self._put(queue, record, start)
+        records = iter(reader)
+        told = 0
+        while True:
+            if self._progress is not None and reader.end >= told:
+                self._progress(reader.end)
+                told = reader.end + _PROGRESS_BYTES
+            if (runs := reader.runs()) is not None:
+                damaged_at = self._put_runs(runs, start)
+            elif (record := next(records, None)) is not None:
+                damaged_at = self._put_record(record, start)
+            else:
+                break
+            if damaged_at is not None:
+                return damaged_at
         if reader.problem:
             log.warning("no good record at %d, the log ends there: %s", reader.end, reader.problem)
         return reader.end
+
+    def _put_record(self, record: Record, start: int) -> int | None:
+        """Puts its unit in place. Returns where it is if it is damaged after all."""
+        self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
+        if b"\0" in record.properties and self.torn_at is None and self._is_unsure(record) and _is_torn(record):
+            self.torn_at = record.physical_offset
+        if record.sys_flag & TRANSACTION_PREPARED:
+            return None  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
+        queue = self._queue(record.topic, record.queue_id, record.physical_offset)
+        if queue is None:
+            return record.physical_offset
+        self._put(queue, record, start)
+        return None
+
+    def _queue(self, topic: bytes, queue_id: int, physical_offset: int) -> ConsumeQueue | None:
+        """The queue of the record there; None when there can't be such a queue."""
+        try:
+            return self._queues.get_or_create(topic.decode(), queue_id)
+        except (UnicodeDecodeError, StoreError) as e:
+            log.warning("the record at %d is damaged: %s", physical_offset, e)
+            return None
+
+    def _put_runs(self, runs: Runs, start: int) -> int | None:
+        """`_put_record` of many."""
+        found: list[tuple[ConsumeQueue, Run]] = []
+        for run in runs.runs:
+            physical_offset = UNIT.unpack_from(run.units)[0]
+            queue = self._queue(run.topic, run.queue_id, physical_offset)
+            if queue is None:
+                for queue, earlier in found:
+                    self._put_run(queue, earlier._replace(units=units_before(earlier.units, physical_offset)), start)
+                return int(physical_offset)
+            found.append((queue, run))
+        self._store_timestamp = max(self._store_timestamp, runs.max_timestamp)
+        for queue, run in found:
+            self._put_run(queue, run, start)
+        return None
+
+    def _put_run(self, queue: ConsumeQueue, run: Run, start: int) -> None:
+        for at in range(0, len(run.units), UNIT_SIZE):
+            if self._put_at_once(queue, run.first + at // UNIT_SIZE, run.units[at:]):
+                break
+            self._put(queue, self._log.read(UNIT.unpack_from(run.units, at)[0]), start)
+
+    def _put_at_once(self, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
+        """Puts units in place if that is easy: the queue has them, or ends before or among them."""
+        there = queue.max_offset - offset
+        (physical_offset, _, _) = UNIT.unpack_from(units)
+        if there < 0 or not self._is_wanted(queue, physical_offset):
+            return False
+        if there == 0:
+            last = queue.unit(offset - 1)
+            if last is not None and last[0] > physical_offset:
+                return False
+        elif not queue.has(offset, units[: there * UNIT_SIZE]):
+            return False
+        self._queues.mark_dirty(queue)
+        queue.unflushed_from(offset)
+        missing = units[there * UNIT_SIZE :]
+        queue.restore_behind(missing)
+        self._restored += len(missing) // UNIT_SIZE
+        return True
+
+    def _is_wanted(self, queue: ConsumeQueue, physical_offset: int) -> bool:
+        """Whether the unit of a record there is put into the queue in this reading of the log."""
+        return queue not in self._behind and (queue.exists or physical_offset >= self._closed_at)
 
     def _is_unsure(self, record: Record) -> bool:
         """A power failure may have taken a part of it, or of its unit."""
@@ -206,6 +270,8 @@ class Recovery:
 
     def _put(self, queue: ConsumeQueue, record: Record, start: int) -> None:
         offset, physical_offset = record.queue_offset, record.physical_offset
+        if not self._is_wanted(queue, physical_offset):
+            return
         code = tags_code_of(record, self._delays_ms)
         self._queues.mark_dirty(queue)
         queue.unflushed_from(offset)
@@ -244,62 +310,3 @@ def _is_torn(record: Record) -> bool:
         not any(record.properties[max(sector, start) - start : sector + _SECTOR - start])
         for sector in range(start - start % _SECTOR, end, _SECTOR)
     )
-
-
-class LogFiles(Protocol):
-    """What of a CommitLog a reader needs."""
-
-    def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None: ...
-    def file_at(self, physical_offset: int) -> object | None: ...
-
-
-class LogReader(Iterable[Record]):
-    """The records from a physical offset on, over the ends of files; `end` is where the last good one ended."""
-
-    def __init__(self, commit_log: LogFiles, start: int, *, needs_crc: bool = False) -> None:
-        self.end = start
-        #: Why no record follows; "" at the end of all that was written.
-        self.problem = ""
-        self._log = commit_log
-        self._needs_crc = needs_crc
-
-    def __iter__(self) -> Iterator[Record]:
-        while (found := self._log.view_at(self.end)) is not None:
-            view, base = found
-            at = self.end - base
-            size, magic = _unpack_head(view, at) if at + BLANK_SIZE <= len(view) else (0, 0)
-            if magic == MAGIC_BLANK:
-                if size != len(view) - at:
-                    self.problem = f"the blank has {size} bytes in place of {len(view) - at}"
-                    return
-                if self._log.file_at(base + len(view)) is None:
-                    return
-                self.end = base + len(view)
-                continue
-            if size == 0 and magic == 0:
-                return
-            try:
-                record = decode_record(view, at)
-                _check(record, self.end)
-            except RecordError as e:
-                self.problem = str(e)
-                return
-            if self._needs_crc and not has_right_crc(view[at : at + record.size]):
-                self.problem = "its property __CRC32# is missing or wrong"
-                return
-            yield record
-            self.end += record.size
-
-
-def _check(record: Record, physical_offset: int) -> None:
-    """Of the record the CRC covers only the body. Raises RecordError when another field can't be right."""
-    if record.physical_offset != physical_offset:
-        raise RecordError(f"it says that it is at {record.physical_offset}")
-    check_places(record.queue_id, record.queue_offset, physical_offset)
-
-
-def check_places(queue_id: int, queue_offset: int, physical_offset: int) -> None:
-    """Raises RecordError when a record there can't have these."""
-    # Each message before it in the queue took a record of its own.
-    if not 0 <= queue_offset <= physical_offset // FIXED_SIZE_V4 or queue_id < 0:
-        raise RecordError(f"queue {queue_id} and queue offset {queue_offset} can't be right")

@@ -63,21 +63,27 @@ class TimerStore:
             self._wheel.open()
             self._log.open()
             now_ms -= now_ms % self._precision_ms
-            window_ms = (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
-            # The clock may have been set back, but not by so much.
-            checkpoint = load_timer_checkpoint(self._checkpoint_path, now_ms + window_ms)
+            checkpoint = self._load_checkpoint(now_ms)
             self._checkpoint = checkpoint
             self.queue_offset = checkpoint.queue_offset
             self.masters_queue_offset = checkpoint.masters_queue_offset
             self.masters_read_time_ms = checkpoint.read_time_ms
             # Without a checkpoint the slots of the past week count as not delivered.
-            self.read_time_ms = checkpoint.read_time_ms or now_ms - window_ms
+            self.read_time_ms = checkpoint.read_time_ms or now_ms - self._window_ms
             self._recover(checkpoint.log_flush_position, log_end)
         except BaseException as e:
             self.close()
             if isinstance(e, OSError):
                 raise StoreError(f"can't use {self._log.directory}: {e}") from e
             raise
+
+    @property
+    def _window_ms(self) -> int:
+        return (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
+
+    def _load_checkpoint(self, now_ms: int) -> TimerCheckpoint:
+        # The clock may have been set back, or a checkpoint be that of another machine: but not by so much.
+        return load_timer_checkpoint(self._checkpoint_path, now_ms + self._window_ms)
 
     def _recover(self, flushed: int, log_end: int) -> None:
         if flushed > 0 and not self._log.position:
@@ -123,7 +129,7 @@ class TimerStore:
             files.unlink(self._root / _WHEEL, missing_ok=True)
             if files.exists(self._log.directory):
                 files.remove_tree(self._log.directory)
-            known = load_timer_checkpoint(self._checkpoint_path, now_ms)
+            known = self._load_checkpoint(now_ms)
             done = max(known.queue_offset, known.masters_queue_offset)
             self.keep(known._replace(log_flush_position=0, queue_offset=0, masters_queue_offset=done))
         except OSError as e:

@@ -6,16 +6,20 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 
-from gantrymq.protocol.record import FIXED_SIZE_V4, Record, unpacker
+from gantrymq.kernels import native
+from gantrymq.protocol.record import FIXED_SIZE_V4, Record, decode_record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
-from gantrymq.store.config import StoreConfig
+from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
 from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, SLOT, file_size, read_header
 from gantrymq.store.index_keys import KeyHash, is_left_out, keys_of
+from gantrymq.store.log_reader import LogReader, Runs
 from gantrymq.store.message_index import index_paths
 from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, is_in_use, offline_queues
 from gantrymq.store.record_crc import has_crc, has_right_crc
@@ -26,11 +30,14 @@ Progress = Callable[[str, int, int], None]
 
 #: No more problems are described; they are counted.
 _MAX_PROBLEMS = 1000
-_PROGRESS_EVERY = 1024
+_PROGRESS_BYTES = 1024 * 1024
 #: A writer copies a record in one go, so that a reader meets a part of one for some microseconds.
 _RETRY_S = 0.05
 _ENTRIES_AT_ONCE = 65_536
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+#: Limits that no file of a log comes to, and what no record has.
+_ALL = 1 << 40
+_NO_TOPIC = b"", bytes(1 << 16)
 _unpack_place = unpacker("size", "queue_id", "queue_offset", "physical_offset")
 #: Below it a tags code is an address in consumequeue_ext (`ConsumeQueueExt.isExtAddr`).
 _MIN_TAGS_CODE = -(1 << 31)
@@ -78,6 +85,8 @@ class _Verifier:
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
         self._delays_ms = parse_delay_levels(config.message_delay_level)
+        #: Queue offsets whose units are those of records.
+        self._sure: dict[OfflineQueue, range] = {}
         self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
 
     def run(self) -> Report:
@@ -112,11 +121,7 @@ class _Verifier:
         report, log = self._report, self._log
         reader = log.reader(start)
         for _ in range(2):
-            for record in reader:
-                self._check_record(record)
-                report.records += 1
-                if not report.records % _PROGRESS_EVERY:
-                    self._progress("log", record.physical_offset - log.min_offset, log.limit - log.min_offset)
+            self._read(reader)
             if not (report.in_use and reader.problem):
                 break
             clock.sleep(_RETRY_S)
@@ -129,11 +134,52 @@ class _Verifier:
             report.add(f"log, {reader.end}: nothing follows here, but {later[0].path.name} has records")
         return later[0].base if later else None
 
+    def _read(self, reader: LogReader) -> None:
+        """Checks the records that it has."""
+        records = iter(reader)
+        told = 0
+        while True:
+            begin = reader.end
+            if begin >= told:
+                self._progress("log", begin - self._log.min_offset, self._log.limit - self._log.min_offset)
+                told = begin + _PROGRESS_BYTES
+            # Native code looks at memory that nobody changes.
+            runs = None if self._report.in_use else reader.runs()
+            if runs is not None:
+                if self._have_units(runs):
+                    self._report.records += runs.records
+                    if self._index is not None:
+                        self._index.check_all(self._log, begin, reader.end)
+                else:
+                    for one in self._log.records(begin, reader.end):
+                        self._check_record(one)
+            elif (record := next(records, None)) is not None:
+                self._check_record(record)
+            else:
+                return
+
     def _is_written(self, base: int) -> bool:
         found = self._log.view_at(base)
         return found is not None and any(found[0][:8])
 
+    def _have_units(self, runs: Runs) -> bool:
+        """Whether each of these records has its unit. If not, or that isn't sure, the queues are to be looked at."""
+        found = []
+        for run in runs.runs:
+            queue = self._queues.get((run.topic.decode(), run.queue_id))
+            first = None if queue is None else queue.unit(queue.first_offset)
+            if queue is None or first is None or first.physical_offset > UNIT.unpack_from(run.units)[0]:
+                return False
+            if not queue.has(run.first, run.units):
+                return False
+            found.append((queue, run.first, run.first + len(run.units) // UNIT_SIZE))
+        for queue, begin, end in found:
+            sure = self._sure.get(queue, range(0))
+            self._sure[queue] = range(sure.start if sure.stop == begin else begin, end)
+        return True
+
     def _check_record(self, record: Record) -> None:
+        self._report.records += 1
         found = self._log.view_at(record.physical_offset)
         assert found is not None
         at = record.physical_offset - found[1]
@@ -192,7 +238,15 @@ class _Verifier:
         report, log = self._report, self._log
         expected = queue.first_offset
         last = -1
-        for unit in queue.units(queue.first_offset, queue.end):
+        sure = self._sure.get(queue, range(0))
+        # The last of those that are sure is looked at once more: what follows must point behind it.
+        units = chain(
+            queue.units(queue.first_offset, sure.start), queue.units(max(sure.stop - 1, sure.start), queue.end)
+        )
+        for unit in units:
+            if unit.offset == sure.stop - 1:
+                report.units += unit.offset - expected
+                expected = unit.offset
             if unit.offset != expected:
                 report.add(f"{queue!r}: the file with the queue offsets {expected} to {unit.offset - 1} is missing")
             expected = unit.offset + 1
@@ -245,9 +299,34 @@ class IndexChecker:
 
     def check(self, record: Record) -> None:
         at = record.physical_offset
-        if not self._begin <= at <= self._end or record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK:
+        if record.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
+            hashes = {self._hash(record.topic + b"#" + key) for key in keys_of(record.properties)}
+            self._check(at, hashes, lambda: record)
+
+    def check_all(self, log: OfflineLog, begin: int, end: int) -> None:
+        """`check` of all records between two physical offsets of a file, which are good ones."""
+        found = log.view_at(begin)
+        assert found is not None
+        view, base = found
+        if native is None:
+            for record in log.records(begin, end):
+                self.check(record)
             return
-        hashes = {self._hash(record.topic + b"#" + key) for key in keys_of(record.properties)}
+        entries, _, _ = native.index_entries(view, begin - base, end - base, base, _ALL, _ALL, _ALL, _NO_TOPIC)
+        at, hashes = -1, set[int]()
+        for number in range(len(entries)):
+            key_hash, physical_offset, _ = entries[number]
+            if physical_offset != at:
+                if hashes:
+                    self._check(at, hashes, partial(decode_record, view, at - base))
+                at, hashes = physical_offset, set()
+            hashes.add(key_hash)
+        if hashes:
+            self._check(at, hashes, partial(decode_record, view, at - base))
+
+    def _check(self, at: int, hashes: set[int], decode: Callable[[], Record]) -> None:
+        if not self._begin <= at <= self._end:
+            return
         self._skip_to(at)
         found: set[int] = set()
         if self._group is not None and self._group[0] == at:
@@ -256,8 +335,10 @@ class IndexChecker:
         # The index may stop in the midst of the last record's keys, and goes on there when it is built further.
         is_last = at == self._end and self._group is None
         # One of Java's has them all.
-        is_left_away = not found and is_left_out(record.topic, record.properties)
-        if found != hashes and not (is_last and found < hashes) and not is_left_away:
+        if found == hashes or (is_last and found < hashes):
+            return
+        record = decode()
+        if found or not is_left_out(record.topic, record.properties):
             foreign, lacking = len(found - hashes), len(hashes - found)
             self._report.add(f"index: of the record at {at} it has {foreign} hashes too many, and lacks {lacking}")
 

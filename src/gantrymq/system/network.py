@@ -23,14 +23,19 @@ __all__ = [
 ]
 
 
-def bind(host: str, port: int) -> Socket:
-    """A socket that doesn't block, has the port (0: a free one), and doesn't listen yet. Raises OSError."""
+def bind(host: str, port: int, *, shared: bool = False) -> Socket:
+    """A socket that doesn't block, has the port (0: a free one), and doesn't listen yet. Raises OSError.
+
+    A shared port may be had by several; the kernel shares out connections among those that listen (SO_REUSEPORT).
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     sock = Socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind(address)
     except BaseException:

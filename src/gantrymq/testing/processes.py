@@ -68,18 +68,26 @@ class ServerProcess:
 
     def wait_until_ready(self, deadline: float) -> None:
         """Waits until the server answers, at most until `deadline` (time.monotonic). Raises GantryError."""
-        assert self._process.stdout is not None
         output = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self, selectors.EVENT_READ)
             while not (match := _READY.search(output)):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise GantryError(f"{self.name} is not ready in time; its log is {self.log_path}")
-                data = os.read(self._process.stdout.fileno(), 4096)
+                data = self.read_output()
                 if not data:
                     raise GantryError(f"{self.name} did not start: {self._reason()}")
                 output += data
         self.address = match[1].decode()
+
+    def fileno(self) -> int:
+        """Of its output, for selectors: what can be read is `read_output`'s."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def read_output(self) -> bytes:
+        """What it says after it was ready; b"" at its end."""
+        return os.read(self.fileno(), 4096)
 
     def begin_stop(self) -> None:
         """Tells the server to stop."""
@@ -228,6 +236,7 @@ class ProcessCluster:
         return {
             "bindAddress": HOST,
             "grpcServerPort": str(proxy_port(self._port)),
+            "remotingListenPort": str(proxy_remoting_port(self._port)),
             "namesrvAddr": self.namesrv_addr,
         }
 
@@ -273,6 +282,11 @@ def controller_port(port: int) -> int:
 def proxy_port(port: int) -> int:
     """Of a proxy, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
     return max(port - 1795, 0)
+
+
+def proxy_remoting_port(port: int) -> int:
+    """The same for clients that don't speak gRPC."""
+    return max(port - 1796, 0)
 
 
 def replica_name(number: int, replica: int) -> str:

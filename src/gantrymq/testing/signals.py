@@ -19,15 +19,23 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises Interrupted in the main thread at the first signal; further ones are ignored. For the main thread only."""
+    """Raises Interrupted in the main thread at the first signal; further ones are ignored. For the main thread only.
+
+    It may come between any two steps, and what is called inside must bear that. `Popen.poll` and `wait` don't: they may
+    leave their lock held, and nobody can wait for the process then.
+    """
+    is_told = False
 
     def interrupt(number: int, _: object) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            raise Interrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
+        for number in _SIGNALS:
+            signal.signal(number, interrupt)
         yield
     finally:
         for number, handler in before.items():

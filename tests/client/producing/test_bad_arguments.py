@@ -37,6 +37,7 @@ MESSAGE = Message("topic", b"x")
         ({"keys": ["order 17"]}, "the key 'order 17'"),
         ({"keys": ["a", ""]}, "the key ''"),
         ({"keys": [17]}, "the key 17"),
+        ({"keys": 17}, "keys=17: a string"),
         ({"properties": {"weight": 5}}, "property 'weight' is 5"),
         ({"properties": {5: "weight"}}, "property 5 is 'weight'"),
         ({"tags": ["a"]}, "property 'TAGS' is"),

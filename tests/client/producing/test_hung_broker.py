@@ -59,6 +59,7 @@ async def send_all(producer: Producer, count: int) -> list[float]:
     return sorted(await asyncio.gather(*(send(number) for number in range(count))), reverse=True)
 
 
+@pytest.mark.alone
 async def test_all_sends_arrive_and_soon(cluster: ProcessCluster) -> None:
     """49 of 600 failed, each after its whole 3 s."""
     async with Producer(cluster.namesrv_addr, "hung") as producer:
@@ -72,6 +73,7 @@ async def test_all_sends_arrive_and_soon(cluster: ProcessCluster) -> None:
             assert (await send_all(producer, AT_A_TIME))[0] < 500
 
 
+@pytest.mark.alone
 async def test_those_that_meet_it_first(cluster: ProcessCluster) -> None:
     """All at once, half of them to the broker that hangs; the connection is still to be made."""
     with hanging(cluster.brokers[0]):

@@ -7,6 +7,7 @@ soon who is gone, and ask them who is there, each second and when one says that 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -24,11 +25,14 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.namesrv import BrokerHeartbeatRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
 #: What failed is tried again after this time, s.
 _AGAIN_S = 0.5
+#: A master that says that it is back has so long to be heard of, s.
+_BACK_S = 5.0
 
 
 class Acting(Part):
@@ -57,6 +61,12 @@ class Acting(Part):
         self.register: Callable[[], None] = lambda: None
         #: The broker stands in for its master.
         self.is_acting = False
+        #: Beginning or ending with that has failed half-way.
+        self._is_half = False
+        #: One change at a time.
+        self._changing = asyncio.Lock()
+        #: Until then this broker doesn't begin to stand in.
+        self._not_before = 0.0
         #: Who was there when they were last asked for.
         self._members: dict[int, str] = {}
         self._slave_count = 0
@@ -88,8 +98,8 @@ class Acting(Part):
         await self._asking.stop()
         for job in self._beating:
             await job.stop()
-        if self.is_acting:
-            self.is_acting = False
+        if self.is_acting or self._is_half:
+            self.is_acting = self._is_half = False
             await self.end()
 
     def min_broker_id_changed(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -119,33 +129,48 @@ class Acting(Part):
             log.warning("the NameServer %s doesn't hear that this broker lives: %s", name_server, e)
 
     async def _ask(self) -> None:
-        """Raises GantryError; while nobody answers all stays as it is."""
-        members = await members_of(self._config, self._remoting)
+        """Raises GantryError. While nobody answers what was known goes on to hold, but for what is seen here."""
+        problem: GantryError | None = None
         had_master = MASTER_ID in self._members
-        self._members = members
+        try:
+            self._members = await members_of(self._config, self._remoting)
+        except GantryError as e:
+            problem = e
         self._count()
-        if self._config.broker_role is not BrokerRole.SLAVE:
+        if self._config.broker_role is BrokerRole.SLAVE:
+            if had_master != (MASTER_ID in self._members):
+                self.register()
+            async with self._changing:
+                await self._act(self._is_to_act())
+        if problem is not None:
+            raise problem
+
+    async def stand_back(self) -> None:
+        """The master is back, by its own word. Raises what the broker's parts raise."""
+        self._not_before = monotonic() + _BACK_S
+        async with self._changing:
+            await self._act(False)
+
+    async def _act(self, acts: bool) -> None:
+        if acts == self.is_acting and not self._is_half:
             return
-        if had_master != (MASTER_ID in members):
-            self.register()
-        acts = self._is_to_act()
-        if acts != self.is_acting:
-            log.warning("this broker %s for the master", "stands in" if acts else "no longer stands in")
-            # What fails is tried again, or ended as a whole.
-            self.is_acting = acts
-            try:
-                await (self.begin() if acts else self.end())
-            except BaseException:
-                self.is_acting = not acts
-                raise
+        log.warning("this broker %s for the master", "stands in" if acts else "no longer stands in")
+        if self.is_acting or self._is_half:
+            self._is_half = True
+            await self.end()
+        self.is_acting, self._is_half = acts, acts
+        if acts:
+            await self.begin()
+            self._is_half = False
 
     def _is_to_act(self) -> bool:
-        """It has the lowest id, and no connection with its master: a NameServer that was restarted may not know him."""
+        """It has the lowest id, and hears nothing of its master: a NameServer that was restarted may not know him."""
         members = self._members
         return (
             bool(members)
+            and monotonic() >= self._not_before
             and self._config.broker_id == min(members)
-            and not self._replicating.is_connected
+            and not self._replicating.hears_master
             and self._config.enable_remote_escape
         )
 

@@ -18,6 +18,8 @@ from gantrymq.system.clock import monotonic
 
 #: As clients ask, s.
 _KNOWN_FOR_S = 30.0
+#: A broker that took no message is asked last for so long, s.
+_AVOIDED_S = 30.0
 #: Topics of which the queues are remembered.
 _MOST_TOPICS = 1000
 
@@ -38,10 +40,15 @@ class QueuesElsewhere:
         self._remoting = remoting
         #: Topic -> until when they are believed, and the queues.
         self._known: dict[str, tuple[float, list[QueueElsewhere]]] = {}
+        #: host:port of brokers that took no message -> until when they are avoided.
+        self._avoided: dict[str, float] = {}
         self._turns = count()
 
     async def next(self, topic: str) -> QueueElsewhere:
-        """Raises GantryError when no broker of another name takes messages for the topic."""
+        """One of a broker that has taken messages of late, if there is one.
+
+        Raises GantryError when no broker of another name has the topic.
+        """
         until, queues = self._known.get(topic, (0.0, []))
         if until <= monotonic():
             queues = await self._ask(topic)
@@ -50,11 +57,16 @@ class QueuesElsewhere:
             while len(self._known) >= _MOST_TOPICS:
                 del self._known[next(iter(self._known))]
             self._known[topic] = monotonic() + _KNOWN_FOR_S, queues
-        return queues[next(self._turns) % len(queues)]
+        now = monotonic()
+        good = [queue for queue in queues if self._avoided.get(queue.address, now) <= now] or queues
+        return good[next(self._turns) % len(good)]
 
-    def forget(self, topic: str) -> None:
-        """A broker didn't take a message for it: it may be gone."""
+    def failed(self, topic: str, queue: QueueElsewhere) -> None:
+        """The broker of this queue didn't take a message for the topic: it may be gone, or hang."""
         self._known.pop(topic, None)
+        now = monotonic()
+        self._avoided = {address: until for address, until in self._avoided.items() if until > now}
+        self._avoided[queue.address] = now + _AVOIDED_S
 
     async def _ask(self, topic: str) -> list[QueueElsewhere]:
         problem: GantryError | None = None

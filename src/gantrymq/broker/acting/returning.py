@@ -8,6 +8,7 @@ from gantrymq.broker.acting.members import members_of
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
 from gantrymq.broker.part import Part
+from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.errors import GantryError
@@ -16,6 +17,7 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.ha import ExchangeHaInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
@@ -32,12 +34,16 @@ class Returning(Part):
     def __init__(
         self,
         config: BrokerConfig,
+        address: str,
+        replicating: Replicating,
         remoting: RemotingClient,
         offsets: ConsumerOffsets,
         schedule: Schedule,
         timer: Timer,
     ) -> None:
         self._config = config
+        self._address = address
+        self._replicating = replicating
         self._remoting = remoting
         self._offsets = offsets
         self._schedule = schedule
@@ -57,6 +63,17 @@ class Returning(Part):
                 await self._take_over(address)
 
     async def _take_over(self, slave: str) -> None:
+        """A slave of ours has ended standing in when it has answered that it knows this master."""
+        header = ExchangeHaInfoRequestHeader(
+            master_ha_address=self._replicating.ha_address,
+            master_flush_offset=self._replicating.log_end,
+            master_address=self._address,
+        )
+        try:
+            request = RemotingCommand.request(RequestCode.EXCHANGE_BROKER_HA_INFO, header)
+            await self._remoting.call(slave, request, _TIMEOUT_MS)
+        except GantryError as e:
+            log.warning("the slave %s doesn't know that this master is back: %s", slave, e)
         steps: dict[int, Callable[[bytes], Awaitable[None]]] = {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._take_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self._take_delays,

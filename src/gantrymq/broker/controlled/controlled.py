@@ -46,6 +46,8 @@ log = peer_log(__name__)
 
 #: What a controller couldn't be asked, or a master wasn't yet, is tried again after this time, s.
 _AGAIN_S = 0.5
+#: A controller whose connection was lost hears after this time that the broker lives, s.
+_SOON_S = 0.05
 
 
 class Controlled(Part):
@@ -72,7 +74,9 @@ class Controlled(Part):
         self.make_master: Callable[[], Awaitable[None]]
         self.make_slave: Callable[[], Awaitable[None]]
         self.register: Callable[[int], None]
-        self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
+        self._remoting = RemotingClient(
+            ssl_context=client_context(config), hooks=inner_client_hooks(config.auth), on_close=self._lost
+        )
         self._controllers = Controllers(config, address, self._remoting)
         root = config.store.store_path_root_dir
         self._identity = Identity(root, config.broker_cluster_name, config.broker_name)
@@ -197,6 +201,11 @@ class Controlled(Part):
     def _start_beating(self) -> None:
         for job in self._beating.values():
             job.start(0.0)
+
+    def _lost(self, address: str) -> None:
+        """A connection. A controller takes a master for gone when it doesn't hear from it again soon."""
+        if (beating := self._beating.get(address)) is not None:
+            beating.wake(_SOON_S)
 
     async def _beat(self, controller: str) -> None:
         try:

@@ -45,10 +45,12 @@ class KeepingInSync:
         self._flush_waits = flush_waits
         self._controllers = controllers
         self._doubtful = doubtful
-        self._showing = Showing(store, appender, self.confirm_offset)
+        #: Up to where all in sync have the log, by what this broker knew as a master, or its master said.
+        self._confirmed = 0
         #: The master's epoch and id.
         self._epoch = self._own_id = 0
         self.in_sync: InSync | None = None
+        self._showing = Showing(store, appender, self.confirm_offset)
         self._checking = jobs.repeating(
             "look which slaves are in sync",
             self._check,
@@ -80,10 +82,13 @@ class KeepingInSync:
             self._changed(in_sync)
 
     def confirm_offset(self) -> int:
-        """Up to where all in sync have the log; at a slave what its master said."""
+        """Up to where all in sync have the log; at a slave what its master said last."""
         if self.in_sync is None:
-            return self._replicating.told_confirm_offset
-        return self.in_sync.confirmed(self._replicating.slaves(), self._store.max_physical_offset)
+            confirmed = self._replicating.told_confirm_offset
+        else:
+            confirmed = self.in_sync.confirmed(self._replicating.slaves(), self._store.max_physical_offset)
+        self._confirmed = max(self._confirmed, confirmed)
+        return self._confirmed
 
     def acknowledged(self) -> None:
         """A slave has more of the log, has come or has gone."""

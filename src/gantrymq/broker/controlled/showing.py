@@ -1,7 +1,8 @@
-"""Showing: a master in controller mode shows messages when all in sync have them (`ReputMessageService`).
+"""Showing: brokers in controller mode show messages when all in sync have them (`ReputMessageService`).
 
 Before that another broker may become master that hasn't got them: who had read one would take the next message at its
-queue offset for one that it has had, and skip it.
+queue offset for one that it has had, and skip it. A slave that was master, or was started again, has such messages in
+its log, too, and learns only from its next master whether they stay there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Showing:
         #: Queues with messages that are shown when all in sync have the log up to `_end`.
         self._queues: dict[ConsumeQueue, None] = {}
         self._end = 0
+        self.end()
 
     def in_sync_changed(self, *, is_alone: bool) -> None:
         """The broker is master, and nobody but itself is in sync, or others are."""
@@ -38,8 +40,8 @@ class Showing:
             self._appender.unshown, self._queues = None, {}
 
     def end(self) -> None:
-        """It isn't any more: what isn't shown may be cut off its log."""
-        self._store.shown_until = self._appender.unshown = None
+        """It isn't master any more, or not yet: what isn't confirmed may be cut off its log."""
+        self._store.shown_until, self._appender.unshown = self._confirmed, None
         self._queues = {}
 
     def look(self) -> None:

@@ -2,12 +2,14 @@
 
 Topics, groups, offsets of consumers and of delay levels, what the timer says of itself, request modes. They are asked
 for with Java's codes, so that a slave of either kind follows a master of either kind. Users and what they may do are
-copied only where both sides check signatures: Java's brokers have a table each.
+copied only where both sides check signatures: Java's brokers have a table each. What follows from the master's log is
+taken once the slave's own is as long (`held_tables`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 
 from gantrymq.auth.user_table import UsersFile
 from gantrymq.background.jobs import Jobs
@@ -17,14 +19,16 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.replication.credentials import inner_client_hooks
+from gantrymq.broker.replication.held_tables import HeldTables, Take
 from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import BodyError
+from gantrymq.errors import BodyError, BrokerError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
+from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.pop import RequestModeTable
 from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
@@ -46,10 +50,17 @@ _CHECKPOINT_S = 3.0
 _NO_MASTER_S = 1.0
 #: When a topic is missing they are asked for sooner, s.
 _LEAST_PAUSE_S = 0.5
-#: `BrokerOuterAPI`: large tables take their time.
+#: Whether the log has come as far as tables that are held is looked at so often, s.
+_TAKE_S = 0.1
+#: `BrokerOuterAPI`: large tables take their time. What is small doesn't, and is asked for again soon.
 _TIMEOUT_MS = 30_000
+_SMALL_TIMEOUT_MS = 3000
 #: A long has fewer in Java.
 _MOST_DIGITS = 20
+#: What is held until the log has come as far.
+_OFFSETS = "offsets of consumers"
+_DELAYS = "how far delayed messages are delivered"
+_CHECKPOINT = "how far the timer has got"
 
 
 class MetadataSync(Part):
@@ -81,22 +92,37 @@ class MetadataSync(Part):
         self._remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self._copying = jobs.repeating("copy the master's tables", self._copy, _PERIOD_S, after_error_s=_CHECKPOINT_S)
         self._copying_checkpoint = jobs.repeating("copy the master's timer checkpoint", self._copy_timer, _CHECKPOINT_S)
+        self._taking = jobs.repeating("take the master's tables when the log has come as far", self._take)
+        self._held = HeldTables()
         self._next = 0.0
+        #: The master that is asked; whether it has told all tables once.
+        self._master: str | None = None
+        self._asked_all = False
         #: The master whose tables were all copied once.
         self.copied_from: str | None = None
 
     async def become_master(self) -> None:
+        """To be called before those parts take up their work whose tables are copied."""
         self._copying.cancel()
         self._copying_checkpoint.cancel()
+        self._taking.cancel()
+        await self._take()
+        self._held.clear()
+
+    async def stand_in(self) -> None:
+        await self._take()
+        self._held.clear()
 
     async def become_slave(self) -> None:
         self._copying.start(0.0)
+        self._taking.start()
         if self._config.store.timer_wheel_enable:
             self._copying_checkpoint.start()
 
     async def stop(self) -> None:
         await self._copying.stop()
         await self._copying_checkpoint.stop()
+        await self._taking.stop()
         await self._remoting.close()
 
     def copy_soon(self) -> None:
@@ -108,6 +134,10 @@ class MetadataSync(Part):
         master = self._following.address
         if master is None:
             return _NO_MASTER_S
+        if master != self._master:
+            self._master, self._asked_all = master, False
+            # The log of another may have another end.
+            self._held.clear()
         self._next = monotonic() + _LEAST_PAUSE_S
         steps: list[Callable[[str], Awaitable[None]]] = [
             self._copy_topics,
@@ -128,12 +158,50 @@ class MetadataSync(Part):
                 await step(master)
             except Exception as e:
                 problem = problem or e
+        try:
+            await self._take()
+        except Exception as e:
+            problem = problem or e
         if problem is not None:
             raise problem
-        if self.copied_from != master:
-            log.info("the tables of the master %s are copied", master)
-            self.copied_from = master
+        self._asked_all = True
+        self._look_whether_all_is_copied()
         return _PERIOD_S
+
+    def _look_whether_all_is_copied(self) -> None:
+        if self._asked_all and not self._held and self.copied_from != self._master:
+            log.info("the tables of the master %s are copied", self._master)
+            self.copied_from = self._master
+
+    async def _hold(self, master: str, name: str, take: Take) -> None:
+        """For what the master has just answered: its log may be longer by now."""
+        try:
+            body = await self._ask(master, RequestCode.GET_BROKER_HA_STATUS, _SMALL_TIMEOUT_MS)
+        except BrokerError:
+            # Brokers of 4.x don't tell.
+            self._held.hold(name, 0, take)
+        else:
+            status = HaStatus.decode(body)
+            # It may be a slave by now, and its table that of another.
+            if status.master:
+                self._held.hold(name, status.master_commit_log_max_offset, take)
+
+    async def _take(self) -> float:
+        """Takes what is held and the log has reached. Raises for the first that can't be; the others are taken."""
+        problem: Exception | None = None
+        for take in self._held.reached(self._replicating.log_end):
+            try:
+                taken = take()
+                if taken is not None:
+                    await taken
+            except Exception as e:
+                problem = problem or e
+        if problem is not None:
+            raise problem
+        self._look_whether_all_is_copied()
+        if self._held:
+            self._taking.wake(_TAKE_S)
+        return inf
 
     async def _learn_log_begin(self, master: str) -> None:
         """A Java master doesn't say where its log begins when it is asked for it."""
@@ -150,10 +218,14 @@ class MetadataSync(Part):
         self._groups.copy(decode_json(body, SubscriptionGroupWrapper))
 
     async def _copy_offsets(self, master: str) -> None:
-        self._offsets.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable))
+        if _OFFSETS not in self._held:
+            table = decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable)
+            await self._hold(master, _OFFSETS, lambda: self._offsets.copy(table))
 
     async def _copy_delays(self, master: str) -> None:
-        self._schedule.copy_offsets(await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET))
+        if _DELAYS not in self._held:
+            table = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)
+            await self._hold(master, _DELAYS, lambda: self._schedule.copy_offsets(table))
 
     async def _copy_modes(self, master: str) -> None:
         body = await self._ask(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -164,8 +236,10 @@ class MetadataSync(Part):
 
     async def _copy_timer(self) -> None:
         master = self._following.address
-        if master is not None:
-            await self._timer.copy_checkpoint(await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT))
+        if master is not None and _CHECKPOINT not in self._held:
+            checkpoint = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT, _SMALL_TIMEOUT_MS)
+            await self._hold(master, _CHECKPOINT, lambda: self._timer.copy_checkpoint(checkpoint))
+            await self._take()
 
     async def _copy_users(self, master: str) -> None:
         """Only where the master shows passwords: without them nobody could sign here."""
@@ -181,8 +255,8 @@ class MetadataSync(Part):
         except ValueError as e:
             raise BodyError(f"the users of {master} can't be read: {e}") from e
 
-    async def _ask(self, master: str, code: int) -> bytes:
-        return (await self._call(master, RemotingCommand.request(code))).body
+    async def _ask(self, master: str, code: int, timeout_ms: int = _TIMEOUT_MS) -> bytes:
+        return (await self._call(master, RemotingCommand.request(code), timeout_ms)).body
 
-    async def _call(self, master: str, request: RemotingCommand) -> RemotingCommand:
-        return await self._remoting.call(master, request, _TIMEOUT_MS)
+    async def _call(self, master: str, request: RemotingCommand, timeout_ms: int = _TIMEOUT_MS) -> RemotingCommand:
+        return await self._remoting.call(master, request, timeout_ms)

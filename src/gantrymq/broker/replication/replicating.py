@@ -6,7 +6,7 @@ Asked about it with EXCHANGE_BROKER_HA_INFO, GET_BROKER_HA_STATUS and RESET_MAST
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -83,6 +83,8 @@ class Replicating(Part):
         self.following = Following(address, config.replication.ha_master_address)
         self.acknowledged: Callable[[], None] = lambda: None
         self.copy_tables: Callable[[], None] = lambda: None
+        #: With acting masters: ends standing in.
+        self.stand_back: Callable[[], Awaitable[None]]
         self.look_again: Callable[[], None] = lambda: None
         #: In controller mode: the log's epochs, what is to be done before this broker's log is a master's, and up to
         #: where all in sync have it.
@@ -241,6 +243,11 @@ class Replicating(Part):
         return self.following.address is not None
 
     @property
+    def log_end(self) -> int:
+        """Where this broker's log ends."""
+        return self._store.max_physical_offset
+
+    @property
     def is_following(self) -> bool:
         """Whether the master's log comes, or what it has has come."""
         return self._slave is not None and self._slave.state is LinkState.FOLLOWING
@@ -254,6 +261,11 @@ class Replicating(Part):
     def is_connected(self) -> bool:
         """Whether there is a connection with the master that is followed."""
         return self._slave is not None and self._slave.state is not None
+
+    @property
+    def hears_master(self) -> bool:
+        """Whether the master lives: one that hangs is connected, too, and says nothing."""
+        return self._slave is not None and self._slave.hears_master
 
     @property
     def told_confirm_offset(self) -> int:
@@ -322,15 +334,20 @@ class Replicating(Part):
                 log.info("%s says that the master is %s", connection.address, header.master_address)
                 if self._config.enable_slave_acting_master:
                     # It asks next how far this slave has got, which isn't to be what the master had before by then: its
-                    # tables are copied once NameServers know it.
+                    # tables are copied once NameServers know it. Nor is more to be delivered here.
                     self._slave.set_master(header.master_ha_address)
-                else:
-                    self.told(_FROM_MASTER, header.master_address, header.master_ha_address)
+                    connection.respond_with(request, self._stood_back())
+                    return None
+                self.told(_FROM_MASTER, header.master_address, header.master_ha_address)
         elif self._master is not None:
             answer.master_ha_address = self.ha_address
             answer.master_flush_offset = self._flush_offset
             answer.master_address = self._address
         return RemotingCommand.response(header=answer)
+
+    async def _stood_back(self) -> Reply:
+        await self.stand_back()
+        return RemotingCommand.response(header=ExchangeHaInfoResponseHeader())
 
     def reset_flush_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Java's slave takes no record from beyond that offset while its master recovers; here it is shown."""

@@ -77,6 +77,7 @@ class Recall(Part):
             )
         except IllegalMessage as e:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(e)) from e
+        self._flush_waits.check()
         store = self._appender.store
         queue, properties, code = self._timer.redirect(store.queue(topic, 0), properties, tags_code(_TAG.encode()))
         result = self._appender.append(queue, 0, 0, now_ms, born_host(connection), 0, b"0", properties, code)

@@ -129,8 +129,10 @@ class Timer(Part):
         if self._saved is not None:
             await asyncio.wait([self._saved])
         if self._stands_in and self._is_enabled:
-            # It isn't to be delivered again when it stands in once more.
-            await self._loop.run_in_executor(None, self._files.keep, self._files.checkpoint(now_ms()))
+            # It isn't to be delivered again when it stands in once more, nor by the master, who asks for it.
+            checkpoint = self._files.checkpoint(now_ms())
+            self._masters_checkpoint = checkpoint.encode()
+            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
         self._stands_in = False
         if self._is_enabled and self._files.is_used:
             self._delivery.forget()

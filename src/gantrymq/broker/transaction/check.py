@@ -24,7 +24,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
-from gantrymq.broker.transaction.ended import LEAST_OF_RUN, EndedHalves
+from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
 from gantrymq.broker.transaction.next_step import (
     CanAsk,
@@ -219,11 +219,7 @@ class TransactionCheck:
             late = {offset for offset in offsets if offset < self._half_offset and offset not in self._ended_late}
             self._ended_late.update(dict.fromkeys(late, op_offset))
             count = len(late)
-        is_run = len(ahead) >= LEAST_OF_RUN and ahead == list(range(ahead[0], ahead[0] + len(ahead)))
-        if is_run and self._ended.add_run(ahead[0], ahead[-1] + 1, op_offset):
-            count += len(ahead)
-        else:
-            count += sum(self._ended.add(offset, op_offset) for offset in ahead)
+        count += self._ended.add_all(ahead, op_offset)
         if count:
             self._waiting_for[op_offset] = count
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from gantrymq.broker.appender import Appender
-from gantrymq.broker.transaction.op_messages import op_queue
+from gantrymq.broker.transaction.op_messages import REMOVE_CODE, half_offsets, op_queue
 from gantrymq.errors import BodyError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -116,23 +116,45 @@ class Decisions:
         return next((decision for decision in self.open.values() if decision.ranges.has(half_offset)), None)
 
 
-def written_decisions(store: MessageStore, decision_id: str, since_ms: int) -> Iterator[Record | None]:
-    """The records of decisions with an id that were written from a time on; None after each part of the search.
+def written_decisions(store: MessageStore, decision: Decision) -> Iterator[Record | None]:
+    """The records of decisions about the same ranges; None after each part of the search.
 
     It ends at the queue's end as it is then: without a None after the last part.
     """
     queue = op_queue(store)
-    offset = store.offset_by_time(queue, since_ms)
+    offset = queue.count_before(decision.ranges[0].physical_offset)
     while units := queue.units(offset, 4096):
         for physical_offset, _, code in UNIT.iter_unpack(units):
-            if code == DECISION_CODE:
-                try:
-                    record = store.read_record(physical_offset)
-                except GantryError as e:
-                    log.error("what was decided at %d in the commit log can't be read: %s", physical_offset, e)
-                    continue
-                if names.find_property(record.properties, _ID.encode()) == decision_id.encode():
-                    yield record
+            record = _read(store, physical_offset) if code == DECISION_CODE else None
+            if record is not None and names.find_property(record.properties, _ID.encode()) == decision.id.encode():
+                yield record
         offset += len(units) // UNIT.size
         if offset < queue.max_offset:
             yield None
+
+
+def ended_before(store: MessageStore, decision: Decision) -> Iterator[tuple[int, list[int]]]:
+    """(queue offset, half offsets) of each op message before a decision that lists half messages of its ranges.
+
+    With no half offsets after each part of the search.
+    """
+    queue, ranges = op_queue(store), decision.ranges
+    offset = queue.count_before(ranges[0].physical_offset)
+    while units := queue.units(offset, min(256, decision.op_offset - offset)):
+        for physical_offset, _, code in UNIT.iter_unpack(units):
+            record = _read(store, physical_offset) if code == REMOVE_CODE else None
+            listed = half_offsets(record) if record is not None else []
+            if listed:
+                # Most are of transactions beside it, whose half messages are together as its own are.
+                is_near = ranges.overlap(min(listed), max(listed) + 1)
+                yield offset, [each for each in listed if ranges.has(each)] if is_near else []
+            offset += 1
+        yield offset, []
+
+
+def _read(store: MessageStore, physical_offset: int) -> Record | None:
+    try:
+        return store.read_record(physical_offset)
+    except GantryError as e:
+        log.error("what ended, or was decided, at %d in the commit log can't be read: %s", physical_offset, e)
+        return None

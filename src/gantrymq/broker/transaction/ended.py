@@ -36,6 +36,13 @@ class EndedHalves:
         self._single[offset] = op_offset
         return True
 
+    def add_all(self, offsets: list[int], op_offset: int) -> int:
+        """How many of them weren't known."""
+        is_run = len(offsets) >= LEAST_OF_RUN and offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+        if is_run and self.add_run(offsets[0], offsets[-1] + 1, op_offset):
+            return len(offsets)
+        return sum(self.add(offset, op_offset) for offset in offsets)
+
     def add_run(self, start: int, end: int, op_offset: int) -> bool:
         """Adds those from `start` up to `end`, if none of them is known."""
         at = bisect_left(self._starts, end)

@@ -2,7 +2,8 @@
 
 In the order of the half queue the messages are stored where they are to go, and op messages say that their half
 messages are done with, as if each had been ended by itself. Killed on the way a broker goes on where it was: each
-message says which half message it comes from, so the last one in the log tells. Each is stored once.
+message says which half message it comes from, so the last one in the log tells. Each is stored once; those that had
+ended by themselves stay as they were.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import NamedTuple
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import ROOM_S, Appender, is_passing
 from gantrymq.broker.transaction.check import TransactionCheck
-from gantrymq.broker.transaction.decisions import Decision
+from gantrymq.broker.transaction.decisions import Decision, ended_before
+from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.half_batches import batch_properties
 from gantrymq.broker.transaction.half_messages import destination, half_queue
+from gantrymq.broker.transaction.next_step import first_half_offset
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
@@ -61,6 +64,9 @@ class Ending:
         self.decision = decision
         self.topics = frozenset(decision.topics.split(","))
         self.done = asyncio.Event()
+        #: What op messages before the decision say, while it is looked up; which of its half messages have ended so.
+        self.earlier: Iterator[tuple[int, list[int]]] | None = None
+        self.ended = EndedHalves()
         #: Records of the log since the decision, to find what was done before the broker was started.
         self.scan: Iterator[Record] | None = None
         self.scan_end = 0
@@ -107,6 +113,7 @@ class Endings:
 
     def begin(self, decision: Decision) -> Ending:
         ending = self.open[decision.op_offset] = Ending(decision)
+        ending.earlier = ended_before(self._store, decision)
         self._job.wake()
         return ending
 
@@ -141,15 +148,24 @@ class Endings:
     def _step(self, ending: Ending) -> None:
         """Ends some half messages. Raises StoreBusy, StoreError or RequestRefused: none of them has ended then."""
         decision = ending.decision
-        if ending.scan is not None:
+        if ending.earlier is not None:
+            self._look_up(ending, ending.earlier)
+        elif ending.scan is not None:
             self._scan(ending)
         elif decision.index == len(decision.ranges):
             self._finish(ending)
         else:
             current = decision.ranges[decision.index]
             offset = current.half_offset + decision.done
+            end = min(offset + _STEP, current.end)
+            if ending.ended:
+                is_ended = offset in ending.ended
+                end = next((each for each in range(offset + 1, end) if (each in ending.ended) != is_ended), end)
+                if is_ended:
+                    self._pass(decision, end - offset)
+                    return
             queue = half_queue(self._store)
-            units = queue.units(offset, min(_STEP, current.end - offset))
+            units = queue.units(offset, end - offset)
             if units:
                 self._end_some(ending, offset, units)
             else:
@@ -228,7 +244,8 @@ class Endings:
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == ending.decision.group
         if is_of_group and target is not None and target[0] in ending.topics:
-            return True
+            # A copy of one that waited long is no other message.
+            return not ending.decision.ranges.has(first_half_offset(fields))
         log.error("half message %d isn't of the transaction that a range with it ends", record.queue_offset)
         return False
 
@@ -250,6 +267,15 @@ class Endings:
         decision.done += count
         if decision.done >= decision.ranges[decision.index].number:
             decision.index, decision.done = decision.index + 1, 0
+
+    @staticmethod
+    def _look_up(ending: Ending, earlier: Iterator[tuple[int, list[int]]]) -> None:
+        found = next(earlier, None)
+        if found is None:
+            ending.earlier = None
+        else:
+            op_offset, half_offsets = found
+            ending.ended.add_all(half_offsets, op_offset)
 
     def _scan(self, ending: Ending) -> None:
         """Looks through a part of the log for what was committed by the decision before the broker was started."""

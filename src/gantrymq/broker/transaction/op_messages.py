@@ -24,7 +24,7 @@ from gantrymq.system.clock import now_ms
 log = peer_log(__name__)
 
 _REMOVE_TAG = b"d"
-_REMOVE_CODE = tags_code(_REMOVE_TAG)
+REMOVE_CODE = tags_code(_REMOVE_TAG)
 _PROPERTIES = b"TAGS\x01%b\x02" % _REMOVE_TAG
 _LONGEST_OFFSET = len(str((1 << 63) - 1))
 
@@ -97,7 +97,7 @@ class OpMessages:
             0,
             body.encode(),
             _PROPERTIES,
-            _REMOVE_CODE,
+            REMOVE_CODE,
         )
         for offset in taken:
             del self._offsets[offset]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import suppress
-from functools import partial
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
@@ -23,6 +22,7 @@ from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_
 from gantrymq.broker.transaction.endings import Ending, Endings
 from gantrymq.broker.transaction.half_batches import GRACE_MS
 from gantrymq.broker.transaction.half_messages import destination, half_queue
+from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, IllegalMessage, RequestRefused, StoreBusy
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
@@ -57,6 +57,7 @@ class RangeEnds:
         self,
         appender: Appender,
         check: TransactionCheck,
+        ops: OpMessages,
         endings: Endings,
         long_requests: LongRequests,
         room_waits: RoomWaits,
@@ -65,6 +66,7 @@ class RangeEnds:
         self._appender = appender
         self._store = appender.store
         self._check = check
+        self._ops = ops
         self._endings = endings
         self._long_requests = long_requests
         self._room_waits = room_waits
@@ -109,12 +111,13 @@ class RangeEnds:
             yield from self._search(decision)
         if decision.id not in self._remembered:
             yield from self._verify(decision)
+            yield from self._verify_alone(decision)
         return self._write(decision, connection, request)
 
     def _search(self, decision: Decision) -> Generator[None, None, None]:
         """Whether it was decided before, and the answer got lost, or the broker was started anew since."""
-        first = self._half_message(decision.ranges.check(0).half_offset)
-        for record in written_decisions(self._store, decision.id, first.store_timestamp):
+        decision.ranges.check(0)
+        for record in written_decisions(self._store, decision):
             if record is None:
                 yield
             elif (before := Decision.read(record)) is not None:
@@ -133,6 +136,26 @@ class RangeEnds:
                 self._check_one(record, found, decision, topics)
             decision.left += found.number
             if not (index + 1) % _STEP:
+                yield
+
+    def _verify_alone(self, decision: Decision) -> Generator[None, None, None]:
+        """Raises RequestRefused while something else is decided about one of the half messages, and not done."""
+        decisions, seen = self._check.decisions.open, -1
+        # Those that are made meanwhile, too.
+        while others := [other for op_offset, other in decisions.items() if op_offset > seen]:
+            seen = others[-1].op_offset
+            for other in others:
+                if other.id == decision.id:
+                    return
+                for index, found in enumerate(decision.ranges):
+                    if other.ranges.overlap(found.half_offset, found.end):
+                        raise RequestRefused(
+                            ResponseCode.ILLEGAL_OPERATION,
+                            f"of half messages {found.half_offset} to {found.end - 1} some are being "
+                            f"{name_of_verdict(other.verdict)} with others",
+                        )
+                    if not (index + 1) % _STEP:
+                        yield
                 yield
 
     def _half_message(self, half_offset: int) -> Record:
@@ -166,15 +189,19 @@ class RangeEnds:
 
     def _write(self, decision: Decision, connection: Connection, request: RemotingCommand) -> Reply:
         if decision.id not in self._remembered:
+            if decision.verdict == TRANSACTION_COMMIT:
+                self._flush_waits.check()
             ranges = len(decision.ranges) + sum(len(ending.decision.ranges) for ending in self._endings.open.values())
             if len(self._endings.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
                 )
             try:
+                # What has ended by itself is said to have done so before the decision.
+                self._ops.write(self._check.op_written)
                 decision.write(self._appender)
             except StoreBusy:
-                self._room_waits.hold(connection, request, partial(self._write, decision))
+                self._room_waits.hold(connection, request, self.end)
                 return None
             self._check.decision_written(decision)
             self._endings.begin(decision)

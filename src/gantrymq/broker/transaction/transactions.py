@@ -103,7 +103,9 @@ class Transactions(Part):
         self.rollbacks: Counter[str] = Counter()
         counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
         self._endings = Endings(appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs)
-        self._range_ends = RangeEnds(appender, self._check, self._endings, long_requests, room_waits, flush_waits)
+        self._range_ends = RangeEnds(
+            appender, self._check, self._ops, self._endings, long_requests, room_waits, flush_waits
+        )
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -193,7 +195,11 @@ class Transactions(Part):
         if verdict not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
         record = self._half_message(header)
+        if self._check.is_ended(record.queue_offset) and GANTRY_HALF.encode() in record.properties:
+            # Its driver asks again when an answer is lost, with the same verdict.
+            return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
+            self._flush_waits.check()
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1

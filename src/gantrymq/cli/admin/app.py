@@ -33,6 +33,7 @@ class MqadminGroup(LazyGroup):
 
 app = typer.Typer(
     cls=MqadminGroup,
+    add_completion=False,
     no_args_is_help=True,
     help="Look at a cluster and change it, with mqadmin's commands and flags.",
     epilog="Without -n it goes where all commands go (gantry context show). updateTopic is update-topic, too. "

@@ -126,6 +126,22 @@ class AdminDeadLetters(AdminPlaces):
                         place.done = letter.queue_offset + 1
         return ResentDeadLetters(resent, left_out, unreadable)
 
+    async def resend_dead_letter(self, letter: MessageExt, *, to_topic: bool = False) -> bool:
+        """Sends one dead letter once more, as `resend_dead_letters` does; False when it can't be read.
+
+        How far the others were sent stays as it is. Raises IllegalMessage for a message that is no dead letter.
+        """
+        if not letter.topic.startswith(DLQ_TOPIC_PREFIX):
+            raise IllegalMessage(f"the message at {letter.queue_offset} of {letter.topic} is no dead letter")
+        message = _sent_again(letter, None if to_topic else letter.topic.removeprefix(DLQ_TOPIC_PREFIX))
+        if message is None:
+            return False
+        async with Producer(
+            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
+        ) as producer:
+            await producer.send(message, self.timeout_ms)
+        return True
+
 
 def _sent_again(letter: MessageExt, group: str | None) -> Message | None:
     """The dead letter as a new message, for the group alone or for its topic; None when it can't be read."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gantrymq.errors import IllegalMessage
+from gantrymq.kernels import native
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.compression import CompressionType, compress, compression_flag
 from gantrymq.protocol.message import Message
@@ -40,6 +41,8 @@ REPLY_TYPE = "reply"
 NOT_IN_A_BATCH = "delayed messages, those of transactions, replies and those to retry topics go alone, in no batch"
 #: What delays a message.
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+#: Properties for which a message of a batch has to be looked at by itself.
+_ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, *DELAYS]
 
 
 #: A NamedTuple's own constructor costs twice as much.
@@ -120,6 +123,8 @@ class Encoder:
 
     def encode_batch(self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]) -> Outgoing:
         """`messages` for `topic` as one, with `properties` in place of their own. Raises IllegalMessage."""
+        if native is not None and (batch := self._encode_plain_batch(topic, messages, properties)) is not None:
+            return batch
         parts: list[Outgoing] = []
         for message, message_properties in zip(messages, properties, strict=True):
             if message.topic != messages[0].topic:
@@ -128,6 +133,20 @@ class Encoder:
                 raise IllegalMessage(NOT_IN_A_BATCH)
             parts.append(self.encode(topic, message, message_properties))
         return self.join(topic, parts)
+
+    def _encode_plain_batch(
+        self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]
+    ) -> Outgoing | None:
+        """`encode_batch` where nothing is odd about the messages; None where each has to be looked at."""
+        assert native is not None
+        if self._namespace or topic.startswith(RETRY_TOPIC_PREFIX) or len({message.topic for message in messages}) > 1:
+            return None
+        head, first = self._unique_keys.some(len(messages))
+        flags, bodies = [message.flag for message in messages], [message.body for message in messages]
+        found = native.plain_batch(flags, bodies, list(properties), _ODD, head, first)
+        if found is None or len(found[0]) > self._max_message_size:
+            return None
+        return Outgoing(topic, found[0], b"", 0, 0, True, found[1])
 
     def join(self, topic: str, parts: Sequence[Outgoing]) -> Outgoing:
         """Encoded messages as one batch. Raises IllegalMessage."""

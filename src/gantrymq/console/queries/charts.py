@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gantrymq.console import prometheus
 from gantrymq.console.eye import Eye
 from gantrymq.console.history import Points
 from gantrymq.console.pages import BadArguments
@@ -62,7 +63,11 @@ async def charts(eye: Eye, arguments: HistoryArguments) -> HistoryPage:
     await _check(eye, arguments)
     titles = _series(arguments)
     now = time()
-    points = await eye.history.points(list(titles), now - length, now)
+    if eye.settings.prometheus:
+        clusters = sorted((await servers_of(eye)).info.cluster_addr_table)
+        points = await prometheus.points(eye.settings.prometheus, clusters, list(titles), now - length, now)
+    else:
+        points = await eye.history.points(list(titles), now - length, now)
     found = [_chart(title, name, points) for name, title in titles.items()]
     return HistoryPage(
         arguments.group or arguments.broker, arguments.span, list(SPANS), now - length, now, points.times, found

@@ -12,6 +12,8 @@ from gantrymq.console.bodies import Body, body_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.reading import Reader
+from gantrymq.console.queries.servers import servers_of
+from gantrymq.console.queries.topics import oldest_times
 from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import MessageExt
@@ -25,12 +27,13 @@ _EXPORT_PAGE = 50
 
 
 class DeadLetters(msgspec.Struct):
-    """A group's; times are store times in ms."""
+    """A group's; times are store times in ms. The oldest is told of the rows of one page, where brokers tell it."""
 
     group: str
     topic: str
     letters: int
     newest_ms: int
+    oldest_ms: int | None = None
 
 
 class DeadLettersPage(msgspec.Struct):
@@ -76,6 +79,14 @@ async def dead_letters(eye: Eye, arguments: ListArguments) -> DeadLettersPage:
         rows.append(DeadLetters(topic.removeprefix(DLQ_TOPIC_PREFIX), topic, letters, newest))
     columns = {"group": lambda r: r.group, "letters": lambda r: r.letters, "newest": lambda r: r.newest_ms}
     table = cut(rows, arguments, columns, text=lambda r: r.group, default="-letters")
+    stored = {
+        row.topic: [queue for queue, one in stats.answers[row.topic].offset_table.items() if one.max_offset]
+        for row in table.rows
+    }
+    addresses = (await servers_of(eye)).masters
+    oldest = await oldest_times(eye, addresses, [queue for row in table.rows for queue in stored[row.topic]])
+    for row in table.rows:
+        row.oldest_ms = min((oldest[queue] for queue in stored[row.topic] if queue in oldest), default=None)
     return DeadLettersPage(table, sum(row.letters for row in rows), unasked)
 
 

@@ -9,12 +9,14 @@ from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, subscriptions_of
 from gantrymq.console.asking import Unasked
 from gantrymq.console.eye import Eye, TopicProgress
+from gantrymq.console.history import Rebalance
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.kinds import is_tools_group
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import BrokerError, NoRouteInfo
 from gantrymq.protocol.bodies.connection import ConsumerConnection
 from gantrymq.protocol.bodies.consumer import (
+    PROP_CLIENT_VERSION,
     PROP_CONSUMER_START_TIMESTAMP,
     PROP_THREADPOOL_CORE_SIZE,
     ConsumerRunningInfo,
@@ -24,10 +26,13 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue, decode_messages
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.protocol.version_name import version_name
-from gantrymq.system.clock import now_ms
+from gantrymq.system.clock import now_ms, time
 
 #: Queues that are behind of which the next message is looked at.
 MAX_QUEUES_LOOKED_INTO = 64
+MAX_REBALANCES = 20
+#: Of so long the trend is, s.
+TREND_S = 900
 #: Of a message only the time is wanted.
 _FIRST_BYTES = 1
 
@@ -52,6 +57,7 @@ class Groups(msgspec.Struct):
     #: None while they are being asked for.
     table: Cut[Group] | None
     system: bool
+    clusters: list[str]
     unasked: list[Unasked]
 
 
@@ -88,6 +94,8 @@ class Member(msgspec.Struct):
     started_ms: int | None = None
     subscriptions: list[Subscription] | None = None
     rates: list[Rate] = []
+    #: It speaks gRPC: `address` is its proxy's.
+    by_proxy: bool = False
 
 
 class GroupQueue(msgspec.Struct):
@@ -111,19 +119,24 @@ class GroupPage(msgspec.Struct):
     tps: float
     behind: int
     seconds: float | None
+    #: So many messages a second it got further behind in the last quarter of an hour; less than 0: it catches up.
+    trend: float | None
     model: str
     consume_from: str
     members: list[Member]
     #: Whether all members that told subscribe to the same.
     subscriptions_agree: bool
     queues: list[GroupQueue]
+    #: Who came and left, as the console has seen it since it was started, or keeps it; the newest first.
+    rebalances: list[Rebalance]
     unasked: list[Unasked]
 
 
 async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
     known = await eye.groups.get()
+    clusters = sorted((await servers_of(eye)).info.cluster_addr_table)
     if known is None:
-        return Groups(None, arguments.system, [])
+        return Groups(None, arguments.system, clusters, [])
     now = now_ms()
     rows = [
         group_of(name, of_topics, now)
@@ -137,7 +150,7 @@ async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
         "tps": lambda g: g.tps,
     }
     found = cut(rows, arguments, columns, text=lambda g: f"{g.name} {' '.join(g.topics)}", default="-behind")
-    return Groups(found, arguments.system, known.unasked)
+    return Groups(found, arguments.system, clusters, known.unasked)
 
 
 async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
@@ -153,7 +166,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         if known is not None and name not in known.progress:
             raise
         progress, tps = {}, 0.0
-    connections = await eye.each(servers.masters.values(), lambda address: _connected(eye, name, address))
+    connections = await eye.each(servers.masters.values(), lambda address: connected(eye, name, address))
     unasked += connections.unasked
     merged = ConsumerConnection()
     known_at: dict[str, str] = {}
@@ -171,7 +184,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
     unasked += running.unasked
     owners: dict[MessageQueue, str] = {}
     for client_id, info in running.answers.items():
-        _tell(members[client_id], info)
+        tell(members[client_id], info)
         owners |= dict.fromkeys([*info.mq_table, *info.mq_pop_table], client_id)
     waiting = await _waiting_since(eye, progress)
     now = now_ms()
@@ -196,11 +209,13 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         tps,
         sum(queue.behind for queue in queues),
         max((queue.seconds for queue in queues if queue.seconds is not None), default=None),
+        await trend(eye, name),
         merged.message_model if members else "",
         merged.consume_from_where if members else "",
         [members[client_id] for client_id in sorted(members)],
         len(told) <= 1,
         queues,
+        await eye.history.rebalances(name, MAX_REBALANCES) if eye.history is not None else [],
         list(dict.fromkeys(unasked)),
     )
 
@@ -219,7 +234,20 @@ def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
     )
 
 
-async def _connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
+async def trend(eye: Eye, name: str) -> float | None:
+    """None where too little is kept of it."""
+    if eye.history is None:
+        return None
+    series = f"group/{name}/behind"
+    points = await eye.history.points([series], time() - TREND_S, time())
+    known = [(at, value) for at, value in zip(points.times, points.values[series], strict=True) if value is not None]
+    if len(known) < 2:
+        return None
+    (first, before), (last, now) = known[0], known[-1]
+    return (now - before) / (last - first)
+
+
+async def connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
     try:
         return await eye.admin.consumer_connection(name, address)
     except BrokerError as e:
@@ -228,7 +256,7 @@ async def _connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
         raise
 
 
-def _tell(member: Member, info: ConsumerRunningInfo) -> None:
+def tell(member: Member, info: ConsumerRunningInfo) -> None:
     """What it says of itself."""
     member.queues = len(info.mq_table) + len(info.mq_pop_table)
     member.cached = sum(queue.cached_msg_count for queue in info.mq_table.values())
@@ -237,6 +265,11 @@ def _tell(member: Member, info: ConsumerRunningInfo) -> None:
     member.started_ms = int(started) if started.isascii() and started.isdigit() else None
     member.subscriptions = [Subscription(*subscription) for subscription in subscriptions_of(info)]
     member.rates = rates_of(info)
+    # A proxy answers for its clients, and writes their language before their version.
+    told = info.properties.get(PROP_CLIENT_VERSION, "").split(" ", 1)
+    if len(told) == 2:
+        member.by_proxy = True
+        member.language, member.version = told
 
 
 def rates_of(info: ConsumerRunningInfo) -> list[Rate]:

@@ -8,6 +8,7 @@ import re
 import msgspec
 
 from gantrymq.background.failures import failed_jobs
+from gantrymq.broker.admin.broker_config import READ_AT_START
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.console.asking import Unasked
 from gantrymq.console.eye import Eye, Servers
@@ -19,6 +20,8 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 #: Values of these are never shown.
 _SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)
 HIDDEN = "********"
+#: A key that only GantryMQ's brokers have.
+OUR_KEY = "idempotentWriterMaxNum"
 #: The overview has much else to show, and asks again by itself, s.
 _OVERVIEW_WAIT_S = 0.3
 
@@ -74,8 +77,13 @@ class BrokerArguments(msgspec.Struct):
 
 
 class BrokerPage(msgspec.Struct):
+    """`is_gantry` says whose broker it is: Apache's tells less."""
+
     broker: Broker
+    is_gantry: bool
     config: dict[str, str]
+    #: Keys that it reads when it starts; all others take effect at once. Apache's doesn't tell.
+    read_at_start: list[str] | None
     runtime: dict[str, str]
     unasked: list[Unasked]
 
@@ -130,22 +138,36 @@ async def brokers(eye: Eye, arguments: ListArguments) -> Brokers:
 
 async def broker(eye: Eye, arguments: BrokerArguments) -> BrokerPage:
     """Raises ClientError for an address that no NameServer names: no page asks servers that a user thinks of."""
-    servers = await servers_of(eye)
-    found = [broker for broker in all_brokers(servers) if broker.address == arguments.address]
-    if not found:
-        raise ClientError(f"no broker at {arguments.address!r}")
+    servers = await check_address(eye, arguments.address)
+    (found,) = [broker for broker in all_brokers(servers) if broker.address == arguments.address]
     unasked = [unasked for unasked in servers.unasked if unasked.what == arguments.address]
     config: dict[str, str] = {}
     try:
         config = await eye.admin.broker_config(arguments.address)
     except BrokerError as e:
         unasked.append(Unasked(arguments.address, str(e)))
+    is_gantry = OUR_KEY in config
     return BrokerPage(
-        found[0],
-        {key: HIDDEN if value and _SECRET.search(key) else value for key, value in sorted(config.items())},
+        found,
+        is_gantry,
+        {key: HIDDEN if value and is_secret(key) else value for key, value in sorted(config.items())},
+        sorted(config.keys() & READ_AT_START) if is_gantry else None,
         servers.runtime.get(arguments.address, {}),
         unasked,
     )
+
+
+async def check_address(eye: Eye, address: str) -> Servers:
+    """Raises ClientError for one that no NameServer names."""
+    servers = await servers_of(eye)
+    if all(address not in broker.broker_addrs.values() for broker in servers.info.broker_addr_table.values()):
+        raise ClientError(f"no broker at {address!r}")
+    return servers
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a broker's key is never shown."""
+    return _SECRET.search(key) is not None
 
 
 async def servers_of(eye: Eye) -> Servers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.eye import Eye, Servers
 from gantrymq.console.queries.messages import MessageRow, row_of
 from gantrymq.console.queries.servers import Nothing, servers_of
 from gantrymq.errors import GantryError
@@ -67,7 +67,11 @@ class TransactionsPage(msgspec.Struct):
 
 
 async def delays(eye: Eye, arguments: Nothing) -> DelaysPage:
-    servers = await servers_of(eye)
+    return DelaysPage(*await delay_levels(eye, await servers_of(eye)))
+
+
+async def delay_levels(eye: Eye, servers: Servers) -> tuple[list[DelayLevel], list[Timers], list[Unasked]]:
+    """What brokers say of their delays, and what they didn't say."""
     levels: list[DelayLevel] = []
     timers = []
     unasked = list(servers.unasked)
@@ -93,7 +97,7 @@ async def delays(eye: Eye, arguments: Nothing) -> DelaysPage:
                 figures.get("timerReadBehind", ""),
             )
         )
-    return DelaysPage(sorted(levels, key=lambda one: (one.broker, one.level)), timers, unasked)
+    return sorted(levels, key=lambda one: (one.broker, one.level)), timers, unasked
 
 
 def _delivered(figures: dict[str, str], level: int) -> int:

@@ -16,6 +16,7 @@ from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.frames import ErrorCode
 from gantrymq.proxy.http2.hpack import SHRUNK_TABLE, TABLE_SIZE, HpackDecoder, HpackError, TooManyHeaders
 from gantrymq.proxy.http2.stream import Http2Stream, Receiver
+from gantrymq.proxy.http2.untaken import UntakenBytes
 from gantrymq.remoting.address import format_address
 from gantrymq.system.clock import monotonic
 
@@ -29,9 +30,10 @@ _CONNECTION_WINDOW = 8 * 1024 * 1024
 _FRAME_SIZE = 64 * 1024
 #: A request's fields, each with 32 bytes more (RFC 9113, 6.5.2); the block that they come in is never larger.
 _MOST_FIELDS = 64 * 1024
-#: Unwritten bytes at which a connection isn't read any more, and at which it is closed.
+#: Unwritten bytes at which a connection isn't read any more, and no stream's data is written.
 _WRITE_HIGH_WATER = 1024 * 1024
-_UNTAKEN_LIMIT = 64 * 1024 * 1024
+#: Data that is written without waiting for what else this turn of the loop brings.
+_GATHERED = 256 * 1024
 #: Streams given up, and frames that carry nothing, which a peer may send at once, and how many of them per second. For
 #: what it is answered it may send more of them: gRPC's own core opens the connection's window after each answer by just
 #: its bytes, and pings now and then.
@@ -66,6 +68,7 @@ class Http2Connection(asyncio.Protocol):
         self,
         accept: Accept,
         limits: Limits,
+        untaken: UntakenBytes,
         on_open: Callable[[Http2Connection], None],
         on_close: Callable[[Http2Connection], None],
     ) -> None:
@@ -80,6 +83,9 @@ class Http2Connection(asyncio.Protocol):
         #: How many bytes the peer still takes on all streams; the largest frame it takes.
         self.window = frames.DEFAULT_WINDOW
         self.frame_size = frames.DEFAULT_FRAME_SIZE
+        #: The socket takes what is written.
+        self.is_writable = True
+        self.untaken = untaken
         self._accept = accept
         self._limits = limits
         self._on_open = on_open
@@ -97,8 +103,8 @@ class Http2Connection(asyncio.Protocol):
         #: The peer wants a smaller table for the fields that it reads, and to hear that it is (RFC 7541, 4.2).
         self._must_shrink_table = False
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._is_flush_due = False
-        self._is_writable = True
         #: No more streams are taken; nothing is read any more.
         self._is_ending = self._is_over = False
         #: How many frames that carry nothing the peer may send.
@@ -146,14 +152,15 @@ class Http2Connection(asyncio.Protocol):
         self._on_close(self)
 
     def pause_writing(self) -> None:
-        self._is_writable = False
+        self.is_writable = False
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._is_writable = True
+        self.is_writable = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+            self._pump_all()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -300,8 +307,7 @@ class Http2Connection(asyncio.Protocol):
             self.window += increment
             if not increment or self.window > frames.MAX_WINDOW:
                 raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window")
-            for stream in list(self.blocked.values()):
-                stream.pump()
+            self._pump_all()
             return
         waiting = self.streams.get(stream_id)
         if waiting is None:
@@ -310,6 +316,10 @@ class Http2Connection(asyncio.Protocol):
         if not increment or waiting.window > frames.MAX_WINDOW:
             raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window of a stream")
         waiting.pump()
+
+    def _pump_all(self) -> None:
+        for stream in list(self.blocked.values()):
+            stream.pump()
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or len(payload) % 6:
@@ -323,16 +333,17 @@ class Http2Connection(asyncio.Protocol):
                     raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window")
                 change = value - self._stream_window
                 self._stream_window = value
-                for stream in list(self.streams.values()):
+                for stream in self.streams.values():
                     stream.window += change
-                    stream.pump()
             elif key == frames.SETTING_MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
                     raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "an impossible size of frames")
                 self.frame_size = min(value, _FRAME_SIZE)
             elif key == frames.SETTING_HEADER_TABLE_SIZE and value < TABLE_SIZE:
                 self._must_shrink_table = True
+        # Before anything is sent that the peer takes by its new settings alone.
         self.send(frames.SETTINGS_ACK)
+        self._pump_all()
 
     @staticmethod
     def _expect(payload: bytes, length: int, has_right_stream: bool) -> None:
@@ -362,15 +373,20 @@ class Http2Connection(asyncio.Protocol):
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
+    def send_data(self, head: bytes, data: bytes) -> None:
+        """Like `send`; but of much data some is written at once, so that it's seen what the socket takes."""
+        self.send(head, data)
+        self._out_bytes += len(data)
+        if self._out_bytes > _GATHERED:
+            self._flush()
+
     def _flush(self) -> None:
         self._is_flush_due = False
         out, self._out = self._out, []
+        self._out_bytes = 0
         if not out or self._transport is None:
             return
         self._transport.write(b"".join(out))
-        if not self._is_writable and self._transport.get_write_buffer_size() > _UNTAKEN_LIMIT:
-            log.warning("closing the HTTP/2 connection with %s, which asks and takes no answers", self.peer)
-            self.abort()
 
     def header_block(self, block: bytes) -> bytes:
         """A block as it must be sent now."""
@@ -415,6 +431,10 @@ class Http2Connection(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def takes_nothing(self) -> None:
+        log.warning("closing the HTTP/2 connection with %s, which asks and takes no answers", self.peer)
+        self.abort()
 
     def abort(self) -> None:
         """Closes at once."""

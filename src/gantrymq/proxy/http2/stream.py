@@ -83,15 +83,22 @@ class Http2Stream:
             return
         size = len(data)
         connection = self.connection
-        if not self._waiting and size <= self.window and size <= connection.window and size <= connection.frame_size:
+        if (
+            not self._waiting
+            and connection.is_writable
+            and size <= self.window
+            and size <= connection.window
+            and size <= connection.frame_size
+        ):
             self.window -= size
             connection.window -= size
             connection.idle_frames += EARNED
-            connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
+            connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
             return
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append(memoryview(data))
+        connection.untaken.keep(connection, size)
         self.pump()
 
     def finish(self, trailers: bytes) -> None:
@@ -119,18 +126,19 @@ class Http2Stream:
             self.connection.send(frames.window_update(self.stream_id, size))
 
     def pump(self) -> None:
-        """Sends of what waits as much as the windows let."""
+        """Sends of what waits as much as the windows let, and the socket takes."""
         waiting, connection = self._waiting, self.connection
         while waiting:
             data = waiting[0]
             size = min(len(data), self.window, connection.window, connection.frame_size)
-            if size <= 0:
+            if size <= 0 or not connection.is_writable:
                 connection.blocked[self.stream_id] = self
                 return
             self.window -= size
             connection.window -= size
             connection.idle_frames += EARNED
-            connection.send(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
+            connection.untaken.taken(connection, size)
+            connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
             if size == len(data):
                 waiting.popleft()
             else:
@@ -150,6 +158,8 @@ class Http2Stream:
     def lost(self) -> None:
         """Its connection tells that the peer gave it up."""
         self.is_closed = True
+        if self._waiting:
+            self.connection.untaken.taken(self.connection, self.waiting_bytes)
         self._waiting = None
         self.connection.blocked.pop(self.stream_id, None)
         self._wake()

@@ -29,6 +29,8 @@ from gantrymq.proxy.validation import check_invisible_time, check_topic_and_grou
 
 #: Requests to brokers that one AckMessage has under way.
 _AT_ONCE = 32
+#: Entries of one AckMessage; Apache's clients send one, or what they have received at once.
+MAX_ENTRIES = 4096
 
 
 class Acks:
@@ -53,6 +55,11 @@ class Acks:
         check_topic_and_group(topic, group)
         if not request.entries:
             raise ProxyError(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
+        if len(request.entries) > MAX_ENTRIES:
+            raise ProxyError(
+                Code.BAD_REQUEST,
+                f"{len(request.entries)} messages are acknowledged at once: at most {MAX_ENTRIES} are taken",
+            )
         results: list[AckMessageResultEntry] = []
         for start in range(0, len(request.entries), _AT_ONCE):
             some = request.entries[start : start + _AT_ONCE]

@@ -18,6 +18,7 @@ from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Call, Handlers, ServerStream
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.messages import to_protobuf
+from gantrymq.proxy.receiving.receive import KEPT_BESIDE_BODY
 from gantrymq.proxy.statuses import ProxyError, status
 from gantrymq.proxy.subscriptions import subscription_of
 from gantrymq.proxy.times import duration_ms, timestamp_ms
@@ -105,6 +106,7 @@ class Pulling:
             first = status(Code.OK)
         else:
             first = status(Code.MESSAGE_NOT_FOUND, "no new message")
+        call.keep(sum(len(message.body) + KEPT_BESIDE_BODY for message in messages))
         await call.write(PullMessageResponse(status=first))
         for message in messages:
             await call.write(PullMessageResponse(message=to_protobuf(message)))

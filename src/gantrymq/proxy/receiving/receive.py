@@ -42,6 +42,10 @@ from gantrymq.system import clock
 log = peer_log(__name__)
 
 _ANY_QUEUE = -1
+#: Of a message in memory, properties and all, bytes.
+KEPT_BESIDE_BODY = 2048
+#: Pops under way whose clients have gone.
+MAX_ABANDONED = 10_000
 #: A message that didn't reach its client comes again after so long, ms.
 _NOT_DELIVERED_MS = 1000
 #: What a broker may take beyond the time that it waits for messages, ms.
@@ -72,6 +76,8 @@ class Receiving:
         self._renewing = renewing
         #: Which broker comes next for those that name none.
         self._turn = itertools.count()
+        #: Those whose clients have gone, the oldest first.
+        self._abandoned: dict[asyncio.Future[list[MessageExt]], None] = {}
         self._after = Tasks("settling messages that no client got")
 
     @property
@@ -113,6 +119,7 @@ class Receiving:
         broker_name = await self._broker(topic, request.message_queue.broker.name)
         popped = await self._pop(broker_name, header, max(call.remaining_ms() - poll_ms, _GRACE_MS))
         max_attempts = None if config is None else config.retry_max_times + 1
+        call.keep(sum(len(message.body) + KEPT_BESIDE_BODY for message in popped))
         messages = [message for message in popped if self._is_wanted(message, subscription, group, max_attempts)]
         if not messages:
             raise ProxyError(Code.MESSAGE_NOT_FOUND, "no match message" if popped else "no new message")
@@ -172,12 +179,20 @@ class Receiving:
             raise
 
     async def _nobody_waits(self, pop: asyncio.Future[list[MessageExt]], header: PopMessageRequestHeader) -> None:
+        self._abandoned[pop] = None
+        if len(self._abandoned) > MAX_ABANDONED:
+            # What the broker gives to that one comes again after its invisible time, not at once.
+            next(iter(self._abandoned)).cancel()
         try:
-            messages = await pop
+            # Their bodies are of no use any more.
+            handles = [_handle(message) for message in await pop]
         except GantryError:
             return
-        for message in messages:
-            await self._give_back(message, header.consumer_group, header.topic)
+        finally:
+            del self._abandoned[pop]
+            del pop
+        for handle in handles:
+            await self._give_back(handle, header.consumer_group, header.topic)
 
     def _is_wanted(
         self, message: MessageExt, subscription: SubscriptionData, group: str, max_attempts: int | None
@@ -194,14 +209,15 @@ class Receiving:
         return True
 
     def _later(self, message: MessageExt, work: Coroutine[Any, Any, None]) -> None:
-        self._after.start(_settled(message, work))
+        # Without the message, whose body is of no use any more.
+        self._after.start(_settled(message.msg_id, work))
 
     # -- handing out --------------------------------------------------------------------------------------------
 
     def _hold(self, call: Call, messages: list[MessageExt], group: str, topic: str) -> None:
         if self._clients.get(call.client_id) is None:
             for message in messages:
-                self._later(message, self._give_back(message, group, topic))
+                self._later(message, self._give_back(_handle(message), group, topic))
             raise ProxyError(Code.MESSAGE_NOT_FOUND, f"The client [{call.client_id}] is disconnected.")
         for message in messages:
             handle = _handle(message)
@@ -222,17 +238,17 @@ class Receiving:
             for message in messages[written:]:
                 handle = _handle(message)
                 self._renewing.held.take(call.client_id, group, MessageKey.of(message.msg_id, handle))
-                self._later(message, self._give_back(message, group, topic))
+                self._later(message, self._give_back(handle, group, topic))
 
-    async def _give_back(self, message: MessageExt, group: str, topic: str) -> None:
-        await self._requests.change_invisible_time(_handle(message), group, topic, _NOT_DELIVERED_MS)
+    async def _give_back(self, handle: Handle, group: str, topic: str) -> None:
+        await self._requests.change_invisible_time(handle, group, topic, _NOT_DELIVERED_MS)
 
 
-async def _settled(message: MessageExt, work: Coroutine[Any, Any, None]) -> None:
+async def _settled(msg_id: str, work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except GantryError as e:
-        log.warning("%s, which no client got, comes again: %s", message.msg_id, e)
+        log.warning("%s, which no client got, comes again: %s", msg_id, e)
 
 
 def _handle(message: MessageExt) -> Handle:

@@ -43,6 +43,8 @@ log = peer_log(__name__)
 
 #: A broker's answer is waited for so long at most, ms.
 SEND_TIMEOUT_MS = 3000
+#: Messages of one request.
+MAX_MESSAGES = 4096
 RECALL_TIMEOUT_MS = 2000
 _END_REMARK = "end transaction from proxy"
 
@@ -82,6 +84,10 @@ class Sending:
         """Stores messages of one topic: one by itself, several at once as a batch, all or none."""
         if not request.messages:
             raise ProxyError(Code.MESSAGE_CORRUPTED, "no message to send")
+        if len(request.messages) > MAX_MESSAGES:
+            raise ProxyError(
+                Code.BAD_REQUEST, f"{len(request.messages)} messages in one request: at most {MAX_MESSAGES} are taken"
+            )
         resource = request.messages[0].topic
         topic = resource.name
         check_topic(topic)

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from gantrymq.errors import CodecError, CompressionError, RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
+from gantrymq.spark.arrow_records import BODY, ArrowRecords
 from gantrymq.spark.queues import matches
-from gantrymq.spark.record_batches import pulled_records, record_batches, value_decoder
+from gantrymq.spark.record_batches import pulled_records, record_batches, stored_columns, value_decoder
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
 
@@ -36,20 +37,20 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
         position = part.start
         while position < part.end:
             data = os.pread(fd, min(CHUNK_BYTES, part.end - position), position)
-            length = _whole_records(data)
-            if not length:
-                if len(data) >= BLANK_SIZE and _unpack_head(data)[1] == MAGIC_BLANK:
-                    return
-                data, length = _long_record(fd, part, position, data)
             try:
-                yield from rows.decode(data[:length], position)
+                records = rows.read(data, position)
+                if not records.length:
+                    if len(data) >= BLANK_SIZE and _unpack_head(data)[1] == MAGIC_BLANK:
+                        return
+                    records = rows.read(_long_record(fd, part, position, data), position)
+                yield from rows.decode(records)
             except (CodecError, CompressionError) as e:
                 raise type(e)(f"{part.path} from {position} on: {e}") from e
             except RecordError as e:
                 good = _good_records(data, part.base + position)
-                yield from rows.decode(data[:good], position)
+                yield from rows.decode(rows.read(data[:good], position))
                 raise StoreError(f"{part.path} is damaged at {position + good}: {e}") from e
-            position += length
+            position += records.length
     except StoreError as e:
         if options.fail_on_data_loss:
             raise
@@ -64,17 +65,26 @@ class _Rows:
         self._options = options
         self._columns = columns
         self._values = value_decoder(options.body, columns)
+        #: What is made of each record at once. Where only some topics are wanted the bodies of the others aren't.
+        self._made = stored_columns(columns, options.body)
+        if (options.topics or options.pattern) and BODY in self._made:
+            self._made.remove(BODY)
         self._is_wanted: dict[str, bool] = {}
 
-    def decode(self, data: bytes, position: int) -> Iterator[pa.RecordBatch]:
-        """The wanted rows, if any. Raises RecordError."""
-        records = pulled_records(data, self._options.corrupt_bodies, check_crc=self._options.check_crc)
+    def read(self, data: bytes, position: int) -> ArrowRecords:
+        """The whole records of `data`, which stands at `position` of the file. Raises RecordError."""
+        options = self._options
+        records = pulled_records(data, self._made, options.corrupt_bodies, check_crc=options.check_crc, part=True)
         places = records.starts + (self._part.base + position)
         if (wrong := np.flatnonzero(records.physical_offsets != places)).size:
             raise RecordError(f"the record at {places[wrong[0]]} says it is at {records.physical_offsets[wrong[0]]}")
-        topics = records.topics().dictionary_encode()
-        keep = pa.array([self._wants(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
-        wanted = keep.take(topics.indices)
+        return records
+
+    def decode(self, records: ArrowRecords) -> Iterator[pa.RecordBatch]:
+        """The wanted rows, if any. Raises CompressionError and CodecError."""
+        topics, numbers = records.numbered_topics()
+        keep = np.array([self._wants(topic) for topic in topics], np.bool_)
+        wanted = pa.array(keep[numbers])
         options, times = self._options, records.store_timestamps
         if options.starting_ms is not None:
             wanted = pc.and_(wanted, pa.array(times >= options.starting_ms))
@@ -100,27 +110,11 @@ class _Rows:
         return found
 
 
-def _whole_records(data: bytes) -> int:
-    """The length of the records that are all there."""
-    position, end = 0, len(data)
-    last = end - FIXED_SIZE_V4
-    while position <= last:
-        size, magic = _unpack_head(data, position)
-        if size < FIXED_SIZE_V4 and magic != MAGIC_BLANK:
-            # No record: the decoder says what is wrong.
-            return end
-        if magic == MAGIC_BLANK or position + size > end:
-            break
-        position += size
-    return position
-
-
-def _long_record(fd: int, part: LogRange, position: int, data: bytes) -> tuple[bytes, int]:
+def _long_record(fd: int, part: LogRange, position: int, data: bytes) -> bytes:
     size = _unpack_head(data)[0] if len(data) >= FIXED_SIZE_V4 else 0
     if position + size > part.end or size <= len(data):
         raise StoreError(f"{part.path} is damaged at {position}: {len(data)} bytes are left, which hold no record")
-    data = os.pread(fd, size, position)
-    return data, len(data)
+    return os.pread(fd, size, position)
 
 
 def _good_records(data: bytes, physical_offset: int) -> int:

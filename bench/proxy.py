@@ -1,0 +1,248 @@
+"""Apache's proxy and this project's before the same broker, in turn on one machine; prints a Markdown table.
+
+A client by gRPC sends messages, so many at once, and then receives them, each acknowledged by a call of its own. The
+broker is this project's for both, so that the proxies are all that differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
+
+from measures import figure, progress
+from proxies import gantry_proxy, java_proxy
+from servers import Server, build, gantry_broker, gantry_namesrv, missing_tools
+from systems import cpu_seconds, resident_mib
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.proxy.call import METHODS
+from gantrymq.proxy.times import to_duration
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+
+PROXIES: dict[str, Callable[[Path, str], Server]] = {"Java": java_proxy, "GantryMQ": gantry_proxy}
+QUEUES = 8
+RECEIVERS = 8
+INVISIBLE_MS = 60_000
+FIRST_ANSWER_S = 60.0
+
+
+class Client:
+    """One client of a proxy, known to it by its settings."""
+
+    def __init__(self, address: str, settings: pb.Settings) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._id = f"bench@{uuid.uuid4().hex}"
+        self._settings = settings
+        self._calls: dict[str, Any] = {}
+        for path, method in METHODS.items():
+            kind = f"{'stream' if method.client_streams else 'unary'}_{'stream' if method.server_streams else 'unary'}"
+            self._calls[method.name] = getattr(self._channel, kind)(
+                path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+
+    def call(self, method: str, *request: Any) -> Any:
+        metadata = (
+            ("x-mq-client-id", self._id),
+            ("x-mq-language", "JAVA"),
+            ("x-mq-client-version", "5.0.8"),
+            ("x-mq-protocol", "v2"),
+        )
+        return self._calls[method](*request, metadata=metadata, timeout=30)
+
+    async def __aenter__(self) -> Client:
+        self._stream = self.call("Telemetry")
+        await self._stream.write(rpc_pb.TelemetryCommand(settings=self._settings))
+        await self._stream.read()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stream.cancel()
+        await self._channel.close()
+
+
+class Load:
+    """What one client does with one topic."""
+
+    def __init__(self, address: str, topic: str, size: int, at_once: int) -> None:
+        self._address = address
+        self._topic = pb.Resource(name=topic)
+        self._group = pb.Resource(name=f"g_{topic}")
+        self._body = b"x" * size
+        self._at_once = at_once
+
+    async def sends(self, count: int) -> list[float]:
+        """How long each took, s."""
+        settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[self._topic]))
+        numbers = iter(range(count))
+        took: list[float] = []
+        async with Client(self._address, settings) as client:
+
+            async def send() -> None:
+                for _ in numbers:
+                    system = pb.SystemProperties(message_id=uuid.uuid4().hex.upper(), message_type=pb.NORMAL)
+                    message = pb.Message(topic=self._topic, body=self._body, system_properties=system)
+                    began = time.perf_counter()
+                    response = await client.call("SendMessage", rpc_pb.SendMessageRequest(messages=[message]))
+                    took.append(time.perf_counter() - began)
+                    assert response.status.code == pb.OK, response.status
+
+            await asyncio.gather(*(send() for _ in range(self._at_once)))
+        return took
+
+    async def receives(self, count: int) -> None:
+        """So many messages, each acknowledged by a call of its own; 0 has the group begin where the queues end."""
+        subscription = pb.Subscription(group=self._group, subscriptions=[pb.SubscriptionEntry(topic=self._topic)])
+        settings = pb.Settings(client_type=pb.SIMPLE_CONSUMER, subscription=subscription)
+        acknowledged = 0
+        async with Client(self._address, settings) as client:
+
+            async def receive() -> None:
+                nonlocal acknowledged
+                request = rpc_pb.ReceiveMessageRequest(
+                    group=self._group,
+                    message_queue=pb.MessageQueue(topic=self._topic, id=-1),
+                    filter_expression=pb.FilterExpression(type=pb.TAG, expression="*"),
+                    batch_size=32,
+                    invisible_duration=to_duration(INVISIBLE_MS),
+                    long_polling_timeout=to_duration(1000),
+                )
+                while True:
+                    responses = [response async for response in client.call("ReceiveMessage", request)]
+                    messages = [response.message for response in responses if response.HasField("message")]
+                    done = await asyncio.gather(*(ack(message) for message in messages))
+                    acknowledged += sum(done)
+                    if acknowledged >= count:
+                        return
+
+            async def ack(message: pb.Message) -> int:
+                system = message.system_properties
+                entry = rpc_pb.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
+                request = rpc_pb.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])
+                response = await client.call("AckMessage", request)
+                assert response.status.code == pb.OK, response.status
+                return 1
+
+            await asyncio.gather(*(receive() for _ in range(RECEIVERS if count else 1)))
+
+
+async def first_answer(address: str, topic: str) -> None:
+    """Returns when the proxy has answered a call. Raises RuntimeError when it doesn't."""
+    deadline = time.monotonic() + FIRST_ANSWER_S
+    client = Client(address, pb.Settings())
+    request = rpc_pb.QueryRouteRequest(
+        topic=pb.Resource(name=topic), endpoints=pb.Endpoints(addresses=[pb.Address(host="127.0.0.1", port=1)])
+    )
+    answer: object = None
+    while True:
+        try:
+            answer = (await client.call("QueryRoute", request)).status
+            if answer.code == pb.OK:
+                break
+        except grpc.aio.AioRpcError as e:
+            answer = e
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{address} answers {answer}")
+        await asyncio.sleep(0.01)
+    await client._channel.close()
+
+
+def measure(
+    runner: asyncio.Runner, proxy: Server, broker: Server, name_server: str, args: argparse.Namespace
+) -> Iterator[tuple[str, float]]:
+    """One round: (row, figure)."""
+
+    def cpu() -> tuple[float, float]:
+        return cpu_seconds(proxy.process.pid), cpu_seconds(broker.process.pid)
+
+    topic = f"bench_{uuid.uuid4().hex[:8]}"
+    runner.run(create(name_server, topic))
+    load = Load(proxy.address, topic, args.size, args.at_once)
+    runner.run(load.receives(0))
+    for what, work in (
+        ("sends", lambda: runner.run(load.sends(args.count))),
+        ("receive and ack", lambda: runner.run(load.receives(args.count))),
+    ):
+        before, began = cpu(), time.perf_counter()
+        took = work()
+        seconds, after = time.perf_counter() - began, cpu()
+        yield f"{what}: rate (/s)", args.count / seconds
+        if took:
+            yield f"{what}: p50 (ms)", 1000 * statistics.median(took)
+            yield f"{what}: p99 (ms)", 1000 * statistics.quantiles(took, n=100)[98]
+        for n, server in enumerate(("proxy", "broker")):
+            yield f"{what}: {server} CPU (µs/message)", 1e6 * (after[n] - before[n]) / args.count
+    yield "memory after it (MiB)", resident_mib(proxy.process.pid)
+
+
+async def create(name_server: str, topic: str) -> None:
+    async with AdminClient(name_server) as admin:
+        await admin.create_topic(TopicConfig(topic, QUEUES, QUEUES), cluster="DefaultCluster")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(";")[0])
+    parser.add_argument("--count", type=int, default=10_000, help="messages of one round (%(default)s)")
+    parser.add_argument("--warm-up", type=int, default=10_000, help="messages before, of each (%(default)s)")
+    parser.add_argument("--size", type=int, default=1000, help="bytes of a body (%(default)s)")
+    parser.add_argument("--at-once", type=int, default=64, help="sends under way (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each proxy, in turn (%(default)s)")
+    args = parser.parse_args()
+    if missing := missing_tools():
+        print(f"bench: {missing}", file=sys.stderr)
+        return 1
+    build()
+    rows: dict[str, dict[str, list[float]]] = {}
+
+    def note(row: str, name: str, value: float) -> None:
+        rows.setdefault(row, {}).setdefault(name, []).append(value)
+
+    # One loop for all: grpcio's clients stand no other.
+    with asyncio.Runner() as runner, ExitStack() as stack, tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        name_server = gantry_namesrv(directory / "namesrv")
+        stack.callback(name_server.kill)
+        broker = gantry_broker(directory / "broker", name_server.address)
+        stack.callback(broker.kill)
+        runner.run(create(name_server.address, "first"))
+        proxies: dict[str, Server] = {}
+        for name, start in PROXIES.items():
+            progress(f"{name}: start")
+            began = time.perf_counter()
+            proxies[name] = start(directory / name, name_server.address)
+            stack.callback(proxies[name].kill)
+            runner.run(first_answer(proxies[name].address, "first"))
+            note("start to first answer (s)", name, time.perf_counter() - began)
+            time.sleep(5)
+            note("idle memory (MiB)", name, resident_mib(proxies[name].process.pid))
+        warm_up = argparse.Namespace(**{**vars(args), "count": args.warm_up})
+        for number in range(args.rounds + 1):
+            for name, proxy in proxies.items():
+                progress(f"{name}: {f'round {number}' if number else 'warm-up'}")
+                for row, value in measure(runner, proxy, broker, name_server.address, args if number else warm_up):
+                    if number:
+                        note(row, name, value)
+    print(f"| | {' | '.join(PROXIES)} |\n|---|{'---|' * len(PROXIES)}")
+    for row, values in rows.items():
+        print(f"| {row} | {' | '.join(figure(statistics.median(values[name])) for name in PROXIES)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

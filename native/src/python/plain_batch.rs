@@ -1,0 +1,40 @@
+//! Batches of plain messages for Python: `gantrymq/client/producing/outgoing.py`.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+
+use crate::plain_batch::{Batch, Keys};
+
+/// (batch, keys with commas between) of messages with these flags, bodies and properties. None where Python has to look at
+/// them: a body isn't bytes or is empty, a flag isn't an int of 32 bits, a property isn't of strings, has a separator in it
+/// or one of the `odd` names, or something is too long.
+#[pyfunction]
+pub fn plain_batch<'py>(
+    py: Python<'py>,
+    flags: Bound<'py, PyList>,
+    bodies: Bound<'py, PyList>,
+    properties: Bound<'py, PyList>,
+    odd: Vec<String>,
+    key_head: &str,
+    first_key: u32,
+) -> Option<(Bound<'py, PyBytes>, String)> {
+    let mut batch = Batch::new(Keys { head: key_head, first: first_key });
+    for ((flag, body), own) in flags.iter().zip(bodies.iter()).zip(properties.iter()) {
+        let body = body.cast_into_exact::<PyBytes>().ok()?;
+        let own = own.cast_into_exact::<PyDict>().ok()?;
+        let mut pairs = Vec::with_capacity(own.len());
+        for (name, value) in own.iter() {
+            pairs.push((name.cast_into_exact::<PyString>().ok()?, value.cast_into_exact::<PyString>().ok()?));
+        }
+        let mut texts = Vec::with_capacity(pairs.len());
+        for (name, value) in &pairs {
+            let (name, value) = (name.to_str().ok()?, value.to_str().ok()?);
+            if odd.iter().any(|one| one == name) {
+                return None;
+            }
+            texts.push((name, value));
+        }
+        batch.add(flag.extract().ok()?, body.as_bytes(), texts.into_iter())?;
+    }
+    Some((PyBytes::new(py, &batch.body), batch.ids))
+}

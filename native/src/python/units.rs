@@ -1,0 +1,19 @@
+//! Units by their tags codes for Python: `gantrymq/store/collect.py`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::units::with_codes;
+
+/// (numbers of the first `most` units that have one of these tags codes, these units side by side).
+#[pyfunction]
+pub fn units_with<'py>(
+    py: Python<'py>,
+    units: &[u8],
+    mut codes: Vec<i64>,
+    most: usize,
+) -> (Vec<usize>, Bound<'py, PyBytes>) {
+    codes.sort_unstable();
+    let (numbers, found) = with_codes(units, &codes, most);
+    (numbers, PyBytes::new(py, &found))
+}

@@ -1,0 +1,63 @@
+"""Plans with which bugs of replicas and controllers are found at once: a seed comes to them by and by.
+
+Each has one script of scripts.py, or a fault, in the midst of a short run; tests/sim/test_sim_planted.py runs them with
+the bugs, and without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sim.plan import Fault, Plan
+from sim.replicas_plan import CONTROLLED
+
+#: When it begins to go wrong, s after the first send.
+_AT_S = 4.0
+
+
+def plan_with(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
+    """Three brokers in controller mode with one fault; `more` are fields of the plan that are otherwise."""
+    plan = Plan(
+        seed="planted",
+        name_servers=1,
+        brokers=1,
+        producers=2,
+        consumers={"push": 1, "orderly": 1, "pop": 0, "lite": 0},
+        is_synced=False,
+        messages=80,
+        pause_s=0.1,
+        ordered=0.3,
+        delayed=0.1,
+        batches=0.05,
+        transactions=0.0,
+        failures=0.0,
+        tiny_reads=0.0,
+        replicas=3,
+        mode=CONTROLLED,
+        controllers=3,
+        faults=[Fault(kind, "broker-0", _AT_S, lasts, strength)],
+    )
+    return replace(plan, **more)
+
+
+#: Its slaves don't hear the master any more, and notice it late; or for so long that they aren't in sync when it dies.
+_TORN = plan_with("torn", 4.0, 0.3)
+_TORN_LONG = plan_with("torn", 9.0, 0.6)
+_TWO_IN_SYNC = plan_with("torn", 4.0, 0.6, in_sync=2, is_synced=True)
+_ISOLATED = plan_with("isolated", 14.0, 0.8, replicas=2)
+_STALLED = plan_with("stalled", 8.0, 0.7)
+
+#: By the bug's name.
+PLANS = {
+    "a send doesn't wait for slaves": _TORN,
+    "slaves that take too long count as having it": _TORN,
+    "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,
+    "who isn't in sync is elected": _TORN_LONG,
+    "a master says by itself who is in sync": _ISOLATED,
+    "who comes into the set isn't waited for yet": plan_with("ambush", 6.0, 0.3, replicas=2),
+    "minInSyncReplicas isn't looked at": _TWO_IN_SYNC,
+    "a slave keeps what a deposed master wrote": _ISOLATED,
+    "a change that is not kept is answered as if it were": _STALLED,
+    "an epoch isn't written down": _TORN,
+}

@@ -1,0 +1,185 @@
+"""ReplicaWatch: what brokers with replicas promise at each moment, looked at in the very moment.
+
+That a promise was broken shows in what clients see only when just then a disk is lost, or somebody is cut off. So each
+acknowledgement, each message that is shown, each change of the controllers' state and each start of a broker is held
+against what the logs have at that time.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.controlled.roles import Role
+from gantrymq.broker.flush_waits import FlushWaits, _Waiting
+from gantrymq.controller.broker_set import BrokerSet
+from gantrymq.errors import GantryError
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.message import MessageExt
+from sim.cluster import Program
+from sim.plan import broker_name
+from sim.replicas_plan import ASYNC_MASTER, CONTROLLED
+from sim.scene import Scene
+
+#: A master that is no more asks within 5 s, or its lease is over by then; and it is looked at now and then, s.
+_DEPOSED_S = 8.0
+
+
+class ReplicaWatch:
+    """Of one run; what it finds goes to the history's problems."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._plan = scene.plan
+        self._servers = servers = scene.servers
+        self._programs = {servers.address_of(program): program for program in servers.brokers}
+        #: The last broker that each program made: it may have begun to follow its master, and not have started.
+        self._made_last: dict[str, Broker] = {}
+        #: What the controllers' store had when it was looked at last.
+        self._known: dict[str, tuple[int, BrokerSet]] = {}
+        #: Since when a broker's life takes messages that isn't master any more.
+        self._deposed_since: dict[str, float] = {}
+        #: By a broker's name and epoch.
+        self._masters: dict[tuple[str, int], int] = {}
+        if self._plan.mode:
+            servers.made, servers.started = self._made, self._started
+            servers.etcd.watchers.append(self._changes)
+            scene.has_read = self._has_read
+
+    # -- brokers ------------------------------------------------------------------------------------------------
+
+    def _made(self, program: Program, broker: Broker) -> None:
+        """Looks whenever it answers a sender, or appends."""
+        self._made_last[program.name] = broker
+        waits = next(part for part in broker._parts if isinstance(part, FlushWaits))
+        wait, give, append, append_batch = waits._wait, waits._give, broker.store.append, broker.store.append_batch
+        ends: dict[_Waiting, int] = {}
+
+        def noted_wait(waiting: _Waiting, end: int) -> None:
+            ends[waiting] = end
+            wait(waiting, end)
+
+        def noted_give(waiting: _Waiting, error: Exception | None = None) -> None:
+            end = ends.pop(waiting)
+            if error is None and waiting.code == ResponseCode.SUCCESS:
+                self._acknowledges(program, end)
+            give(waiting, error)
+
+        def noted_append(*args: Any) -> Any:
+            result = append(*args)
+            self._appended(program, broker)
+            return result
+
+        def noted_append_batch(*args: Any) -> Any:
+            result = append_batch(*args)
+            self._appended(program, broker)
+            return result
+
+        waits._wait, waits._give = noted_wait, noted_give  # type: ignore[method-assign]
+        broker.store.append, broker.store.append_batch = noted_append, noted_append_batch  # type: ignore[assignment]
+
+    def _acknowledges(self, program: Program, end: int) -> None:
+        """What is said to be as safe as is promised is so."""
+        plan, name = self._plan, broker_name(program.name)
+        if plan.mode == ASYNC_MASTER:
+            return
+        have = {one.name for one in self._servers.replicas()[name] if self._end(one) >= end}
+        if len(have | self._scene.lost_disks) < plan.in_sync:
+            self._tell(f"{program.name} acknowledges its log up to {end}, which only {sorted(have)} have")
+        if plan.mode == CONTROLLED:
+            self._look_at_members(name, end, f"{program.name} acknowledges its log up to {end}")
+
+    def _end(self, program: Program, *, is_lasting: bool = True) -> int:
+        """Up to where a broker has the log: on its disk where the plan has SYNC_FLUSH."""
+        last = self._made_last[program.name]
+        stores = last.store, self._servers.running.get(program.name, last).store
+        if is_lasting and self._plan.is_synced:
+            return max(store.flushed_offset for store in stores)
+        return max(store.max_physical_offset for store in stores)
+
+    def _appended(self, program: Program, broker: Broker) -> None:
+        """Who knows that another is master takes nothing."""
+        roles = broker.controlled._roles if broker.controlled is not None else None
+        if roles is not None and roles.role.master_id is not None and not roles.is_master:
+            self._tell(f"{program.name} stores a message, and knows that {roles.role.master_address} is master")
+
+    def _started(self, program: Program, broker: Broker) -> None:
+        """What it knew of its log's epochs when it died it knows again."""
+        before = self._servers.running.get(program.name)
+        if before is None or before.controlled is None or program.name in self._scene.lost_disks:
+            return
+        assert broker.controlled is not None
+        begin, end = broker.store.min_physical_offset, broker.store.max_physical_offset
+        known = broker.controlled._epochs.epochs.all()
+        lost = [epoch for epoch in before.controlled._epochs.epochs.all() if begin <= epoch.start_offset < end]
+        if not set(lost) <= set(known):
+            self._tell(f"{program.name} has had the epochs {lost} up to {end}, and after its start has {known}")
+
+    # -- controllers --------------------------------------------------------------------------------------------
+
+    def set(self, name: str) -> BrokerSet | None:
+        """What the controllers' store has of a name."""
+        kept = self._servers.etcd.sets().get(name)
+        if kept is None:
+            return None
+        value, revision = kept
+        if (known := self._known.get(name)) is None or known[0] != revision:
+            known = self._known[name] = revision, BrokerSet.decode(value)
+        return known[1]
+
+    def _changes(self, name: str, before: bytes, after: bytes) -> None:
+        """Only one in sync becomes master, and epochs tell what is older."""
+        old, new = BrokerSet.decode(before) if before else None, BrokerSet.decode(after)
+        try:
+            new.check_follows(old)
+        except GantryError as e:
+            self._tell(f"the store takes what can't follow: {e}")
+        if old is None or not old.had_master or new.master in (None, old.master):
+            return
+        if new.master not in old.sync_state_set:
+            self._tell(f"{new.master} is made master of {name}, and in sync were {sorted(old.sync_state_set)}")
+
+    def look(self, program: Program, broker: Broker) -> None:
+        """All who know of an epoch know the same master of it; who isn't master any more soon takes nothing."""
+        roles = broker.controlled._roles if broker.controlled is not None else None
+        kept, role = self.set(broker.config.broker_name), roles.role if roles is not None else Role()
+        if role.master_id is None or kept is None:
+            return
+        assert program.host.process is not None
+        name, life, now = broker.config.broker_name, program.host.process.name, self._scene.now()
+        if role.epoch > kept.master_epoch:
+            self._tell(f"{life} believes in epoch {role.epoch} of {name}, which is in epoch {kept.master_epoch}")
+        master = self._masters.setdefault((name, role.epoch), role.master_id)
+        if master != role.master_id:
+            self._tell(f"epoch {role.epoch} of {name} has the masters {master} and {role.master_id}")
+        takes = broker.config.broker_role is not BrokerRole.SLAVE and broker.appender.refusal is None
+        if not takes or kept.master_epoch <= role.epoch:
+            self._deposed_since.pop(life, None)
+        elif now > self._deposed_since.setdefault(life, now) + _DEPOSED_S:
+            self._tell(f"{life} takes messages, and is not the master of {name} any more")
+            self._deposed_since[life] = inf
+
+    # -- clients ------------------------------------------------------------------------------------------------
+
+    def _has_read(self, message: MessageExt) -> None:
+        """In controller mode what somebody reads is in the logs of all who may be the next master."""
+        if self._plan.mode == CONTROLLED:
+            place = message.commit_log_offset
+            self._look_at_members(
+                message.broker_name, place + 1, f"somebody reads what is at {place}", is_lasting=False
+            )
+
+    def _look_at_members(self, name: str, end: int, what: str, *, is_lasting: bool = True) -> None:
+        """All whom the controllers' store has as in sync have the log up to there."""
+        kept = self.set(name)
+        if kept is None:
+            return
+        for member in sorted(kept.sync_state_set):
+            program = self._programs[kept.address_of(member) or ""]
+            if program.name not in self._scene.lost_disks and (own := self._end(program, is_lasting=is_lasting)) < end:
+                self._tell(f"{what}; in sync is {program.name}, whose log ends at {own}")
+
+    def _tell(self, problem: str) -> None:
+        self._scene.history.problems.append(f"at {self._scene.now():.3f} s {problem}")

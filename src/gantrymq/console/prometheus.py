@@ -1,0 +1,105 @@
+"""A Prometheus that asks the brokers, as the source of charts in place of the console's own history.
+
+Brokers' replicas tell the same messages under one name: of those the largest counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http.client import HTTPException
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import msgspec
+
+from gantrymq.console.history import MAX_POINTS, SAMPLE_S, Points
+from gantrymq.errors import GantryError
+
+TIMEOUT_S = 10.0
+_MAX_BYTES = 16 * 1024 * 1024
+#: A rate needs a few samples: of a minute at least, s.
+_LEAST_RATE_S = 60
+_OF_GROUP = "node_id, topic, consumer_group, is_retry"
+
+
+class _Series(msgspec.Struct):
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series] = []
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data = msgspec.field(default_factory=_Data)
+    error: str = ""
+
+
+async def points(url: str, clusters: Sequence[str], names: Sequence[str], begin_s: float, end_s: float) -> Points:
+    """What the history's series were from then to then; nothing of those that Prometheus isn't told.
+
+    Raises GantryError.
+    """
+    step = max(SAMPLE_S, -(-int(end_s - begin_s) // MAX_POINTS))
+    begin, end = int(begin_s) // step * step, int(end_s) // step * step
+    loop = asyncio.get_running_loop()
+
+    async def ask(name: str) -> dict[int, float]:
+        expression = expression_of(name, clusters, max(_LEAST_RATE_S, step))
+        if expression is None:
+            return {}
+        arguments = {"query": expression, "start": str(begin), "end": str(end), "step": str(step)}
+        return await loop.run_in_executor(None, _values, url, arguments)
+
+    of_names = dict(zip(names, await asyncio.gather(*(ask(name) for name in names)), strict=True))
+    times = sorted({time for values in of_names.values() for time in values})
+    return Points(times, {name: [values.get(time) for time in times] for name, values in of_names.items()})
+
+
+def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None:
+    """A series of the history (`history`) in PromQL; None where no metric has it."""
+    kind, _, rest = name.partition("/")
+    of, _, what = rest.rpartition("/")
+    labels = [f'cluster=~"{_quoted("|".join(map(_literal, clusters)))}"']
+    if kind == "broker":
+        labels.append(f'node_id="{_quoted(of)}"')
+    elif kind == "group":
+        labels.append(f'consumer_group="{_quoted(of)}"')
+    else:
+        what = kind
+    where = ", ".join(labels)
+    if kind != "group" and what == "in":
+        return f"sum(max by (cluster, node_id, topic) (rate(rocketmq_messages_in_total{{{where}}}[{rate_s}s])))"
+    if what in ("out", "tps"):
+        return f"sum(rate(rocketmq_messages_out_total{{{where}}}[{rate_s}s]))"
+    if what == "behind":
+        waiting = f'rocketmq_consumer_lag_messages{{{where}, is_system="false"}}'
+        return f"sum(max by (cluster, {_OF_GROUP}) ({waiting}))"
+    if what == "seconds":
+        return f"max(rocketmq_consumer_lag_latency{{{where}}}) / 1000"
+    return None
+
+
+def _values(url: str, arguments: dict[str, str]) -> dict[int, float]:
+    """{time, s: value} of an expression that has one series. Raises GantryError."""
+    request = Request(f"{url.rstrip('/')}/api/v1/query_range?{urlencode(arguments)}")
+    try:
+        with urlopen(request, timeout=TIMEOUT_S) as response:
+            answer = msgspec.json.decode(response.read(_MAX_BYTES), type=_Answer)
+        if answer.status != "success":
+            raise GantryError(f"Prometheus at {url}: {answer.error}")
+        return {int(time): float(value) for series in answer.data.result for time, value in series.values}
+    except (OSError, HTTPException, ValueError) as e:
+        raise GantryError(f"Prometheus at {url}: {e}") from e
+
+
+def _quoted(text: str) -> str:
+    """Inside a string of PromQL."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _literal(name: str) -> str:
+    """A name as a regular expression of RE2."""
+    return "".join(c if c.isalnum() or c in "_-" else f"\\{c}" for c in name)

@@ -1,0 +1,190 @@
+"""The files of the commit log: which there are, new ones, and their way to the disk and out of the store.
+
+Only the flusher's thread calls fsync. A file that was just made is in its directory, but perhaps not yet on the disk;
+`CommitLog.flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file without
+it, which `load` sets aside. The alternative that lost: fsync before the file is used, which who writes must then wait
+for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, store_timestamp_at
+from gantrymq.store.checkpoint import Checkpoint
+from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
+from gantrymq.store.trash import Trash
+from gantrymq.system import files, threads
+
+log = logging.getLogger(__name__)
+
+
+class LogFiles:
+    """The files of `file_size` bytes in `directory`, by the physical offset of their first byte."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        #: The physical offset at which the first file begins.
+        self.min_offset = 0
+        #: Held while files come in, and while a log that may be closed maps one; never by who waits for the disk.
+        self.lock = threads.Lock()
+        self._table: dict[int, MappedFile] = {}
+        #: Files whose entries in the directory may not be on the disk, the oldest first.
+        self._new: deque[MappedFile] = deque()
+        #: What a power failure has left of the log behind a file that is missing.
+        self._behind_gap: list[MappedFile] = []
+        self._directory_fd: int | None = None
+
+    def __contains__(self, base: int) -> bool:
+        return base in self._table
+
+    def __getitem__(self, base: int) -> MappedFile:
+        return self._table[base]
+
+    def at(self, physical_offset: int) -> MappedFile | None:
+        """The file that has the physical offset."""
+        return self._table.get(physical_offset // self.file_size * self.file_size)
+
+    def reserved(self, base: int) -> int:
+        """Up to which physical offset the file at `base` has blocks; `base` if there is none."""
+        file = self._table.get(base)
+        return base if file is None else base + file.reserved
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> int:
+        """Finds the files; returns where the last one ends. Raises StoreError when they can't be those of one log.
+
+        Where a file is missing the log ends, if a power failure may have taken it: by the checkpoint nothing from there
+        on was surely on the disk.
+        """
+        lengths = list_files(self.directory)
+        self._drop_unused(lengths, was_aborted=was_aborted)
+        self.min_offset = expected = min(lengths, default=0)
+        for base, length in lengths.items():
+            file = MappedFile(self.directory, base, self.file_size)
+            is_last = base == max(lengths)
+            short = length < self.file_size
+            if base % self.file_size or length > self.file_size or (short and (not is_last or len(lengths) == 1)):
+                raise StoreError(
+                    f"{file.path} has {length} bytes, mappedFileSizeCommitLog is {self.file_size}: set it to the "
+                    f"size that the store was made with, or, if the file was cut off, `truncate -s {self.file_size}` it"
+                )
+            if base != expected and not self._behind_gap:
+                if not was_aborted or self._was_flushed(base, expected, checkpoint):
+                    raise StoreError(
+                        f"{self.directory} lacks the file before {file.path.name}: bring it back, or begin anew"
+                    )
+                log.warning("%s lacks the file before %s: the log ends there", self.directory, file.path.name)
+            if base != expected:
+                self._behind_gap.append(file)
+                continue
+            if short:
+                log.warning(
+                    "%s has %d bytes in place of %d: the rest is taken as empty", file.path, length, self.file_size
+                )
+            expected = base + self.file_size
+            self._table[base] = file
+        return expected
+
+    def _drop_unused(self, lengths: dict[int, int], *, was_aborted: bool) -> None:
+        """Deletes what a power failure left empty, and a file that was made with another size and never used."""
+        last = max(lengths, default=0)
+        unused = [base for base, length in lengths.items() if length == 0 and (was_aborted or base == last)]
+        if list(lengths) == [0] and lengths[0] != self.file_size and not any(self._head(0)[:BLANK_SIZE]):
+            unused = [0]
+        for base in unused:
+            path = MappedFile(self.directory, base, 0).path
+            log.warning("%s has no messages: deleted", path)
+            files.unlink(path)
+            del lengths[base]
+
+    def _was_flushed(self, after: int, missing: int, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint says that the log was on the disk beyond the missing file, up to the one after it."""
+        stored = store_timestamp_at(self._head(after), 0)
+        return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
+
+    def _head(self, base: int) -> bytes:
+        return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
+
+    def end_at(self, end: int) -> None:
+        """Deletes the files after the one that the physical offset is in. Raises StoreError, OSError."""
+        after = [self._table.pop(base) for base in sorted(self._table) if base > end]
+        # From the last on: what a power failure leaves must be without gaps.
+        for file in reversed(after + self._behind_gap):
+            log.info("deleting %s, which is after the end of the log", file.path)
+            file.delete()
+            sync_directory(self.directory)
+        self._behind_gap.clear()
+        files.make_lasting_directory(self.directory)
+        self._close_directory()
+        self._directory_fd = open_directory(self.directory)
+        self._new = deque(file for file in self._new if file.base in self._table)
+
+    def drop_all(self, trash: Trash, begin: int) -> None:
+        """Drops all files; the log will begin at the physical offset `begin`."""
+        for file in self._table.values():
+            file.close()
+        self._table.clear()
+        trash.add_directory(self.directory, ())
+        self.min_offset = begin
+
+    # -- new ones, and old ones ---------------------------------------------------------------------------------
+
+    def made(self, base: int) -> MappedFile:
+        """The file at `base`, open and mapped; a new one if there is none. Raises StoreFull, StoreError."""
+        file = self._table.get(base)
+        if file is not None:
+            file.open()
+            file.map()
+            return file
+        file = MappedFile(self.directory, base, self.file_size)
+        try:
+            file.open()
+            file.map()
+        except BaseException:
+            with suppress(OSError):
+                file.delete()
+            raise
+        with self.lock:
+            self._table[base] = file
+            self._new.append(file)
+        return file
+
+    def sync(self, file: MappedFile) -> None:
+        """Brings a file and the entries of new ones to the disk. Raises OSError, SyncFailed as `MappedFile.sync`."""
+        file.sync()
+        count = len(self._new)
+        if count and self._directory_fd is not None:
+            sync_entries(self._directory_fd, self.directory)
+            for _ in range(count):
+                self._new.popleft()
+
+    def new(self) -> Iterator[MappedFile]:
+        """Those that were just made."""
+        return iter(list(self._new))
+
+    def forget_first(self) -> Path:
+        """Lets the first file go; its path. Slices of it that a socket still holds stay good."""
+        file = self._table.pop(self.min_offset)
+        log.info("deleting %s", file.path)
+        self.min_offset += self.file_size
+        file.close()
+        return file.path
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for file in self._table.values():
+                stack.callback(file.close)
+            stack.callback(self._close_directory)
+
+    def _close_directory(self) -> None:
+        fd, self._directory_fd = self._directory_fd, None
+        if fd is not None:
+            files.close(fd)

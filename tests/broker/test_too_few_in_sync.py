@@ -1,0 +1,81 @@
+"""minInSyncReplicas: with fewer brokers in sync nothing is acknowledged, whatever it is and since when it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from controlled_support import Controlled
+from held_slaves import hold_slave
+from waiting import until
+
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+
+BATCH = encode_batch([(0, b"a", b""), (0, b"b", b"")])
+
+
+async def lacks_replicas(replicas: Controlled) -> None:
+    """The master knows that it alone is in sync."""
+    waits = next(part for part in replicas.brokers[1]._parts if isinstance(part, FlushWaits))
+    await until(lambda: waits.lacks_replicas)
+
+
+@pytest.mark.parametrize("sys_flag", [0, TRANSACTION_PREPARED], ids=["batch", "half batch"])
+async def test_batches_are_refused(tmp_path: Path, sys_flag: int) -> None:
+    async with Controlled(tmp_path, 2) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+
+        async def send() -> RemotingCommand:
+            properties = {"TRAN_MSG": "true", "PGROUP": "producers"} if sys_flag else {}
+            code = RequestCode.SEND_BATCH_MESSAGE
+            return await peer.send("orders", BATCH, code=code, sys_flag=sys_flag, properties=properties)
+
+        assert (await send()).code == ResponseCode.SUCCESS
+        await replicas.stop(2)
+        await lacks_replicas(replicas)
+        end = replicas.brokers[1].store.max_physical_offset
+        answer = await send()
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+        assert replicas.brokers[1].store.max_physical_offset == end
+
+
+async def test_a_message_that_is_given_back_is_refused(tmp_path: Path) -> None:
+    """Its consumer keeps it, and gives it back again later."""
+    async with Controlled(tmp_path, 2) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        await peer.send("orders", b"hard")
+        (message,) = decode_messages((await peer.pull("orders")).body)
+        header = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=-1)
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.SUCCESS
+        await replicas.stop(2)
+        await lacks_replicas(replicas)
+        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+
+
+async def test_what_waits_when_the_set_shrinks_is_not_acknowledged(tmp_path: Path) -> None:
+    async with Controlled(tmp_path, 2) as replicas:
+        replicas.brokers[1].config.replication.slave_timeout = 1_000
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"both")).code == ResponseCode.SUCCESS
+        hold_slave(replicas.brokers[2])
+        one = asyncio.ensure_future(peer.send("orders", b"one"))
+        await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
+        await replicas.stop(2)
+        assert (await one).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        # It is as any other that came late: shown, and acknowledged when sent again, as soon as two have it.
+        await replicas.start(2)
+        await replicas.all_in_sync()
+        assert (await peer.send("orders", b"both again")).code == ResponseCode.SUCCESS
+        shown = [message.body for message in decode_messages((await peer.pull("orders")).body)]
+        assert shown == [b"both", b"one", b"both again"]

@@ -1,0 +1,74 @@
+"""Slaves of controller mode: what not all in sync have they show nobody, whatever they were before."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from broker_support import Peer
+from controlled_support import Controlled
+from held_slaves import hold_slave, release_slave
+from waiting import until
+
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.replication.slave import HaSlave
+
+
+async def shown(peer: Peer) -> list[bytes]:
+    return [message.body for message in decode_messages((await peer.pull("orders")).body)]
+
+
+async def test_a_slave_that_was_started_again(tmp_path: Path) -> None:
+    """Its log has what its master hasn't confirmed, and another that lacks that may be elected."""
+    async with Controlled(tmp_path, slave_read_enable=True) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"all have it")).code == ResponseCode.SUCCESS
+        hold_slave(replicas.brokers[3])
+        sending = asyncio.ensure_future(peer.send("orders", b"one lacks it"))
+        await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
+        end = replicas.brokers[1].store.max_physical_offset
+        await until(lambda: replicas.brokers[2].store.max_physical_offset == end)
+        await replicas.stop(2)
+        await replicas.start(2)
+        await until(lambda: replicas.brokers[2].replicating.is_following)
+        at_slave = await replicas.peer(2)
+        await until(
+            lambda: replicas.brokers[2].store.shown_until is None or replicas.brokers[2].store.shown_until() > 0
+        )
+        assert await shown(at_slave) == [b"all have it"]
+        release_slave(replicas.brokers[3])
+        assert (await sending).code == ResponseCode.SUCCESS
+
+        async def all_is_shown() -> bool:
+            return await shown(at_slave) == [b"all have it", b"one lacks it"]
+
+        await until(all_is_shown)
+
+
+async def test_a_former_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it wrote at last is cut off its log, but not before it has reached the new master."""
+    async with Controlled(tmp_path, 2, slave_read_enable=True) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"all have it")).code == ResponseCode.SUCCESS
+        hold_slave(replicas.brokers[2])
+        sending = asyncio.ensure_future(peer.send("orders", b"one lacks it"))
+        await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
+
+        async def can_not(self: HaSlave) -> float:
+            return 60.0
+
+        monkeypatch.setattr(HaSlave, "_connect", can_not)
+        header = ElectMasterRequestHeader(
+            cluster_name="DefaultCluster", broker_name="broker-a", broker_id=2, designate_elect=True
+        )
+        request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
+        await replicas.remoting.call(replicas.controller.address, request)
+        await until(lambda: replicas.masters() == [2])
+        assert (await sending).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert await shown(peer) == [b"all have it"]

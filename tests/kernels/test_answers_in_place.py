@@ -1,0 +1,143 @@
+"""Bodies that the socket writes where they stay are those that are put together of pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gantrymq.errors import ConnectionLost, FrameError
+from gantrymq.kernels import native
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import LARGE_FRAME, FrameReader, MakeRoom
+from gantrymq.remoting import client as client_module
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.tls import TlsConfig, TlsMode
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+ECHO, HALF = 1, 2
+TIMEOUT_MS = 60_000
+
+
+def frame(opaque: int, body: bytes) -> bytes:
+    command = RemotingCommand.request(ECHO, body=body)
+    command.opaque = opaque
+    return command.encode()
+
+
+def read(stream: bytes, cuts: list[int], make_room: MakeRoom | None) -> list[tuple[int, bytes]]:
+    """What comes of it where so many bytes at most are there at a time, again and again."""
+    reader = FrameReader(make_room=make_room)
+    found, at, turn = [], 0, 0
+    while at < len(stream):
+        count = min(cuts[turn % len(cuts)], len(stream) - at)
+        turn += 1
+        room = reader.room()
+        if room is None:
+            commands = list(reader.feed(stream[at : at + count]))
+        else:
+            count = min(count, len(room))
+            room[:count] = stream[at : at + count]
+            commands = list(reader.filled(count))
+        at += count
+        found += [(command.opaque, command.body) for command in commands]
+    assert (reader.held_bytes, reader.frame_length) == (0, 0)
+    return found
+
+
+SIZES = st.sampled_from([0, 1, 100, LARGE_FRAME - 90, LARGE_FRAME, LARGE_FRAME + 1, 3 * LARGE_FRAME])
+
+
+@given(
+    st.lists(SIZES, max_size=5), st.lists(st.integers(5_000, 2 * LARGE_FRAME), min_size=1, max_size=4), st.booleans()
+)
+@settings(max_examples=50, deadline=None)
+def test_frames_come_back_however_the_stream_is_cut(sizes: list[int], cuts: list[int], small: bool) -> None:
+    assert native is not None
+    bodies = [os.urandom(size) for size in sizes]
+    stream = b"".join(frame(number, body) for number, body in enumerate(bodies))
+    # Now and then a few bytes alone.
+    cuts = [*cuts, 7] if small else cuts
+    assert read(stream, cuts, native.Room) == list(enumerate(bodies)) == read(stream, cuts, None)
+
+
+def test_a_frame_that_feed_completes() -> None:
+    assert native is not None
+    body = os.urandom(2 * LARGE_FRAME)
+    reader = FrameReader(make_room=native.Room)
+    stream = frame(1, body) + frame(2, b"small")
+    assert list(reader.feed(stream[:LARGE_FRAME])) == []
+    assert reader.held_bytes > 0
+    found = list(reader.feed(stream[LARGE_FRAME:]))
+    assert [(command.opaque, command.body) for command in found] == [(1, body), (2, b"small")]
+    with pytest.raises(FrameError):
+        list(reader.feed(b"\xff" * 100))
+
+
+def test_a_room_becomes_bytes() -> None:
+    assert native is not None
+    room = native.Room(5)
+    memoryview(room)[:] = b"01234"
+    done = room.finish()
+    assert (done, type(done)) == (b"01234", bytes)
+    with pytest.raises(BufferError, match="finished"):
+        memoryview(room)
+    assert native.Room(0).finish() == b""
+
+
+def echo(connection: Connection, request: RemotingCommand) -> Reply:
+    return RemotingCommand.response(body=request.body)
+
+
+def half(connection: Connection, request: RemotingCommand) -> Reply:
+    response = RemotingCommand.response()
+    response.opaque = request.opaque
+    connection.reply(request, [response.encode_head(4 * LARGE_FRAME), bytes(LARGE_FRAME)])
+    connection.close()
+    return None
+
+
+async def check_answers(client: RemotingClient, server: RemotingServer) -> None:
+    """Small and large ones, all at once; then one whose connection ends in the middle, and another connection."""
+    address = f"127.0.0.1:{server.port}"
+    bodies = [os.urandom(size) for size in (10, 3_000_000, 0, LARGE_FRAME, 700_000, 100)]
+    for _ in range(3):
+        requests = [client.call(address, RemotingCommand.request(ECHO, body=body), TIMEOUT_MS) for body in bodies]
+        assert [answer.body for answer in await asyncio.gather(*requests)] == bodies
+    with pytest.raises(ConnectionLost):
+        await client.call(address, RemotingCommand.request(HALF), TIMEOUT_MS)
+    assert (await client.call(address, RemotingCommand.request(ECHO, body=bodies[1]), TIMEOUT_MS)).body == bodies[1]
+
+
+@pytest.mark.parametrize("natively", [True, False], ids=["native", "python"])
+async def test_answers(monkeypatch: pytest.MonkeyPatch, natively: bool) -> None:
+    if not natively:
+        monkeypatch.setattr(client_module, "native", None)
+    server = RemotingServer({ECHO: echo, HALF: half}, host="127.0.0.1")
+    client = RemotingClient(in_place=True)
+    await server.start()
+    try:
+        await check_answers(client, server)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_answers_over_tls(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    tls = TlsConfig(tls_server_mode=TlsMode.ENFORCING, tls_server_cert_path=cert, tls_server_key_path=key)
+    server = RemotingServer({ECHO: echo, HALF: half}, host="127.0.0.1", tls=tls)
+    client = RemotingClient(ssl_context=ssl.create_default_context(cafile=cert), in_place=True)
+    await server.start()
+    try:
+        await check_answers(client, server)
+    finally:
+        await client.close()
+        await server.stop()

@@ -1,0 +1,76 @@
+"""The access log: a line for each call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from proxy_support import Rpc, message, new_topic
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.errors import ConfigError
+from gantrymq.proxy.access_log import MAX_WAITING, AccessLog
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.proxy import Proxy
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.testing.embedded import EmbeddedCluster
+
+
+def config(cluster: EmbeddedCluster, path: Path) -> ProxyConfig:
+    return ProxyConfig(
+        namesrv_addr=cluster.name_server,
+        bind_address="127.0.0.1",
+        grpc_server_port=0,
+        remoting_listen_port=0,
+        access_log_path=path,
+    )
+
+
+async def test_a_line_for_each_call(cluster: EmbeddedCluster, admin: AdminClient, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    proxy = Proxy(config(cluster, path))
+    await proxy.start()
+    topic = await new_topic(admin)
+    async with grpc.aio.insecure_channel(proxy.address) as channel:
+        rpc = Rpc(channel, "a client 1@2")
+        for body in (b"one", b""):
+            await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, body)]))
+        await until(lambda: len(path.read_text().splitlines()) == 2)
+        # The file may be moved away.
+        moved = path.rename(tmp_path / "access.log.1")
+        await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, b"three")]))
+    # What is left is written at the end.
+    await proxy.stop()
+    lines = [line.split(" ") for line in moved.read_text().splitlines() + path.read_text().splitlines()]
+    assert [line[2:5] for line in lines] == [
+        ["a%20client%201@2", "SendMessage", result] for result in ("OK", "MESSAGE_BODY_EMPTY", "OK")
+    ]
+    assert all(line[1].startswith("127.0.0.1:") and float(line[5]) >= 0 for line in lines)
+
+
+async def test_a_file_that_cannot_be_written(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    proxy = Proxy(config(cluster, tmp_path / "nowhere" / "access.log"))
+    with pytest.raises(ConfigError, match="accessLogPath"):
+        await proxy.start()
+
+
+async def test_a_disk_that_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    jobs = Jobs()
+    access_log = AccessLog(directory / "access.log", jobs)
+    access_log.start()
+    (directory / "access.log").unlink()
+    directory.rmdir()
+    for _ in range(MAX_WAITING + 5):
+        access_log.ended("p", "c", "m", "OK", 0.001)
+    await until(lambda: jobs.failing())
+    directory.mkdir()
+    await asyncio.wait_for(until(lambda: (directory / "access.log").exists()), 20)
+    await access_log.stop()
+    assert len((directory / "access.log").read_text().splitlines()) == MAX_WAITING
+    assert "5 calls are missing" in caplog.text

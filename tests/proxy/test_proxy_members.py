@@ -1,0 +1,121 @@
+"""Heartbeats for clients: a broker that hangs holds up those of no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+from calls import RecordedCall
+from proxy_support import members_of, new_topic
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.clients import MAX_SETTINGS_BYTES, MAX_TOPICS, Clients
+from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.members import Members
+from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.system.clock import monotonic
+from gantrymq.testing.embedded import EmbeddedCluster
+from gantrymq.testing.processes import ProcessCluster
+
+GROUPS = 1280
+
+
+def producer(*topics: str) -> pb.Settings:
+    return pb.Settings(
+        client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name=topic) for topic in topics])
+    )
+
+
+def consumer(group: str, *topics: str) -> pb.Settings:
+    subscriptions = [pb.SubscriptionEntry(topic=pb.Resource(name=topic)) for topic in topics]
+    return pb.Settings(
+        client_type=pb.PUSH_CONSUMER,
+        subscription=pb.Subscription(group=pb.Resource(name=group), subscriptions=subscriptions),
+    )
+
+
+async def test_a_broker_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, brokers=2) as cluster:
+        async with AdminClient(cluster.name_server.address) as admin:
+            topic = "everywhere"
+            await admin.create_topic(TopicConfig(topic, 1, 1), cluster="DefaultCluster")
+            brokers, clients, jobs = Brokers(cluster.name_server.address), Clients(), Jobs()
+            members = Members(ProxyConfig(), brokers, clients, jobs)
+            hung = cluster.brokers[1]
+            brokers.start()
+            members.start()
+            try:
+                await brokers.route(topic)
+                os.kill(hung.pid, signal.SIGSTOP)
+                run = uuid.uuid4().hex
+                groups = [f"{run}_{n}" for n in range(GROUPS)]
+                for group in groups:
+                    clients.tell(RecordedCall(client_id=f"client of {group}"), consumer(group, topic), monotonic())
+
+                async def is_there() -> bool:
+                    return await members_of(admin, groups[-1]) == [f"client of {groups[-1]}"]
+
+                # Asked one after the other, in so many rounds as there are groups, the hung one takes a minute.
+                await until(is_there)
+            finally:
+                os.kill(hung.pid, signal.SIGCONT)
+                await members.stop()
+                await brokers.stop()
+
+
+async def test_topics_that_are_not_there_hold_up_no_heartbeat(cluster: EmbeddedCluster, admin: AdminClient) -> None:
+    topic = await new_topic(admin)
+    brokers, clients, jobs = Brokers(cluster.name_server), Clients(), Jobs()
+    members = Members(ProxyConfig(), brokers, clients, jobs)
+    brokers.start()
+    members.start()
+    try:
+        await brokers.route(topic)
+        for n in range(8):
+            clients.tell(RecordedCall(client_id=f"{n}"), producer(*(f"t{n}_{m}" for m in range(10_000))), monotonic())
+        clients.tell(RecordedCall(client_id="honest"), producer(topic), monotonic())
+
+        async def is_known() -> bool:
+            return topic in await admin.producers(cluster.brokers[0])
+
+        # To ask for all the others takes longer.
+        await until(is_known)
+    finally:
+        await members.stop()
+        await brokers.stop()
+
+
+def test_settings_of_all_clients_are_bounded() -> None:
+    clients = Clients()
+    for n in range(MAX_TOPICS // 1000):
+        clients.tell(RecordedCall(client_id=f"{n}"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+    with pytest.raises(ProxyError, match="too many topics") as error:
+        clients.tell(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+    assert error.value.code == pb.TOO_MANY_REQUESTS
+    assert clients.get("one more") is None
+    # Who wants little is let in; who is there may say the same again, and less.
+    clients.tell(RecordedCall(client_id="modest"), producer("t"), 1.0)
+    clients.tell(RecordedCall(client_id="0"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+    clients.tell(RecordedCall(client_id="0"), producer("t"), 1.0)
+    clients.tell(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(900))), 1.0)
+
+
+def test_the_bytes_of_settings_are_bounded() -> None:
+    clients = Clients()
+    large = producer("t")
+    large.user_agent.hostname = "x" * 1_000_000
+    count = MAX_SETTINGS_BYTES // large.ByteSize()
+    for n in range(count):
+        clients.tell(RecordedCall(client_id=f"{n}"), large, 1.0)
+    with pytest.raises(ProxyError):
+        clients.tell(RecordedCall(client_id="one more"), large, 1.0)
+    assert len(clients.expire(2.0)) == count
+    clients.tell(RecordedCall(client_id="then"), large, 1.0)

@@ -1,0 +1,37 @@
+"""Scripts that no planted bug has a plan of: they go through, and what replicas promise holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sim.planted_plans import plan_with
+from sim.shrink import to_json
+
+ROOT = Path(__file__).parents[2]
+PLANS = {
+    "handed": plan_with("handed", 8.0, 0.9, pause_s=0.05, messages=160),
+    "filled": plan_with("filled", 6.0, 0.5),
+    "a slave filled": plan_with("filled", 6.0, 0.1, replicas=2),
+    "disaster": plan_with("disaster", 2.0, 0.5, is_synced=True, in_sync=2),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_script(name: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "--seed", to_json(PLANS[name]), "--trace", str(trace)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = trace.read_text().splitlines()
+    (begin,) = [number for number, line in enumerate(lines) if f" fault 4.00 s: {name.split()[-1]} of" in line]
+    (end,) = [number for number, line in enumerate(lines) if f" over 4.00 s: {name.split()[-1]} of" in line]
+    assert any(" send producer-" in line for line in lines[begin:end])

@@ -1,0 +1,95 @@
+"""Messages that come from slaves, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from spark_support import create_topic, send_numbers
+from waiting import wait_until
+
+from gantrymq.client.broker_api import BrokerApi, PullResult, PullStatus
+from gantrymq.errors import BrokerError, ConfigError
+from gantrymq.protocol.message import MessageQueue, decode_messages
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.cluster import run
+from gantrymq.spark.connections import Connected, close_kept, connected
+from gantrymq.spark.options import TOOLS_GROUP, ReadOptions
+from gantrymq.testing.embedded import EmbeddedCluster
+
+TOPIC = "numbers"
+QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+COUNT = 500
+
+
+@contextmanager
+def filled(directory: Path, **options: object) -> Iterator[EmbeddedCluster]:
+    """A master and its slave, which has all numbers."""
+    with EmbeddedCluster(brokers=1, replicas=2, directory=directory, **options) as cluster:
+        create_topic(cluster, TOPIC, 1, brokers=[0])
+        send_numbers(cluster, TOPIC, range(COUNT))
+        wait_until(lambda: run(last_offset(cluster.slaves[0])) == COUNT)
+        yield cluster
+
+
+async def last_offset(address: str) -> int:
+    """Of the queue; -1 until the broker knows the topic."""
+    remoting = RemotingClient()
+    try:
+        return await BrokerApi(remoting).max_offset(address, TOPIC, 0)
+    except BrokerError:
+        return -1
+    finally:
+        await remoting.close()
+
+
+@contextmanager
+def reading(cluster: EmbeddedCluster, **more: str) -> Iterator[Connected]:
+    close_kept()
+    options = ReadOptions.parse({"nameserver": cluster.name_server, "subscribe": TOPIC} | more)
+    with connected(options) as brokers:
+        yield brokers
+
+
+def pull(brokers: Connected, offset: int) -> PullResult:
+    pulling = brokers.cluster.pull(QUEUE, offset, COUNT, 1 << 20, TOOLS_GROUP, ("*", "TAG"))
+    return brokers.submit(pulling).result()
+
+
+def bodies(result: PullResult) -> list[bytes]:
+    return [message.body for message in decode_messages(result.body)]
+
+
+def servers(brokers: Connected) -> set[str]:
+    """Those that it has connected to."""
+    return set(brokers.cluster._remoting._connections)
+
+
+def test_messages_come_from_slaves(tmp_path: Path) -> None:
+    with filled(tmp_path) as cluster:
+        with reading(cluster, readfrom="slave") as brokers:
+            assert bodies(pull(brokers, 10)) == [b"%d" % n for n in range(10, COUNT)]
+            assert servers(brokers) == {cluster.name_server, cluster.slaves[0]}
+        with reading(cluster) as brokers:
+            assert bodies(pull(brokers, 10)) == [b"%d" % n for n in range(10, COUNT)]
+            assert servers(brokers) == {cluster.name_server, cluster.brokers[0]}
+
+
+def test_what_a_slave_has_not_got_its_master_is_asked_for(tmp_path: Path) -> None:
+    with filled(tmp_path) as cluster, reading(cluster, readfrom="slave") as brokers:
+        # A slave whose master is there says to try again; the master, that there is nothing.
+        assert pull(brokers, COUNT).status is PullStatus.NO_NEW_MESSAGE
+
+
+def test_a_slave_that_refuses_pulls_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with filled(tmp_path, slave_read_enable=False) as cluster, reading(cluster, readfrom="slave") as brokers:
+        for offset in range(3):
+            assert bodies(pull(brokers, offset)) == [b"%d" % n for n in range(offset, COUNT)]
+    assert caplog.text.count("a slave of broker broker-a isn't read from, but its master") == 1
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ConfigError, match="readFrom: 'replica' is neither master nor slave"):
+        ReadOptions.parse({"nameserver": "ns:1", "subscribe": TOPIC, "readfrom": "replica"})

@@ -1,0 +1,92 @@
+"""A pull's units are filtered by tags in native code as in Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_support import open_store, put
+
+from gantrymq.kernels import native
+from gantrymq.store import collect
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.message_store import MessageStore
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+
+COUNT = 150
+CODES = [-(2**31), -1, 0, 1, 2**31 - 1]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MessageStore, ConsumeQueue]]:
+    """A queue of several files, with runs of one tags code, and records of another queue between its own."""
+    rng = random.Random(7)
+    store = open_store(tmp_path_factory.mktemp("filtered"))
+    queue, other = store.queue("T", 0), store.queue("Other", 0)
+    code = 0
+    for n in range(COUNT):
+        if rng.random() < 0.3:
+            code = rng.choice(CODES)
+        put(store, queue, b"%d " % n + bytes(rng.choice((0, 900))), tags_code=code)
+        if rng.random() < 0.2:
+            put(store, other, b"x")
+    yield store, queue
+    store.close()
+
+
+def fields(result: GetResult) -> tuple[object, ...]:
+    bodies = b"".join(bytes(buffer) for buffer in result.buffers)
+    return result.status, result.next_begin_offset, result.message_count, result.size, bodies
+
+
+@given(
+    st.integers(0, COUNT - 1),
+    st.integers(1, 40),
+    st.frozensets(st.sampled_from(CODES)),
+    st.booleans(),
+    st.integers(0, 9),
+)
+@settings(max_examples=300, deadline=None)
+def test_both_find_the_same(
+    filled: tuple[MessageStore, ConsumeQueue], offset: int, most: int, codes: frozenset[int], bulk: bool, in_memory: int
+) -> None:
+    store, queue = filled
+    with pytest.MonkeyPatch.context() as patch:
+        # Some of the first records count as on the disk, where fewer are taken.
+        patch.setattr(store, "in_memory_bytes", in_memory * 8000)
+        found = store.get(queue, offset, most, 1 << 20, codes.__contains__, bulk=bulk)
+        patch.setattr(collect, "native", None)
+        expected = store.get(queue, offset, most, 1 << 20, codes.__contains__, bulk=bulk)
+    assert fields(found) == fields(expected)
+    if found.status is GetStatus.NO_MATCHED_MESSAGE:
+        assert found.suggest_pulling_from_slave == expected.suggest_pulling_from_slave
+
+
+def test_a_large_set_is_looked_into_by_python(filled: tuple[MessageStore, ConsumeQueue]) -> None:
+    store, queue = filled
+    few, many = frozenset([0, 1]), frozenset(range(1000))
+    assert fields(store.get(queue, 0, 32, 1 << 20, many.__contains__)) == fields(
+        store.get(queue, 0, 32, 1 << 20, few.__contains__)
+    )
+
+
+def test_damaged_units_are_passed_over(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    for n in range(20):
+        put(store, queue, b"%d" % n, tags_code=n % 2)
+    mapping = queue.mapping
+    assert mapping is not None
+    # The record that the fifth unit points to isn't there.
+    mapping[4 * 20 : 4 * 20 + 8] = (1).to_bytes(8, "big")
+    result = store.get(queue, 0, 5, 1 << 20, frozenset([0]).__contains__)
+    assert (result.status, result.message_count) == (GetStatus.FOUND, 4)
+    following = store.get(queue, result.next_begin_offset, 32, 1 << 20, frozenset([0]).__contains__)
+    assert (result.next_begin_offset, following.message_count, following.next_begin_offset) == (9, 5, 20)
+    store.close()
