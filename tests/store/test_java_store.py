@@ -89,7 +89,7 @@ def test_tags_codes(root):
     queue = store.queue("Fruit", 1)
     codes = {tag: string_hash_code(tag) for tag in ("TagB", "标签")}
     assert [queue.unit(offset)[2] for offset in range(4)] == [codes["TagB"], codes["标签"]] * 2
-    result = store.get(queue, 0, 32, 1 << 20, lambda code: code == codes["标签"])
+    result = store.get(queue, 0, 32, 1 << 20, frozenset({codes["标签"]}))
     assert result.message_count == 6
     schedule = store.queue("SCHEDULE_TOPIC_XXXX", 17)
     assert schedule.unit(0)[2] == store.store_time(schedule, 0) + TWO_HOURS_MS

@@ -238,8 +238,8 @@ def test_one_pull_over_two_log_files(store):
 
 
 def test_statuses(store):
-    def pull(queue, offset, accepts=None):
-        result = store.get(queue, offset, 10, 1 << 20, accepts)
+    def pull(queue, offset, tags_codes=None):
+        result = store.get(queue, offset, 10, 1 << 20, tags_codes)
         return result.status, result.next_begin_offset, result.min_offset, result.max_offset
 
     queue = store.queue("T", 0)
@@ -251,7 +251,7 @@ def test_statuses(store):
     assert pull(queue, 3) == (GetStatus.OFFSET_OVERFLOW_ONE, 3, 0, 3)
     assert pull(queue, 4) == (GetStatus.OFFSET_OVERFLOW_BADLY, 3, 0, 3)
     assert pull(queue, 1) == (GetStatus.FOUND, 3, 0, 3)
-    assert pull(queue, 1, lambda code: False) == (GetStatus.NO_MATCHED_MESSAGE, 3, 0, 3)
+    assert pull(queue, 1, frozenset()) == (GetStatus.NO_MATCHED_MESSAGE, 3, 0, 3)
 
 
 def test_statuses_when_the_log_was_cut_at_its_beginning(tmp_path):
@@ -322,12 +322,12 @@ def test_filter_sees_the_tags_code(store):
     queue = store.queue("T", 0)
     for n in range(100):
         put(store, queue, b"%d" % n, tags_code=n % 10 - 5)
-    result = store.get(queue, 0, 32, 1 << 20, lambda code: code == -5)
+    result = store.get(queue, 0, 32, 1 << 20, frozenset({-5}))
     # No result reaches over a queue file.
     assert (result.message_count, result.next_begin_offset) == (5, 50)
     bodies = [record.body for buffer in result.buffers for record in decode_records(buffer)]
     assert bodies == [b"0", b"10", b"20", b"30", b"40"]
-    result = store.get(queue, 91, 32, 1 << 20, lambda code: code == -5)
+    result = store.get(queue, 91, 32, 1 << 20, frozenset({-5}))
     assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 100)
 
 

@@ -37,9 +37,9 @@ _LONGEST_REMEMBERED = 128
 
 
 class MessageFilter(NamedTuple):
-    """Two tests, as `MessageStore.get` takes them: of a tags code, of a whole record; None: all pass."""
+    """As `MessageStore.get` takes it: tags codes, and a test of a whole record; None: all pass."""
 
-    accepts: Callable[[int], bool] | None = None
+    tags_codes: frozenset[int] | None = None
     matches: Callable[[memoryview], bool] | None = None
 
 
@@ -161,17 +161,17 @@ def tag_filter(expression: str) -> MessageFilter:
 
 
 def _tag_filter(expression: str) -> MessageFilter:
-    accepts = _held_tags.get(expression)
-    if accepts is None:
+    held = _held_tags.get(expression)
+    if held is None:
         codes = SubscriptionData.parse("", expression).code_set
         if not codes:
             return MessageFilter()
         _held_tags.take(expression)
-        accepts = _held_tags.add(expression, frozenset(codes).__contains__)
-    return MessageFilter(accepts)
+        held = _held_tags.add(expression, frozenset(codes))
+    return MessageFilter(held)
 
 
-_held_tags: HeldFilters[Callable[[int], bool]] = HeldFilters()
+_held_tags: HeldFilters[frozenset[int]] = HeldFilters()
 _remembered = lru_cache(maxsize=1000)(_tag_filter)
 
 

@@ -10,7 +10,6 @@ times, though it takes no more memory than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary, finalize
 
@@ -21,7 +20,7 @@ from gantrymq.protocol.codes import ResponseCode
 MAX_CHARACTERS = 2 * 1024 * 1024
 SHORT = 256
 
-T = TypeVar("T", bound=Callable[..., bool])
+T = TypeVar("T")
 
 
 class HeldFilters(Generic[T]):

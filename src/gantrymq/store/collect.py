@@ -36,7 +36,7 @@ def collect(
     config: StoreConfig,
     max_messages: int,
     max_bytes: int,
-    accepts: Callable[[int], bool] | None,
+    tags_codes: frozenset[int] | None,
     matches: Callable[[memoryview], bool] | None,
     *,
     bulk: bool,
@@ -44,8 +44,8 @@ def collect(
     """Puts the records of the units into the result; those that lie side by side in the log become one buffer.
 
     The result's `next_begin_offset` is the first unit's. What begins before `in_memory_from` counts as on the disk.
-    `accepts(tags_code)` and `matches(record)` say which records are wanted; None takes all. Bulk readers have limits of
-    their own.
+    Wanted are records with one of the tags codes for which `matches(record)`; None takes all. Bulk readers have limits
+    of their own.
     """
     max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), MAX_PULL_BYTES)
     log_end = log.position
@@ -67,13 +67,13 @@ def collect(
     # Of the records not yet in a buffer: they stand in `view` from start to end.
     start = end = 0
     physical_offset = 0
-    first_offset, plain = offset, accepts is None and matches is None
+    first_offset, plain = offset, tags_codes is None and matches is None
     end_offset, last_unit = offset + len(units) // UNIT_SIZE, units[-UNIT_SIZE:]
     numbers = None
-    if native is not None and (codes := _codes(accepts)) is not None:
+    if native is not None and tags_codes is not None and len(tags_codes) <= _FEW_CODES:
         # Only those that are wanted are looked at one by one.
         wanted = max(most if bulk else min(max_messages, config.max_transfer_count_on_message_in_memory), 1)
-        numbers_found, units = native.units_with(units, codes, wanted)
+        numbers_found, units = native.units_with(units, list(tags_codes), wanted)
         numbers = iter(numbers_found)
         if len(numbers_found) == wanted:
             end_offset = offset + numbers_found[-1] + 1
@@ -92,7 +92,7 @@ def collect(
             offset += 1
         else:
             offset = first_offset + next(numbers) + 1
-        if accepts is not None and not accepts(tags_code):
+        if tags_codes is not None and tags_code not in tags_codes:
             if not count:
                 result.status = GetStatus.NO_MATCHED_MESSAGE
             continue
@@ -158,12 +158,6 @@ def collect(
     result.message_count = count
     result.size = total
     result.suggest_pulling_from_slave = physical_offset < in_memory_from
-
-
-def _codes(accepts: Callable[[int], bool] | None) -> list[int] | None:
-    """The tags codes that a subscription takes, where they are few: its filter is a frozenset's `__contains__`."""
-    codes = getattr(accepts, "__self__", None)
-    return list(codes) if isinstance(codes, frozenset) and len(codes) <= _FEW_CODES else None
 
 
 def _side_by_side(

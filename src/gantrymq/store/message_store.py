@@ -266,17 +266,17 @@ class MessageStore:
         offset: int,
         max_messages: int,
         max_bytes: int,
-        accepts: Callable[[int], bool] | None = None,
+        tags_codes: frozenset[int] | None = None,
         matches: Callable[[memoryview], bool] | None = None,
         *,
         bulk: bool = False,
         end: int | None = None,
     ) -> GetResult:
-        """The records from a queue offset on. `accepts(tags_code)` and `matches(record)` say which; None takes all.
+        """The records from a queue offset on that have one of the tags codes and for which `matches(record)`.
 
-        At least one record comes however large it is; `max_transfer_*` of the configuration limit them further, or,
-        with `bulk`, `max_bulk_transfer_*`. No result reaches over the queue offset `end` or the end of a queue file,
-        and where `matches` takes long it is short. Raises StoreError when the store is closed.
+        None takes all. At least one record comes however large it is; `max_transfer_*` of the configuration limit them
+        further, or, with `bulk`, `max_bulk_transfer_*`. No result reaches over the queue offset `end` or the end of a
+        queue file, and where `matches` takes long it is short. Raises StoreError when the store is closed.
         """
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -319,7 +319,7 @@ class MessageStore:
                     config,
                     max_messages,
                     max_bytes,
-                    accepts,
+                    tags_codes,
                     matches,
                     bulk=bulk,
                 )
