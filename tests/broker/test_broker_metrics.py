@@ -86,6 +86,15 @@ def of_group(group: str = "consumers", topic: str = "orders", is_retry: str = "f
     return {"consumer_group": group, "topic": topic, "is_retry": is_retry, "is_system": "false"}
 
 
+async def test_disks(peer: PopPeer, broker: Broker) -> None:
+    """As the runtime info says it of the log's partition and of the others'."""
+    figures = await scrape(broker)
+    for files in ("commitLog", "consumeQueue"):
+        told = figures.samples["gantry_disk_used_ratio", frozenset((NODE | {"files": files}).items())]
+        assert 0 < told < 1
+    assert figures.types["gantry_disk_used_ratio"] == "gauge"
+
+
 async def test_messages_in_and_out(peer: PopPeer, broker: Broker) -> None:
     await send(peer, 3)
     await send(peer, 2, queue_id=1)

@@ -189,7 +189,9 @@ def test_series_in_promql() -> None:
     assert text("in") == (
         r'sum(max by (cluster, node_id, topic) (rate(rocketmq_messages_in_total{cluster=~"a\\.b|c\\\""}[60s])))'
     )
-    assert text("broker/broker-a/disk") is None
+    assert text("broker/broker-a/disk") == (
+        r'max(gantry_disk_used_ratio{cluster=~"a\\.b|c\\\"", node_id="broker-a", files="commitLog"})'
+    )
     assert text("broker/broker-a/log") is None
     found = text('group/a/b"c/behind')
     assert found is not None

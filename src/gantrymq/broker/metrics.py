@@ -244,6 +244,13 @@ class BrokerMetrics(Part):
             ),
         ):
             yield self._storage_gauge(f"rocketmq_storage_{name}", description, value)
+        # Java has it in its runtime info alone.
+        yield Metric(
+            "gantry_disk_used_ratio",
+            Kind.GAUGE,
+            "How much of the partition is used that has these files, 0 to 1.",
+            [(self._of(files=files), ratio) for files, ratio in self._runtime.disk_used_ratios().items()],
+        )
 
     def _timers(self) -> Iterator[Metric]:
         behind = self._timer.behind()

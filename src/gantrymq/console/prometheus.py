@@ -79,6 +79,8 @@ def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None
         return f"sum(max by (cluster, {_OF_GROUP}) ({waiting}))"
     if what == "seconds":
         return f"max(rocketmq_consumer_lag_latency{{{where}}}) / 1000"
+    if what == "disk":
+        return f'max(gantry_disk_used_ratio{{{where}, files="commitLog"}})'
     return None
 
 

@@ -176,14 +176,22 @@ class RuntimeInfo(Part):
         except GantryError:
             return -1
 
+    def disk_used_ratios(self) -> dict[str, float]:
+        """How much of the partition is used, 0 to 1, that has the log, and of the one that has the other files."""
+        store = self._config.store
+        return {
+            "commitLog": _used_ratio(store.commit_log_directory),
+            "consumeQueue": _used_ratio(store.store_path_root_dir),
+        }
+
     def _disk(self) -> dict[str, object]:
         log = self._config.store.commit_log_directory
         disk = files.disk_use(log)
-        ratio = _used_ratio(log)
+        ratios = self.disk_used_ratios()
         return {
-            "commitLogDiskRatio": ratio,
-            f"commitLogDiskRatio_{log}": ratio,
-            "consumeQueueDiskRatio": _used_ratio(self._config.store.store_path_root_dir),
+            "commitLogDiskRatio": ratios["commitLog"],
+            f"commitLogDiskRatio_{log}": ratios["commitLog"],
+            "consumeQueueDiskRatio": ratios["consumeQueue"],
             "commitLogDirCapacity": f"Total : {_bytes(disk.total)}, Free : {_bytes(disk.free)}.",
         }
 
