@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker_support import Peer, config, name_server
+from ports import free_port
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -45,7 +46,7 @@ class Controlled:
         await self.name_server.start()
         self._stack.push_async_callback(self.name_server.stop)
         self._stack.push_async_callback(self.remoting.close)
-        self._port = 0
+        self._port = free_port()
         await self.start_controller()
         self._stack.push_async_callback(self._stop_controller)
         self._stack.push_async_callback(self._stop_all)
@@ -70,7 +71,6 @@ class Controlled:
             )
         )
         await self.controller.start()
-        self._port = int(self.controller.address.rpartition(":")[2])
 
     async def _stop_controller(self) -> None:
         await self.controller.stop()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
+from ports import free_port
 from waiting import until
 
 from gantrymq.errors import ConfigError, GantryError
@@ -113,10 +114,11 @@ async def test_brokers_are_told_of_the_lowest_id(
     ]
 
 
-async def test_a_taken_port_is_named_and_stop_does_no_harm(server: NameServer, config: NamesrvConfig) -> None:
-    port = int(server.address.rpartition(":")[2])
-    config = NamesrvConfig(listen_port=port, bind_address="127.0.0.1", kv_config_path=config.kv_config_path)
-    with pytest.raises(GantryError, match=f"127.0.0.1:{port}"):
+async def test_a_taken_port_is_named_and_stop_does_no_harm(config: NamesrvConfig) -> None:
+    config.listen_port = free_port()
+    server = NameServer(config)
+    await server.start()
+    with pytest.raises(GantryError, match=f"127.0.0.1:{config.listen_port}"):
         await NameServer(config).start()
     await server.stop()
     await server.stop()

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvloop
+from ports import free_port
 from remoting_support import (
     ECHO,
     SILENT,
@@ -288,9 +289,10 @@ async def test_a_connect_that_takes_too_long() -> None:
 
 
 async def test_the_server_comes_back() -> None:
+    port = free_port()
     async with calling() as client:
-        async with serving() as server:
-            port, where = server.port, address(server)
+        async with serving(port=port) as server:
+            where = address(server)
             assert (await client.call(where, request(b"1"))).body == b"1"
             connection = await client.connection(where)
         await until(lambda: connection.is_closed)
