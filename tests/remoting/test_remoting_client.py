@@ -153,7 +153,7 @@ async def test_no_answer_in_time() -> None:
             await client.invoke(address(server), request(code=7), timeout_ms=50)
         assert caught.value.address == address(server)
         # The answer that comes too late is nobody's, and so is a second one.
-        connection, late_request = late[0]
+        connection, late_request = (await until(lambda: late))[0]
         connection.reply(late_request, RemotingCommand.response(body=b"late"))
         connection.reply(late_request, RemotingCommand.response(body=b"twice"))
         assert (await client.call(address(server), request(b"next"))).body == b"next"
