@@ -165,8 +165,16 @@ class PopAcks:
             broker_name=handle.broker_name,
             suspend=bool(header.suspend),
         )
-        self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
-        self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        ack = _ack_of(header, handle)
+        if not self._buffer.keeps_all:
+            self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
+            self._ack(ack, handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        elif not self._buffer.prolong(ack.key, checkpoint, handle.revive_queue_id):
+            # In memory alone a new time could be forgotten, and the message with it.
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "service not available now: the master handed the message out, and is gone; it comes back at its time",
+            )
         return _changed(now_ms, header.invisible_time, handle.revive_queue_id)
 
     def _change_orderly(self, header: ChangeInvisibleTimeRequestHeader, handle: ReceiptHandle, now_ms: int) -> Reply:
