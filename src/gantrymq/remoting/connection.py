@@ -315,13 +315,12 @@ class Connection(FlowControl):
         Raises ConnectionLost, or RequestTimeout when both together took longer than `timeout_ms`.
         """
         if self._writable is not None:
-            timeout_ms = await self._room_to_write(timeout_ms)
+            timeout_ms = await self.room_to_write(timeout_ms)
         future = self.start_request(request, timeout_ms)
-        opaque = request.opaque
         try:
             response = await future
         except asyncio.CancelledError:
-            self._pending.discard(opaque)
+            self.forget(request)
             raise
         for hook in self._hooks:
             hook.after_response(self.address, request, response)
@@ -332,13 +331,17 @@ class Connection(FlowControl):
         self._send(request)
         return self._pending.add(request.opaque, self.address, timeout_ms)
 
+    def forget(self, request: RemotingCommand) -> None:
+        """Nobody waits for the answer to `request` any more, which was sent here last."""
+        self._pending.discard(request.opaque)
+
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
         """Sends `request` without waiting for an answer, only for room in the write buffer.
 
         Raises ConnectionLost, or RequestTimeout when there was no room.
         """
         if self._writable is not None:
-            await self._room_to_write(timeout_ms)
+            await self.room_to_write(timeout_ms)
         self.send_oneway(request)
 
     def send_oneway(self, request: RemotingCommand) -> None:

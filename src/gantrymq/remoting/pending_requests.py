@@ -14,6 +14,10 @@ from gantrymq.protocol.command import RemotingCommand
 TIMER_GRAIN_S = 0.01
 
 
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
+
+
 class _Pending(NamedTuple):
     future: asyncio.Future[RemotingCommand]
     deadline: float
@@ -38,7 +42,7 @@ class PendingRequests:
         """Waits for the response to a request that was sent to `address`."""
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         deadline = self._loop.time() + timeout_ms / 1000
-        self._pending[opaque] = _Pending(future, deadline, timeout_ms, address)
+        self._pending[opaque] = _new(_Pending, (future, deadline, timeout_ms, address))
         if deadline < self._look_at:
             self._look_at = deadline
             self._job.start()
