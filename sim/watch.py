@@ -7,7 +7,6 @@ job that doesn't run any more is dead), or of what is left of a program when it 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -84,8 +83,8 @@ class Watch:
         self._are_deaths_seen = not kinds & set(_UNSEEN) and not scene.plan.controllers
         #: Of each life of a broker: what its groups have committed.
         self._offsets: dict[str, dict[_Place, int]] = {}
-        #: How often each job of a life had run, at several times.
-        self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
+        #: How often each job of a life that has to run often had run, at several times.
+        self._runs: dict[str, list[tuple[float, dict[str, int]]]] = {}
         #: Since when a NameServer has been wrong about a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
 
@@ -143,11 +142,12 @@ class Watch:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _look_at_jobs(self, life: str, jobs: Iterable[JobReport]) -> None:
-        runs: Counter[str] = Counter()
+        runs: dict[str, int] = {}
         for report in jobs:
-            job = _jobs.get(id(report))
-            if job is None or job._started:
-                runs[report.name] += report.runs
+            if report.name in _often:
+                job = _jobs.get(id(report))
+                if job is None or job._started:
+                    runs[report.name] = runs.get(report.name, 0) + report.runs
         self._runs.setdefault(life, []).append((self._scene.now(), runs))
 
     def dead_jobs(self) -> Iterator[str]:
@@ -156,7 +156,7 @@ class Watch:
             ended, last = looks[-1]
             before = next((runs for at, runs in reversed(looks) if at <= ended - _JOBS_S), None)
             if before is not None and ended > self._scene.now() - 2 * _LOOK_S:
-                for name in sorted(_often & last.keys() & before.keys()):
+                for name in sorted(last.keys() & before.keys()):
                     if last[name] == before[name]:
                         yield f"{life}: the job {name!r} has not run for {_JOBS_S:.0f} s"
 
