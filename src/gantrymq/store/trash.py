@@ -2,8 +2,8 @@
 
 To unlink a file of a gigabyte takes long where its blocks are scattered, and its entry in the directory must be gone
 from the disk before the next one's: the flusher's thread does both. A topic of thousands of queues takes long, too:
-its directory is renamed at once, to one in `bin`, and emptied in steps once that is on the disk: or a power failure could
-bring back a topic with some of its queues. What is in `bin` when a store is opened goes.
+its directory is renamed at once, to one in `bin`, and emptied in steps once that is on the disk: or a power failure
+could bring back a topic with some of its queues. What is in `bin` when a store is opened goes.
 """
 
 from __future__ import annotations
