@@ -359,7 +359,9 @@ class Producer(Lifecycle):
         timeout_ms = whole_ms(timeout_ms)
         handle = decode_recall_handle(recall_handle)
         topic = wrap_namespace(self.namespace, topic)
-        header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
+        header = RecallMessageRequestHeader(
+            topic=topic, recall_handle=recall_handle, producer_group=self.group, bname=handle.broker_name
+        )
         client = self.client
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -258,7 +258,7 @@ class Sender:
                 self._faults.forget(broker)
             elif topic is not None:
                 try:
-                    await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS)
+                    await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS, broker_name=broker)
                     self._faults.detected(broker)
                 except (RemotingError, BrokerError) as e:
                     log.debug("broker %s is not back: %s", broker, e)
