@@ -22,7 +22,8 @@ from gantrymq.system import tls
 _MOST_UNSENT = 1024 * 1024
 #: What a broker asks a client waits so long for an answer, ms.
 ASKED_MS = 10_000
-_ASKED = (
+#: What brokers ask clients.
+ASKED = (
     RequestCode.CHECK_TRANSACTION_STATE,
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
     RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
@@ -38,7 +39,7 @@ class Link:
 
     def __init__(self, connection: Connection, ssl_context: tls.SSLContext | None) -> None:
         self.connection = connection
-        handlers: Mapping[int, RequestHandler] = dict.fromkeys(_ASKED, self._ask)
+        handlers: Mapping[int, RequestHandler] = dict.fromkeys(ASKED, self._ask)
         self._remoting = RemotingClient(handlers, ssl_context=ssl_context)
         self._open: dict[str, Connection] = {}
         #: The client doesn't take its answers, and brokers aren't read.
