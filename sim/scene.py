@@ -128,12 +128,16 @@ class Scene:
         """It need not come any more."""
         return any(excuse(sent) for excuse in self.excuses)
 
+    def is_settled(self, broker: str) -> bool:
+        """Nobody believes any more in a lock that a broker gave before it died, or in queues shared out then."""
+        gone = max(self._broker_died.get(broker, -inf), self.servers.became_master.get(broker, -inf))
+        return self.now() >= gone + _LOCK_LIFE_S
+
     # -- orderly handlers ---------------------------------------------------------------------------------------
 
     def begin(self, group: str, queue: Queue, by: str) -> None:
         """A handler of an orderly group begins: no other may be at work on the queue."""
-        gone = max(self._broker_died.get(queue[0], -inf), self.servers.became_master.get(queue[0], -inf))
-        if self.now() < gone + _LOCK_LIFE_S:
+        if not self.is_settled(queue[0]):
             return
         for other in self.history.handling:
             if (other.group, other.queue) == (group, queue):
