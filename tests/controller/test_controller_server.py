@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
+from ports import free_port
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
@@ -311,9 +312,7 @@ async def test_configuration_over_the_network(tmp_path: Path) -> None:
 
 async def test_it_tells_prometheus(tmp_path: Path) -> None:
     config = controller_config(tmp_path)
-    async with told() as free:
-        # A port that is free once this server has stopped.
-        config.metrics_port = free.server.port
+    config.metrics_port = free_port()
     controller = Controller(config)
     await controller.start()
     try:
