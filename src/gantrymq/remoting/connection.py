@@ -35,7 +35,7 @@ from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
-from gantrymq.remoting.pending_requests import PendingRequests
+from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.room import Rooms
 from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
@@ -330,6 +330,11 @@ class Connection(FlowControl):
         """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
         self._send(request)
         return self._pending.add(request.opaque, self.address, timeout_ms)
+
+    def pass_request(self, request: RemotingCommand, timeout_ms: int, waiting: Waiting) -> None:
+        """Like `start_request`; `waiting` is told at once of what comes of it, before more is read."""
+        self._send(request)
+        self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
 
     def forget(self, request: RemotingCommand) -> None:
         """Nobody waits for the answer to `request` any more, which was sent here last."""
