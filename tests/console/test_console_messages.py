@@ -92,7 +92,7 @@ async def test_by_key_by_id_and_by_place(
     await make_topic(cluster, "found")
     result = producer.send(Message("found", b'{"a": [1, 2]}', keys=["order-7"], tags="paid", properties={"who": "me"}))
     by_key = await until(lambda: _rows(visitor, topic="found", key="order-7"))
-    by_id = await until(lambda: _rows(visitor, topic="found", id=result.result.msg_id))
+    by_id = await until(lambda: _rows(visitor, topic="found", id=result.msg_id))
     by_place = (await json_of(visitor, "messages", topic="found", id=result.offset_msg_id))["rows"]
     for rows in (by_key, by_id, by_place):
         assert [row["id"] for row in rows] == [result.msg_id]
