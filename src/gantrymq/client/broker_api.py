@@ -148,11 +148,11 @@ class BrokerApi:
             status = _SEND_STATUS.get(response.code)
             if status is None:
                 raise BrokerError(response.code, response.remark, address)
-            plain = decode_send_response(response)
-            if plain is not None and plain.queue_id == queue.queue_id:
-                _, _, queue_offset, region_id, trace_on = plain
+            plain = decode_send_response(response, queue.queue_id)
+            if plain is not None:
+                offset_msg_id, queue_offset, region_id, trace_on = plain
                 return _new(
-                    SendResult, (status, msg_id, queue, queue_offset, plain.msg_id, None, None, region_id, trace_on)
+                    SendResult, (status, msg_id, queue, queue_offset, offset_msg_id, None, None, region_id, trace_on)
                 )
             answer = response.read_header(SendMessageResponseHeader)
             if answer.queue_id != queue.queue_id:

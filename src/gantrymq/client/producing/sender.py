@@ -276,18 +276,19 @@ class Sender:
         return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
 
     def _command(self, queue: MessageQueue, outgoing: Outgoing) -> RemotingCommand:
+        _, body, properties, flag, sys_flag, batch, _, reply, reconsume_times, max_reconsume_times = outgoing
         return send_command(
             self._group,
             queue,
-            outgoing.body,
-            outgoing.properties,
+            body,
+            properties,
             now_ms(),
-            flag=outgoing.flag,
-            sys_flag=outgoing.sys_flag,
-            batch=outgoing.batch,
-            reply=outgoing.reply,
-            reconsume_times=outgoing.reconsume_times,
-            max_reconsume_times=outgoing.max_reconsume_times,
+            flag=flag,
+            sys_flag=sys_flag,
+            batch=batch,
+            reply=reply,
+            reconsume_times=reconsume_times,
+            max_reconsume_times=max_reconsume_times,
             create_topic_key=self._create_topic_key,
             default_topic_queue_nums=self._default_topic_queue_nums,
         )
