@@ -349,7 +349,7 @@ def run_with(controller: str, args: argparse.Namespace) -> tuple[list[Round], li
     with ExitStack() as stack:
         directory = args.keep / controller if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(exist_ok=True, parents=True)
-        servers = stack.enter_context(Servers(directory, controller))
+        servers = stack.enter_context(Servers(directory, controller, other_version=args.other_version))
         run = Run(servers, args.rate, random.Random(args.seed), args.faults)
         problems = asyncio.run(run_rounds(run, args.rounds))
     silent = [one.silent_s for one in run.rounds]
@@ -367,6 +367,7 @@ def main() -> int:
     )
     parser.add_argument("--faults", choices=FAULTS, nargs="+", default=MASTER_FAULTS, help="which (the master's)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
+    parser.add_argument("--other-version", type=Path, help="src of another version, which one of the brokers runs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
     args = parser.parse_args()
