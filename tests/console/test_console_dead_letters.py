@@ -227,7 +227,6 @@ async def test_works_end_with_their_owner() -> None:
         works.begin("wait", "nothing", perform, outcomes.append)
     with pytest.raises(GantryError, match="under way already"):
         works.begin("wait", "nothing", perform, outcomes.append)
-    await asyncio.sleep(0)
     await works.close()
     assert outcomes == ["it was given up"] * MAX_UNDER_WAY
     assert all(work.state == "failed" and work.ended_ms for work in works)

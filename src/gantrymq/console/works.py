@@ -5,6 +5,7 @@ They belong to the eye of who began them, and end with it: questions are signed 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -81,6 +82,8 @@ class Works:
 
     async def close(self) -> None:
         """Gives up what is under way."""
+        # A task that is cancelled before its first step never tells its end.
+        await asyncio.sleep(0)
         await self._tasks.stop()
 
     async def _run(self, work: Work, perform: Callable[[Work], Awaitable[str]], ended: Callable[[str], None]) -> None:
