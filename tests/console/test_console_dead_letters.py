@@ -17,7 +17,7 @@ from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.console.queries import letters
+from gantrymq.console.queries import letters, reading
 from gantrymq.console.settings import Settings
 from gantrymq.console.works import MAX_UNDER_WAY, Work, Works
 from gantrymq.errors import ClientError, GantryError
@@ -160,18 +160,23 @@ async def test_a_group_without(visitor: httpx.AsyncClient) -> None:
     assert work["state"] == "failed"
 
 
+@pytest.mark.parametrize("bound", ["letters", "bytes"])
 async def test_a_page_looks_at_so_many(
+    bound: str,
     visitor: httpx.AsyncClient,
     cluster: EmbeddedCluster,
     producer: SyncProducer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A filter that finds little ends a page in time; the next one goes on, and none is left out."""
-    async with mourners(cluster, producer, visitor, "rare", 30):
-        monkeypatch.setattr(letters, "MAX_LOOKED", 5)
+    async with mourners(cluster, producer, visitor, f"rare-{bound}", 30):
+        if bound == "letters":
+            monkeypatch.setattr(letters, "MAX_LOOKED", 5)
+        else:
+            monkeypatch.setattr(reading, "MAX_LOOKED_BYTES", 5 * len(b"letter 0"))
         found, pages, token = [], 0, ""
         while token is not None:
-            page = await json_of(visitor, "letters", group="rare", search="key-2", size=4, token=token)
+            page = await json_of(visitor, "letters", group=f"rare-{bound}", search="key-2", size=4, token=token)
             found += [row["start"] for row in page["rows"]]
             token, pages = page["token"], pages + 1
             assert page["looked"] < 30

@@ -30,6 +30,8 @@ MAX_QUEUES = 256
 #: Pulls at once, and bytes of each: a body may have 4 MiB, and of a message in a list some words are kept.
 _PULLS = 4
 _PULL_BYTES = 256 * 1024
+#: Bodies that a page looks into, as stored.
+MAX_LOOKED_BYTES = 64 * 1024 * 1024
 
 Row = msgspec.Struct
 
@@ -58,8 +60,8 @@ def _name(queue: MessageQueue) -> str:
 class Reader:
     """Reads one page. `read` makes of a message what is kept of it; those that aren't `wanted` are left out.
 
-    When `max_looked` messages were looked at, a page ends with what it has: those of one queue may come before earlier
-    ones of another then.
+    When `max_looked` messages were looked at, or MAX_LOOKED_BYTES of them, a page ends with what it has: those of one
+    queue may come before earlier ones of another then.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Reader:
         self._max_looked = max_looked
         #: Messages that were looked at, wanted or not.
         self.looked = 0
+        self._looked_bytes = 0
         self._pulls = asyncio.Semaphore(_PULLS)
         self.places: list[Place] = []
         self.unasked: list[Unasked] = []
@@ -169,7 +172,9 @@ class Reader:
         return rows
 
     def _is_enough(self) -> bool:
-        return self._max_looked is not None and self.looked >= self._max_looked
+        if self._max_looked is None:
+            return False
+        return self.looked >= self._max_looked or self._looked_bytes >= MAX_LOOKED_BYTES
 
     async def _pull(self, place: Place, count: int) -> list[tuple[int, int, Row]]:
         """(store time, offset, row) of the next; none when they are gone. A broker that fails ends its queue."""
@@ -191,6 +196,7 @@ class Reader:
                         if not place.next <= message.queue_offset < place.end:
                             continue
                         self.looked += 1
+                        self._looked_bytes += len(message.stored_body)
                         last = message.queue_offset
                         if self._wanted is None or self._wanted(message):
                             found.append((message.store_timestamp, message.queue_offset, self._read(message)))
