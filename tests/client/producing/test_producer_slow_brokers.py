@@ -102,7 +102,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
         return
     # Isolated for 10 s from the last refusal on, as after a send that took as long (MQFaultStrategy).
     item = tries.faults.items["broker-a"]
-    assert 0 <= item.start_ms - (refused[-1].ended_ms + 10_000) < 1000
+    assert 0 <= item.start_ms - (refused[-1].ended_ms + 10_000) < 5000
     assert not tries.wrong
     assert len(refused) < COUNT // 10
 
