@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from administration import create_group
 from controlled_support import Controlled
-from pop_support import PopPeer
+from pop_support import Popped, PopPeer
 from test_acting_master import WithAnother
 from waiting import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.protocol.headers.pop import ChangeInvisibleTimeResponseHeader
+from gantrymq.system import clock
 
 RETRY = "%RETRY%poppers_orders"
 
@@ -78,6 +80,27 @@ async def test_a_message_whose_time_is_changed_comes_back_then(brokers: WithAnot
     assert (await peer.ack(beside)).code == ResponseCode.SUCCESS
     assert offset(brokers) == 0
     await until(lambda: came_back(brokers) == [b"sooner"])
+    await until(lambda: offset(brokers) == 2)
+
+
+async def test_a_time_is_changed_in_the_millisecond_of_the_pop(
+    brokers: WithAnother, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = await without_master(brokers, b"one", b"beside")
+    one, beside = await peer.messages("orders", invisible_ms=60_000)
+    message, handle = one
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "now_ms", lambda: handle.pop_time)
+        for n in (1, 2):
+            changed = await peer.change(Popped(message, handle), 3_000)
+            assert changed.code == ResponseCode.SUCCESS
+            answer = changed.read_header(ChangeInvisibleTimeResponseHeader)
+            assert answer.pop_time == one.handle.pop_time + n
+            handle = handle._replace(
+                start_offset=message.queue_offset, pop_time=answer.pop_time, invisible_time=answer.invisible_time
+            )
+    for acked in (Popped(message, handle), beside):
+        assert (await peer.ack(acked)).code == ResponseCode.SUCCESS
     await until(lambda: offset(brokers) == 2)
 
 
