@@ -105,6 +105,8 @@ async def running(
     monkeypatch.setattr(broker_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
     monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
     settings = config(directory, **changed)
+    # Queues stay dirty, however long a test takes.
+    settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000
     for name, value in (of_store or {}).items():
         setattr(settings.store, name, value)
     with monkeypatch.context() as patch:
