@@ -4,9 +4,32 @@
 use gantrymq_native::sends::{Answers, Cutter, Parts, Place, is_sure};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (&[u8], &[u8], bool)| {
-    let (header, body, is_binary) = input;
-    let word = header.len() as u32 & 0xFF_FFFF | u32::from(is_binary) << 24;
+const BORN: &[u8] = b"1700000000123";
+
+/// Anything, or anything but the names that are looked for and what makes them a header.
+fn header(kind: u8, [head, properties, between, tail]: [&[u8]; 4]) -> Vec<u8> {
+    match kind % 4 {
+        0 => [head, properties, between, tail].concat(),
+        1 => {
+            let length = (properties.len() as u32).to_be_bytes();
+            let born = [b"\x00\x01g\x00\x00\x00\x0D", BORN, b"\x00\x01h\x00\x00\x00\x010\x00\x01i"].concat();
+            let ext = [head, &born, &length, properties, tail].concat();
+            let fixed = [1, 54, 0, 1, 223, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0];
+            [&fixed[..], &(ext.len() as u32).to_be_bytes(), &ext].concat()
+        }
+        2 => [head, b"\"g\":\"", BORN, between, b"\"i\":\"", properties, b"\"", tail, b"\"opaque\":7}"].concat(),
+        _ => {
+            let start = b"{\"code\":10,\"opaque\":7";
+            [start, head, b"\"bornTimestamp\":\"", BORN, between, b"\"properties\":\"", properties, tail].concat()
+        }
+    }
+}
+
+fuzz_target!(|input: (u8, [&[u8]; 4])| {
+    let (kind, pieces) = input;
+    let (header, body) = (&header(kind, pieces)[..], pieces[3]);
+    let is_binary = kind % 2 == 1 && kind % 4 != 3 || kind >= 128;
+    let word = header.len() as u32 | u32::from(is_binary) << 24;
     let length = (4 + header.len() + body.len()) as u32;
     let frame = [&length.to_be_bytes()[..], &word.to_be_bytes(), header, body].concat();
     let (cutter, mut parts) = (Cutter::default(), Parts::default());
