@@ -32,7 +32,7 @@ from gantrymq.kernels import native
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.send_request import decode_send_request
-from gantrymq.protocol.send_response import SendResponses, decode_send_response
+from gantrymq.protocol.send_response import SendResponses
 from gantrymq.store.message_store import MessageStore
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -57,8 +57,9 @@ def write(root, seed, fifo):
             sent = store.append_sends(sends, data, HOST)
             data = data[sent.dealt:]
             for answer in FrameReader().feed(sent.answers):
-                answer = answer.opaque, decode_send_response(answer)
-                os.write(fd, b"%d %d %d\\n" % (answer[1].queue_id, answer[1].queue_offset, answer[0]))
+                fields = answer.ext_fields
+                line = "%s %s %d\\n" % (fields["queueId"], fields["queueOffset"], answer.opaque)
+                os.write(fd, line.encode())
             if not data:
                 break
             # It is told of a header, or there is room for one at first.
