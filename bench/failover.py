@@ -53,6 +53,8 @@ FAULTS = (*MASTER_FAULTS, "handed over", "controller killed", "member killed")
 #: What is promised with our controller, s.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
+_TITLES = {"sqlite": "ours", "etcd": "ours, etcd", "java": "Apache's"}
+
 _CUT = re.compile(r"(\d+) bytes behind \d+ are cut off")
 
 
@@ -324,47 +326,61 @@ def log_of(store: Path, last: int) -> str:
     return hashlib.sha256(log[: last + int.from_bytes(log[last : last + 4], "big")]).hexdigest()
 
 
-def table(rounds: list[Round]) -> str:
-    """Median and worst of each fault, and of all."""
+def table(rounds: dict[str, list[Round]]) -> str:
+    """Median and worst of each fault, and of all, with each controller."""
     lines = [
-        "| fault | rounds | nothing acknowledged: median, s | worst | all in sync: median, s | worst |",
-        "|---|---|---|---|---|---|",
+        "| fault | controller | rounds | nothing acknowledged: median, s | worst | all in sync: median, s | worst |",
+        "|---|---|---|---|---|---|---|",
     ]
     for fault in (*FAULTS, ""):
-        some = [one for one in rounds if one.fault == fault or not fault]
-        if some:
-            silent, in_sync = [one.silent_s for one in some], [one.in_sync_s for one in some]
-            figures = (statistics.median(silent), max(silent), statistics.median(in_sync), max(in_sync))
-            cells = " | ".join(f"{figure:.2f}" for figure in figures)
-            lines.append(f"| {fault or 'all'} | {len(some)} | {cells} |")
+        for controller, its_rounds in rounds.items():
+            some = [one for one in its_rounds if one.fault == fault or not fault]
+            if some:
+                silent, in_sync = [one.silent_s for one in some], [one.in_sync_s for one in some]
+                figures = (statistics.median(silent), max(silent), statistics.median(in_sync), max(in_sync))
+                cells = " | ".join(f"{figure:.2f}" for figure in figures)
+                lines.append(f"| {fault or 'all'} | {_TITLES[controller]} | {len(some)} | {cells} |")
     return "\n".join(lines)
+
+
+def run_with(controller: str, args: argparse.Namespace) -> tuple[list[Round], list[str]]:
+    """All rounds with one kind of controller, and what was wrong."""
+    print(f"{_TITLES[controller]}:", flush=True)
+    with ExitStack() as stack:
+        directory = args.keep / controller if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory.mkdir(exist_ok=True, parents=True)
+        servers = stack.enter_context(Servers(directory, controller, other_version=args.other_version))
+        run = Run(servers, args.rate, random.Random(args.seed), args.faults)
+        problems = asyncio.run(run_rounds(run, args.rounds))
+    silent = [one.silent_s for one in run.rounds]
+    if controller != "java" and (statistics.median(silent) > MEDIAN_S or max(silent) > WORST_S):
+        problems.append(f"sends took longer to go on than {MEDIAN_S:g} s (median) or {WORST_S:g} s (worst)")
+    return run.rounds, [f"{_TITLES[controller]}: {problem}" for problem in problems]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--rounds", type=int, default=50, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=50, help="with each controller (%(default)s)")
     parser.add_argument("--rate", type=float, default=5000.0, help="messages per second (%(default)s)")
-    parser.add_argument("--controller", choices=CONTROLLERS, default="sqlite", help="(%(default)s)")
+    parser.add_argument(
+        "--controller", choices=CONTROLLERS, nargs="+", default=["sqlite"], help="one after the other (sqlite)"
+    )
     parser.add_argument("--faults", choices=FAULTS, nargs="+", default=MASTER_FAULTS, help="which (the master's)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
+    parser.add_argument("--other-version", type=Path, help="src of another version, which one of the brokers runs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
     args = parser.parse_args()
     print(f"seed {args.seed}; signs of life are missed for {HEARTBEAT_TIMEOUT_MS} ms", flush=True)
-    with ExitStack() as stack:
-        directory = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        directory.mkdir(exist_ok=True)
-        servers = stack.enter_context(Servers(directory, args.controller))
-        run = Run(servers, args.rate, random.Random(args.seed), args.faults)
-        problems = asyncio.run(run_rounds(run, args.rounds))
-    if run.rounds:
-        print(table(run.rounds))
-    if args.controller != "java":
-        silent = [one.silent_s for one in run.rounds]
-        if statistics.median(silent) > MEDIAN_S or max(silent) > WORST_S:
-            problems.append(f"sends took longer to go on than {MEDIAN_S:g} s (median) or {WORST_S:g} s (worst)")
+    rounds: dict[str, list[Round]] = {}
+    problems: list[str] = []
+    for controller in args.controller:
+        rounds[controller], wrong = run_with(controller, args)
+        problems += wrong
+    print(table(rounds))
     if args.json is not None:
-        figures = {"seed": args.seed, "rounds": [asdict(one) for one in run.rounds], "problems": problems}
+        all_rounds = [asdict(one) | {"controller": each} for each, some in rounds.items() for one in some]
+        figures = {"seed": args.seed, "rounds": all_rounds, "problems": problems}
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
     for problem in problems:
         print(problem, file=sys.stderr)

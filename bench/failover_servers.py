@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from failover_links import Links
@@ -49,13 +50,39 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-class Servers:
-    """A context manager; `kind` is one of CONTROLLERS. `broker` are further keys of every broker."""
+@contextmanager
+def running_from(source: Path | None) -> Iterator[None]:
+    """Processes that are started meanwhile run the package that lies there."""
+    if source is None:
+        yield
+        return
+    # Native code is of this version.
+    changed = {"PYTHONPATH": str(source), "GANTRYMQ_NATIVE": "0"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
-    def __init__(self, directory: Path, kind: str, broker: dict[str, str] | None = None) -> None:
+
+class Servers:
+    """A context manager; `kind` is one of CONTROLLERS. `broker` are further keys of every broker.
+
+    `other_version` is a directory with another version of the package, which broker b runs.
+    """
+
+    def __init__(
+        self, directory: Path, kind: str, broker: dict[str, str] | None = None, *, other_version: Path | None = None
+    ) -> None:
         self.directory = directory
         self._kind = kind
         self._broker = broker or {}
+        self._other_version = other_version
         self._stack = ExitStack()
         names = ["namesrv", *(f"controller{n}" for n in range(3 if kind == "etcd" else 1)), *BROKERS]
         ports = free_ports(2 * len(names))
@@ -118,7 +145,8 @@ class Servers:
         """A server that doesn't run, with the files that it had."""
         command = "broker" if name in BROKERS else name.rstrip("0123456789")
         properties = {"bindAddress": HOST, "listenPort": str(self._ports[name][0])} | self._properties(name)
-        server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
+        with running_from(self._other_version if name == BROKERS[1] else None):
+            server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
         self._stack.callback(server.stop)
         # Before it calls anybody.
         self.links.process(name, server.pid)

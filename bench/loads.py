@@ -45,7 +45,7 @@ def sends(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure
         for cluster in clusters:
             cluster.make_topics([f"bench{size}"], args.queues)
         measures += alternate(
-            clusters, args.rounds, f"{size} B sends", lambda cluster, _, size=size: _send(cluster, args, size)
+            clusters, args, f"{size} B sends", lambda cluster, _, size=size: _send(cluster, args, size)
         )
     return measures
 
@@ -55,9 +55,7 @@ def sync_flush_sends(clusters: Sequence[Cluster], args: argparse.Namespace) -> l
     size = args.sizes[0]
     for cluster in clusters:
         cluster.make_topics([f"bench{size}"], args.queues)
-    return alternate(
-        clusters, args.rounds, f"{size} B sends, SYNC_FLUSH", lambda cluster, _: _send(cluster, args, size)
-    )
+    return alternate(clusters, args, f"{size} B sends, SYNC_FLUSH", lambda cluster, _: _send(cluster, args, size))
 
 
 def _send(cluster: Cluster, args: argparse.Namespace, size: int) -> Figures:
@@ -79,9 +77,7 @@ def batches(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measu
     for cluster in clusters:
         cluster.make_topics(["batches0"], args.queues)
     name = f"sends of {_BATCH} x {_BATCH_SIZE} B"
-    return alternate(
-        clusters, args.rounds, name, lambda cluster, _: _send_round_robin(cluster, args, "batches", 1, _BATCH)
-    )
+    return alternate(clusters, args, name, lambda cluster, _: _send_round_robin(cluster, args, "batches", 1, _BATCH))
 
 
 def topics(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
@@ -93,7 +89,7 @@ def topics(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measur
             cluster.make_topics([f"{prefix}{i}" for i in range(count)], 1)
         measures += alternate(
             clusters,
-            args.rounds,
+            args,
             f"{_BATCH_SIZE} B sends to {count:,} topics",
             lambda cluster, _, prefix=prefix, count=count: _send_round_robin(cluster, args, prefix, count, 1),
         )
@@ -110,9 +106,9 @@ def _send_round_robin(cluster: Cluster, args: argparse.Namespace, prefix: str, t
 
 def _rate_and_cpu(rate: float, ran: Ran, count: int) -> Figures:
     return {
-        ("rate", "/s"): rate,
         ("broker CPU", "µs/message"): ran.cpu_s / count * 1e6,
         ("broker CPU incl. index", "µs/message"): ran.settled_cpu_s / count * 1e6,
+        ("rate", "/s"): rate,
     }
 
 
@@ -122,7 +118,7 @@ def reads(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure
     for size in args.sizes:
         measures += alternate(
             clusters,
-            args.rounds,
+            args,
             f"{size} B reads",
             lambda cluster, number, size=size: _read(
                 cluster, args.count, f"bench{size}", f"bench_{number}", args.serialize
@@ -145,15 +141,15 @@ def pops(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]
         # The codes of POP have no room in the binary headers: Java's own client doesn't pop with them.
         return _read(cluster, args.count, topic, group, "JSON", "pop")
 
-    return alternate(clusters, args.rounds, f"{size} B reads by POP", pop)
+    return alternate(clusters, args, f"{size} B reads by POP", pop)
 
 
 def _read(cluster: Cluster, count: int, topic: str, group: str, serialize_type: str, *mode: str) -> Figures:
     options = [topic, group, str(_CONSUMER_THREADS), str(count), *mode]
     ran = run_load("LoadConsumer", cluster, options, serialize_type, "DONE")
     return {
-        ("rate", "/s"): count / float(ran.line.split()[1]),
         ("broker CPU", "µs/message"): ran.cpu_s / count * 1e6,
+        ("rate", "/s"): count / float(ran.line.split()[1]),
     }
 
 
@@ -168,13 +164,13 @@ def latencies(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Mea
         p50, p99, p999 = map(float, ran.line.split()[1:])
         count = args.latency_rate * args.latency_s
         return {
+            ("broker CPU incl. index", "µs/message"): ran.settled_cpu_s / count * 1e6,
             ("p50", "ms"): p50,
             ("p99", "ms"): p99,
             ("p99.9", "ms"): p999,
-            ("broker CPU incl. index", "µs/message"): ran.settled_cpu_s / count * 1e6,
         }
 
-    return alternate(clusters, args.rounds, f"end to end at {args.latency_rate:,}/s", run)
+    return alternate(clusters, args, f"end to end at {args.latency_rate:,}/s", run)
 
 
 def run_load(program: str, cluster: Cluster, options: Sequence[str], serialize_type: str, last_line: str) -> Ran:

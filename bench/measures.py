@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from systems import Cluster, System
 
-#: What one run gives: value by (name, unit).
+#: What one run gives: value by (name, unit). The first says whether a system is warm: its processor time, as a rule.
 Figures = Mapping[tuple[str, str], float]
+
+#: A system is warm when so many rounds, one after the other, differ by less than this share.
+_STEADY_ROUNDS = 3
+_STEADY_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -23,43 +28,67 @@ class Measure:
 
 
 def alternate(
-    clusters: Sequence[Cluster], rounds: int, name: str, run: Callable[[Cluster, int], Figures]
+    clusters: Sequence[Cluster], args: argparse.Namespace, name: str, run: Callable[[Cluster, int], Figures]
 ) -> list[Measure]:
-    """Each system once a round, in turn: what slows the machine for a while slows both."""
+    """Each system once a round, in turn: what slows the machine for a while slows both.
+
+    Rounds count when all are warm, or after `warm_up_rounds`: the name says then that they never were.
+    """
+    warm_up, steady = 0, False
+    firsts: dict[str, list[float]] = {cluster.system.name: [] for cluster in clusters}
+    while not steady and warm_up < args.warm_up_rounds:
+        for system, figures in _round(clusters, run, warm_up, f"{name}, warm-up {warm_up + 1}"):
+            firsts[system].append(next(iter(figures.values())))
+        warm_up += 1
+        steady = all(is_steady(values) for values in firsts.values())
+    if not steady:
+        name += " (never steady)"
     measures: dict[tuple[str, str], Measure] = {}
-    for round_number in range(rounds):
-        for cluster in clusters:
-            system = cluster.system.name
-            figures = run(cluster, round_number)
+    for number in range(args.rounds):
+        for system, figures in _round(clusters, run, warm_up + number, f"{name}, round {number + 1}/{args.rounds}"):
             for (what, unit), value in figures.items():
                 measure = measures.setdefault((what, unit), Measure(f"{name}: {what}", unit, {}))
                 measure.values.setdefault(system, []).append(value)
-            text = ", ".join(f"{what} {figure(value)} {unit}" for (what, unit), value in figures.items())
-            progress(f"{name}, round {round_number + 1}/{rounds}, {system}: {text}")
     return list(measures.values())
 
 
+def _round(
+    clusters: Sequence[Cluster], run: Callable[[Cluster, int], Figures], number: int, title: str
+) -> Iterator[tuple[str, Figures]]:
+    for cluster in clusters:
+        figures = run(cluster, number)
+        text = ", ".join(f"{what} {figure(value)} {unit}" for (what, unit), value in figures.items())
+        progress(f"{title}, {cluster.system.name}: {text}")
+        yield cluster.system.name, figures
+
+
+def is_steady(values: Sequence[float]) -> bool:
+    """Whether the last rounds differ by less than 5 %."""
+    last = values[-_STEADY_ROUNDS:]
+    return len(last) == _STEADY_ROUNDS and max(last) < min(last) * (1 + _STEADY_SHARE)
+
+
 def table(systems: Sequence[System], measures: Sequence[Measure]) -> str:
-    """Medians, and for two systems the ratio of each round as median (minimum to maximum)."""
+    """Of values and, for two systems, of each round's ratio: median (minimum to maximum)."""
     names = [system.name for system in systems]
     rows = [["", *names, *([f"{names[1]} : {names[0]}"] if len(names) == 2 else [])]]
     for measure in measures:
         row = [f"{measure.name} ({measure.unit})"]
-        row += [figure(statistics.median(measure.values[name])) for name in names]
+        row += [spread(measure.values[name]) for name in names]
         if len(names) == 2:
             pairs = zip(*(measure.values[name] for name in names), strict=True)
             ratios = [ours / theirs for theirs, ours in pairs if theirs]
-            row.append(
-                f"{figure(statistics.median(ratios))} ({figure(min(ratios))} to {figure(max(ratios))})"
-                if ratios
-                else ""
-            )
+            row.append(spread(ratios) if ratios else "")
         rows.append(row)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rows.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     )
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
 
 
 def figure(value: float) -> str:

@@ -28,6 +28,7 @@ from servers import Server, build, gantry_broker, gantry_namesrv, missing_tools
 from systems import cpu_seconds, resident_mib
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.times import to_duration
@@ -106,15 +107,17 @@ class Load:
             await asyncio.gather(*(send() for _ in range(self._at_once)))
         return took
 
-    async def receives(self, count: int) -> None:
-        """So many messages, each acknowledged by a call of its own; 0 has the group begin where the queues end."""
+    async def receives(self, count: int) -> list[float]:
+        """So many messages, each acknowledged by a call of its own: how long those took, s.
+
+        0 has the group begin where the queues end.
+        """
         subscription = pb.Subscription(group=self._group, subscriptions=[pb.SubscriptionEntry(topic=self._topic)])
         settings = pb.Settings(client_type=pb.SIMPLE_CONSUMER, subscription=subscription)
-        acknowledged = 0
+        took: list[float] = []
         async with Client(self._address, settings) as client:
 
             async def receive() -> None:
-                nonlocal acknowledged
                 request = rpc_pb.ReceiveMessageRequest(
                     group=self._group,
                     message_queue=pb.MessageQueue(topic=self._topic, id=-1),
@@ -126,29 +129,37 @@ class Load:
                 while True:
                     responses = [response async for response in client.call("ReceiveMessage", request)]
                     messages = [response.message for response in responses if response.HasField("message")]
-                    done = await asyncio.gather(*(ack(message) for message in messages))
-                    acknowledged += sum(done)
-                    if acknowledged >= count:
+                    await asyncio.gather(*(ack(message) for message in messages))
+                    if len(took) >= count:
                         return
 
-            async def ack(message: pb.Message) -> int:
+            async def ack(message: pb.Message) -> None:
                 system = message.system_properties
                 entry = rpc_pb.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
                 request = rpc_pb.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])
+                began = time.perf_counter()
                 response = await client.call("AckMessage", request)
+                took.append(time.perf_counter() - began)
                 assert response.status.code == pb.OK, response.status
-                return 1
 
-            await asyncio.gather(*(receive() for _ in range(RECEIVERS if count else 1)))
+            tasks = [asyncio.create_task(receive()) for _ in range(RECEIVERS if count else 1)]
+            # The others wait for messages that there aren't.
+            done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for task in done:
+                task.result()
+        return took
 
 
 async def first_answer(address: str, topic: str) -> None:
     """Returns when the proxy has answered a call. Raises RuntimeError when it doesn't."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     client = Client(address, pb.Settings())
-    request = rpc_pb.QueryRouteRequest(
-        topic=pb.Resource(name=topic), endpoints=pb.Endpoints(addresses=[pb.Address(host="127.0.0.1", port=1)])
-    )
+    # Apache's proxy takes no endpoints of a scheme that isn't named.
+    endpoints = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host="127.0.0.1", port=1)])
+    request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name=topic), endpoints=endpoints)
     answer: object = None
     while True:
         try:
@@ -177,23 +188,27 @@ def measure(
     runner.run(load.receives(0))
     for what, work in (
         ("sends", lambda: runner.run(load.sends(args.count))),
-        ("receive and ack", lambda: runner.run(load.receives(args.count))),
+        ("received and acknowledged", lambda: runner.run(load.receives(args.count))),
     ):
         before, began = cpu(), time.perf_counter()
         took = work()
         seconds, after = time.perf_counter() - began, cpu()
-        yield f"{what}: rate (/s)", args.count / seconds
-        if took:
-            yield f"{what}: p50 (ms)", 1000 * statistics.median(took)
-            yield f"{what}: p99 (ms)", 1000 * statistics.quantiles(took, n=100)[98]
-        for n, server in enumerate(("proxy", "broker")):
-            yield f"{what}: {server} CPU (µs/message)", 1e6 * (after[n] - before[n]) / args.count
+        yield f"{what}/s", args.count / seconds
+        call = "sending" if what == "sends" else "acknowledging"
+        yield f"{call}: median (ms)", 1000 * statistics.median(took)
+        yield f"{call}: p99 (ms)", 1000 * statistics.quantiles(took, n=100)[98]
+        used = [1e6 * (then - now) / args.count for then, now in zip(after, before, strict=True)]
+        yield f"{what}: CPU of the proxy (µs a message)", used[0]
+        yield f"{what}: CPU of the broker (µs a message)", used[1]
+        yield f"{what}: CPU of both (µs a message)", sum(used)
     yield "memory after it (MiB)", resident_mib(proxy.process.pid)
 
 
 async def create(name_server: str, topic: str) -> None:
     async with AdminClient(name_server) as admin:
         await admin.create_topic(TopicConfig(topic, QUEUES, QUEUES), cluster="DefaultCluster")
+        # Apache's proxy takes no settings of a group that isn't there.
+        await admin.create_group(SubscriptionGroupConfig(f"g_{topic}"), cluster="DefaultCluster")
 
 
 def main() -> int:
@@ -238,6 +253,10 @@ def main() -> int:
                 for row, value in measure(runner, proxy, broker, name_server.address, args if number else warm_up):
                     if number:
                         note(row, name, value)
+    print(
+        f"{args.count:,} messages of {args.size:,} bytes, {args.at_once} sends and {RECEIVERS} receives at once, each "
+        f"message acknowledged by itself; the median of {args.rounds} rounds, after {args.warm_up:,} messages.\n"
+    )
     print(f"| | {' | '.join(PROXIES)} |\n|---|{'---|' * len(PROXIES)}")
     for row, values in rows.items():
         print(f"| {row} | {' | '.join(figure(statistics.median(values[name])) for name in PROXIES)} |")

@@ -81,7 +81,7 @@ def measure_replication(compared: Sequence[System], args: argparse.Namespace) ->
             ]
             for cluster in clusters:
                 cluster.make_topics([f"{_TOPIC}0"], args.queues)
-            measures += alternate(clusters, args.rounds, name, lambda cluster, _: _send(cluster, args))
+            measures += alternate(clusters, args, name, lambda cluster, _: _send(cluster, args))
     return measures
 
 
@@ -92,9 +92,9 @@ def _send(cluster: Cluster, args: argparse.Namespace) -> Figures:
     ran = run_load("LoadTopics", cluster, options, args.serialize, "DONE")
     seconds, p99_ms = map(float, ran.line.split()[1:])
     figures: dict[tuple[str, str], float] = {
+        ("master CPU", "µs/message"): ran.cpu_s / args.count * 1e6,
         ("rate", "/s"): args.count / seconds,
         ("p99", "ms"): p99_ms,
-        ("master CPU", "µs/message"): ran.cpu_s / args.count * 1e6,
     }
     if cluster.slaves:
         # They had the messages of the warm-up, too.

@@ -86,6 +86,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=ALL, default=ALL, metavar="KIND", help="%(choices)s (all)")
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each system, in turn (%(default)s)")
     parser.add_argument(
+        "--warm-up-rounds",
+        type=int,
+        default=10,
+        help="at most, before: until three differ by less than 5 %% (%(default)s)",
+    )
+    parser.add_argument(
         "--count", type=int, default=600_000, help="messages of one run, at least 3 s of sends (%(default)s)"
     )
     parser.add_argument(
@@ -158,8 +164,9 @@ def describe(args: argparse.Namespace) -> str:
     """What was run, for the line above the table."""
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Python {platform.python_version()}, "
-        f"{java_banner()}: {args.rounds} rounds of {args.count:,} messages after {args.warm_up:,} to warm up, "
-        f"{args.threads} threads, {args.queues} queues, {args.serialize} headers; {args.start_ups} starts."
+        f"{java_banner()}: {args.rounds} rounds, after those that warm up, of {args.count:,} messages, each after "
+        f"{args.warm_up:,} of the client to warm up, {args.threads} threads, {args.queues} queues, "
+        f"{args.serialize} headers; {args.start_ups} starts."
     )
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from gantrymq.background.thread import SupervisedThread
+from gantrymq.system.threads import Event
+
+#: Between two looks at the processes, and two lines of progress, s.
+LOOK_S = 1.0
+TELL_S = 10.0
 
 
 def most_memory() -> str:
@@ -19,6 +30,57 @@ def most_memory() -> str:
             if found is not None:
                 lines.append(f"- {pid} {kind}: {int(found.group(1)) / 1024:,.0f} MiB\n")
     return "".join(lines)
+
+
+class Memory(NamedTuple):
+    """Of a process, MiB: its own, and with what is in memory of the files that it has mapped, as a broker its log."""
+
+    own: float = 0.0
+    resident: float = 0.0
+
+
+class Watch:
+    """While it lasts: how far it is, on stderr, and the most memory that a process of each kind had at any look.
+
+    A context manager. Also of processes that have ended, as Python workers do that had nothing to do for a minute.
+    """
+
+    def __init__(self, progress: Callable[[], str]) -> None:
+        self._progress = progress
+        self._most: dict[str, Memory] = {}
+        self._is_over = Event()
+        self._began = time.monotonic()
+        self._thread = SupervisedThread("watch", self._run, lambda _: None)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def table(self) -> str:
+        lines = ["| process | most memory of one, MiB | its own of that, at most |", "|---|---|---|"]
+        lines += [f"| {kind} | {most.resident:,.0f} | {most.own:,.0f} |" for kind, most in sorted(self._most.items())]
+        return "\n".join(lines)
+
+    def _run(self) -> None:
+        told = 0.0
+        while not self._is_over.wait(LOOK_S):
+            for pid, kind in below():
+                with suppress(OSError):
+                    now, most = memory_of(pid), self._most.get(kind, Memory())
+                    self._most[kind] = Memory(max(now.own, most.own), max(now.resident, most.resident))
+            if time.monotonic() - told >= TELL_S:
+                told = time.monotonic()
+                print(f"{told - self._began:6.0f} s: {self._progress()}", file=sys.stderr, flush=True)
+
+
+def memory_of(pid: int) -> Memory:
+    """Raises OSError when it has ended."""
+    fields = dict(re.findall(r"^(Rss\w+|VmRSS):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
+    return Memory(int(fields.get("RssAnon", 0)) / 1024, int(fields.get("VmRSS", 0)) / 1024)
 
 
 def processor_s() -> dict[str, float]:

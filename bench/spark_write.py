@@ -1,10 +1,11 @@
 """Spark writing to a topic, plainly, with exactlyOnce and in a transaction; and reading all of it again.
 
-    .venv/bin/python bench/spark_write.py [--rows N] [--rounds N] [--size BYTES] [--brokers N] [--modes MODE...]
-        [--partitions N] [--workers N]
+    .venv/bin/python bench/spark_write.py [--rows N] [--rounds N] [--size BYTES] [--no-keys] [--brokers N]
+        [--modes MODE...] [--partitions N] [--workers N]
 
 Everything runs on this machine: brokers, driver and tasks share its cores. With --workers N Spark is a standalone
-cluster with so many workers, processes of their own. Prints a Markdown table, and the most memory of each process.
+cluster with so many workers, processes of their own. Prints Markdown tables, one of the most memory that processes had;
+how far it is goes to stderr. All topics stay until the end, below TMPDIR: it says at once where the disk is too small.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -25,13 +27,24 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark import fill
-from spark_processes import most_memory, processor_s
+from spark_processes import Watch, processor_s
 
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.errors import GantryError
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark import register, session_builder
 from gantrymq.spark.session import java_home
 from gantrymq.testing.processes import ProcessCluster
 
 MODES = {"plain": {}, "exactlyOnce": {"exactlyOnce": "true"}, "transactional": {"transactional": "true"}}
+#: What a message takes of the disk besides its body: in the log (in the transaction's, too), queue and index; and
+#: its bodies. By the format of these files.
+MODE_BYTES = {"plain": (240, 1), "exactlyOnce": (270, 1), "transactional": (790, 2)}
+#: The same of a key of nine digits, twice in a log.
+KEY_BYTES = 50
+#: From so much of the disk on brokers delete (diskSpaceCleanForciblyRatio).
+FULL = 0.85
 QUEUES = 4
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _START_S = 60.0
@@ -41,29 +54,33 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        check_room(directory, needed_bytes(args))
         cluster = stack.enter_context(ProcessCluster(directory / "brokers", brokers=args.brokers))
         master = stack.enter_context(standalone(directory, args.workers)) if args.workers else "local[2]"
         spark = start_spark(master)
         stack.callback(spark.stop)
+        progress = Progress(spark, cluster)
+        watch = stack.enter_context(Watch(progress.line))
         print(
             f"{platform.python_version()}, Spark {spark.version}, {master.partition(':')[0]}, {os.cpu_count()} CPUs, "
-            f"{args.brokers} broker(s), {args.partitions} partitions, {args.rows:,} rows of {args.size} B\n"
+            f"{args.brokers} broker(s), {args.partitions} partitions, {args.rows:,} rows of {args.size} B"
+            f"{'' if args.keys else ' without keys'}\n"
         )
         print("| write | rows/s, each round | CPU, us a row | read again, rows/s |")
         print("|---|---|---|---|")
-        frame = rows_of(spark, args.rows, args.partitions, args.size)
+        frame = rows_of(spark, args.rows, args)
         for mode in args.modes:
             # Python workers and the JVM warm up.
-            measure(cluster, f"warm-{mode}", rows_of(spark, 20_000, args.partitions, args.size), MODES[mode])
+            measure(cluster, progress, f"warm-{mode}", rows_of(spark, 20_000, args), MODES[mode])
             before = processor_s()
-            rounds = [measure(cluster, f"{mode}-{number}", frame, MODES[mode]) for number in range(args.rounds)]
+            names = [f"{mode}-{number}" for number in range(args.rounds)]
+            rounds = [measure(cluster, progress, name, frame, MODES[mode]) for name in names]
             took = {kind: after - before.get(kind, 0.0) for kind, after in processor_s().items()}
             rows = args.rows * args.rounds
             cpu = ", ".join(f"{kind} {s / rows * 1e6:.1f}" for kind, s in took.items() if s / rows * 1e6 >= 0.1)
             rates = ", ".join(f"{args.rows / took_s:,.0f}" for took_s in rounds)
-            topics = ",".join(f"{mode}-{number}" for number in range(args.rounds))
-            print(f"| {mode} | {rates} | {cpu} | {read_all(spark, cluster, topics, rows):,.0f} |", flush=True)
-        print(f"\n{most_memory()}")
+            print(f"| {mode} | {rates} | {cpu} | {read_all(spark, cluster, ','.join(names), rows):,.0f} |", flush=True)
+        print(f"\n{watch.table()}")
 
 
 def parse_args() -> argparse.Namespace:
@@ -71,6 +88,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=500_000, help="rows of a write (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measured writes of each kind (%(default)s)")
     parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
+    parser.add_argument("--no-keys", dest="keys", action="store_false", help="leave out each message's key")
     parser.add_argument("--brokers", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0, help="of a standalone cluster; 0 is local[2]")
@@ -125,14 +143,65 @@ def daemon(directory: Path, kind: str, arguments: list[str], ready: str, number:
         process.wait()
 
 
-def rows_of(spark: SparkSession, rows: int, partitions: int, size: int) -> DataFrame:
+def rows_of(spark: SparkSession, rows: int, args: argparse.Namespace) -> DataFrame:
     number = F.col("id").cast("string")
-    return spark.range(0, rows, 1, partitions).select(F.rpad(number, size, ".").alias("body"), number.alias("keys"))
+    columns = [F.rpad(number, args.size, ".").alias("body"), *([number.alias("keys")] if args.keys else [])]
+    return spark.range(0, rows, 1, args.partitions).select(*columns)
 
 
-def measure(cluster: ProcessCluster, topic: str, frame: DataFrame, options: dict[str, str]) -> float:
+def needed_bytes(args: argparse.Namespace) -> int:
+    of_modes = [MODE_BYTES[mode] for mode in args.modes]
+    a_row = sum(own + bodies * args.size + (KEY_BYTES if args.keys else 0) for own, bodies in of_modes)
+    return int(args.rows * args.rounds * a_row)
+
+
+def check_room(directory: Path, needed: int) -> None:
+    """Raises SystemExit where brokers would begin to delete."""
+    disk = shutil.disk_usage(directory)
+    room = FULL * (disk.used + disk.free) - disk.used
+    if needed > room:
+        raise SystemExit(
+            f"it takes about {needed / 1e9:.1f} GB, and {directory.parent} has {room / 1e9:.1f} GB until it is "
+            f"{FULL:.0%} full, when brokers delete: fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere"
+        )
+
+
+class Progress:
+    """What brokers have stored of the topic, half messages besides, and how far Spark's tasks are."""
+
+    def __init__(self, spark: SparkSession, cluster: ProcessCluster) -> None:
+        self.topic = ""
+        self._tracker = spark.sparkContext.statusTracker()
+        self._brokers = [broker.address for broker in cluster.brokers]
+
+    def line(self) -> str:
+        if not self.topic:
+            return "Spark has started"
+        stages = [
+            found for number in self._tracker.getActiveStageIds() if (found := self._tracker.getStageInfo(number))
+        ]
+        tasks = "".join(f", {stage.numCompletedTasks} of {stage.numTasks} tasks" for stage in stages)
+        return f"{self.topic}: {asyncio.run(self._stored())}{tasks}"
+
+    async def _stored(self) -> str:
+        remoting = RemotingClient()
+        api = BrokerApi(remoting)
+        try:
+            there = sum([await api.max_offset(at, self.topic, n) for at in self._brokers for n in range(QUEUES)])
+            halves = sum([await api.max_offset(at, TRANSACTION_HALF_TOPIC, 0) for at in self._brokers])
+        except GantryError as e:
+            return str(e)
+        finally:
+            await remoting.close()
+        return f"{there:,} messages are there" + (f", half messages so far {halves:,}" if halves else "")
+
+
+def measure(
+    cluster: ProcessCluster, progress: Progress, topic: str, frame: DataFrame, options: dict[str, str]
+) -> float:
     """How long the write takes, until all can be read, s."""
     asyncio.run(fill(cluster, topic, QUEUES, 0, 0))
+    progress.topic = topic
     began = time.perf_counter()
     writer = frame.write.format("rocketmq").options(nameServer=cluster.namesrv_addr, topic=topic, **options)
     writer.mode("append").save()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from servers import HERE, JAVA_OPENS, Server, free_port, gantry_command, java_co
 
 GRPC = "grpc"
 _PACKAGE = "org.gantrymq.interop.grpc"
+_NODE = HERE / "client-node"
+_RUST = HERE / "client-rust"
 
 
 def java_proxy(directory: Path, namesrv: str) -> Server:
@@ -149,3 +152,33 @@ def python_client_missing() -> str | None:
     if found.returncode == 0:
         return None
     return "rocketmq-python-client isn't installed: pip install it, and name that Python in GANTRY_GRPC_PYTHON"
+
+
+def node_client() -> Client:
+    """rocketmq-client-nodejs."""
+    return Client("node", ["node", str(_NODE / "grpc_client.js"), "{program}"])
+
+
+def node_client_missing() -> str | None:
+    """Why Apache's Node client can't be run; fetches it the first time."""
+    if shutil.which("npm") is None:
+        return "npm is not installed"
+    if not (_NODE / "node_modules").exists():
+        command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund"]
+        found = subprocess.run(command, cwd=_NODE, capture_output=True, text=True, timeout=300)
+        if found.returncode:
+            return f"npm can't install rocketmq-client-nodejs: {found.stderr[-500:]}"
+    return None
+
+
+def rust_client() -> Client:
+    """The crate rocketmq, which has no push consumer."""
+    return Client("rust", [str(_RUST / "target" / "debug" / "grpc-client"), "{program}"])
+
+
+def rust_client_missing() -> str | None:
+    """Why Apache's Rust client can't be run; builds it, which takes minutes the first time."""
+    if shutil.which("cargo") is None:
+        return "cargo is not installed"
+    found = subprocess.run(["cargo", "build", "--quiet"], cwd=_RUST, capture_output=True, text=True, timeout=900)
+    return f"cargo can't build it: {found.stderr[-500:]}" if found.returncode else None

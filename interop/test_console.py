@@ -162,6 +162,7 @@ async def test_every_page(cluster: Cluster, topic: str) -> None:
             "message": {"topic": topic, "id": unique},
             "tail": {"topic": topic},
             "traces": {"id": unique},
+            "letters": {"group": "console_ours"},
         }
         for each in PAGES:
             html = await console.html(each.name, **arguments.get(each.name, {}))

@@ -105,7 +105,7 @@ class Clients:
         """All is sent, and what was acknowledged has come to each group."""
         return (
             len(self.done) == len(self.producers)
-            and not any(self.scene.lacks(group) for group in self.scene.reads)
+            and all(self.scene.has_all(group) for group in self.scene.reads)
             and all(extra.has_sent and extra.is_done() for extra in self.extras)
         )
 

@@ -18,7 +18,7 @@ from random import Random
 from sim.inodes import PAGE, Directory, Inode
 
 #: A disk that never gets full, bytes.
-_PLENTY = 1 << 40
+PLENTY = 1 << 40
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Faults:
     """What goes wrong with a disk, from now on."""
 
     #: Space for so many bytes in all.
-    capacity: int = _PLENTY
+    capacity: int = PLENTY
     #: The share of calls that fail: of reads and writes with EIO, of opens with EMFILE.
     io_errors: float = 0.0
     open_errors: float = 0.0
@@ -100,7 +100,7 @@ class Disk:
         inode, end = self._file(fd), offset + len
         if (
             end > inode.reserved
-            and self.faults.capacity < _PLENTY
+            and self.faults.capacity < PLENTY
             and self.used() + end - inode.reserved > self.faults.capacity
         ):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._of(fd).path)
@@ -118,7 +118,7 @@ class Disk:
         inode = self._file(fd)
         end = offset + len(data)
         if end > inode.size:
-            if self.faults.capacity < _PLENTY and self.used() + end - inode.size > self.faults.capacity:
+            if self.faults.capacity < PLENTY and self.used() + end - inode.size > self.faults.capacity:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._of(fd).path)
             inode.resize(end)
         inode.write(offset, bytes(data))

@@ -35,13 +35,15 @@ class _Handle(asyncio.Handle):
 
     __slots__ = ()
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
         self._context = context
-        self._loop = loop
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
 
 
 class _Timer(asyncio.TimerHandle):
@@ -57,7 +59,6 @@ class _Timer(asyncio.TimerHandle):
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
         self._when = when
         self._scheduled = True
 
@@ -98,14 +99,21 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
-        handle = _Handle(callback, args, self, copy_context() if context is None else context)
+        handle = _Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        # As call_at, which would be one more call.
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
+        when = self.now + delay
+        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
+        self._timer_count += 1
+        heappush(self._timers, (when, self._timer_count, timer))
+        return timer
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -129,6 +137,16 @@ class SimLoop(asyncio.BaseEventLoop):
             process.has(task)
         return task
 
+    def get_debug(self) -> bool:
+        """Each task and future asks."""
+        return False
+
+    def set_again(self, timer: asyncio.TimerHandle, when: float) -> None:
+        """A timer whose time has come gets another one."""
+        timer._when, timer._scheduled = when, True  # type: ignore[attr-defined]
+        self._timer_count += 1
+        heappush(self._timers, (when, self._timer_count, timer))  # type: ignore[misc]
+
     def close(self) -> None:
         super().close()
         self._timers.clear()
@@ -141,10 +159,10 @@ class SimLoop(asyncio.BaseEventLoop):
         while True:
             now = self.now = self.now + self.turn_s
             self.turns += 1
-            while timers and timers[0][2]._cancelled:
-                self._cancelled_count -= 1
-                heappop(timers)
             if not ready and not self._stopping:  # type: ignore[attr-defined]
+                while timers and timers[0][2]._cancelled:
+                    self._cancelled_count -= 1
+                    heappop(timers)
                 if not timers:
                     raise Standstill(f"at {now:.6f} s nothing is left to do")
                 if timers[0][0] > now:

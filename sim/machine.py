@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
 
 
+#: So many tasks that have ended may stay with a process: each keeps what it returned or raised.
+_FEW = 30
+
+
 class State(Enum):
     RUNNING = 1
     #: SIGSTOP: its work waits, its connections stay.
@@ -48,7 +52,7 @@ class Host:
 
     def wall_s(self, epoch_s: float) -> float:
         """Seconds since 1970 by this host's clock; the simulation began at `epoch_s`."""
-        now = self._loop.time()
+        now = self._loop.now
         return epoch_s + now + self.clock_ahead_s + now * self.clock_drift
 
     def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> Process:
@@ -75,8 +79,9 @@ class Process:
         self.at_death: list[Callable[[bool], None]] = []
         #: Callbacks that have come due while it was stopped.
         self.parked: deque[asyncio.Handle] = deque()
-        #: What it runs.
+        #: What it runs, with some that have ended; they are looked through when there are so many.
         self.tasks: list[asyncio.Task[Any]] = []
+        self._many = _FEW
         self._loop = loop
 
     @property
@@ -112,6 +117,7 @@ class Process:
         self.host.states.append((self._loop.now, state))
 
     def has(self, task: asyncio.Task[Any]) -> None:
-        if len(self.tasks) > 1000:
+        if len(self.tasks) > self._many:
             self.tasks = [known for known in self.tasks if not known.done()]
+            self._many = 2 * len(self.tasks) + _FEW
         self.tasks.append(task)

@@ -134,7 +134,9 @@ class Stream:
         self._is_log = LOG_PORT in (source.name[1], target.name[1])
         self._pieces: deque[tuple[float, bytes | None]] = deque()
         self._arrives = 0.0
+        #: Runs `_deliver`, again and again; and whether it is set.
         self._timer: asyncio.TimerHandle | None = None
+        self._is_set = False
         #: Bytes under way, and those that the target hasn't read.
         self.under_way = 0
 
@@ -151,7 +153,7 @@ class Stream:
         self._pieces.append((arrives, data))
         if data is not None:
             self.under_way += len(data)
-        if self._timer is None:
+        if not self._is_set:
             self._schedule()
 
     def again(self) -> None:
@@ -159,13 +161,19 @@ class Stream:
         self._schedule()
 
     def _schedule(self) -> None:
-        if self._timer is None and self._pieces and not self._link.is_cut and self._target.takes:
+        if not self._is_set and self._pieces and not self._link.is_cut and self._target.takes:
             loop = self._network.loop
-            when = max(self._pieces[0][0], loop.now)
-            self._timer = loop.call_at(when, self._deliver, context=self._target.context)
+            when = self._pieces[0][0]
+            if when < loop.now:
+                when = loop.now
+            self._is_set = True
+            if self._timer is None:
+                self._timer = loop.call_at(when, self._deliver, context=self._target.context)
+            else:
+                loop.set_again(self._timer, when)
 
     def _deliver(self) -> None:
-        self._timer = None
+        self._is_set = False
         if self._link.is_cut or not self._target.takes:
             return
         now = self._network.loop.now
@@ -192,6 +200,11 @@ class Stream:
     def _read(self, data: bytes) -> None:
         """As one read, or as several."""
         target, begin = self._target, 0
+        if not self._network.tiny_reads:
+            self.under_way -= len(data)
+            target.received(data)
+            self._source.drained()
+            return
         for end in self._network.cuts(len(data)):
             if not target.takes:
                 # It stopped reading in the midst of it: the rest comes first, later.
@@ -227,6 +240,8 @@ class End(asyncio.Transport):
         self._high = _HIGH_WATER
         self._is_paused = False
         self._reads = True
+        #: Bytes may be handed to it: it has a protocol that reads, and is not lost.
+        self.takes = False
         self._closing = False
         self._lost = False
         self._ended = False
@@ -241,6 +256,7 @@ class End(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         assert isinstance(protocol, asyncio.Protocol)
         self.protocol = protocol
+        self.takes = self._reads and not self._lost
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self.protocol is not None
@@ -253,11 +269,12 @@ class End(asyncio.Transport):
         return self._reads and not self._closing
 
     def pause_reading(self) -> None:
-        self._reads = False
+        self._reads = self.takes = False
 
     def resume_reading(self) -> None:
         if not self._reads:
             self._reads = True
+            self.takes = self.protocol is not None and not self._lost
             self.peer.out.again()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -305,11 +322,6 @@ class End(asyncio.Transport):
     # -- the network's side -------------------------------------------------------------------------------------
 
     @property
-    def takes(self) -> bool:
-        """Bytes may be handed to it."""
-        return self.protocol is not None and self._reads and not self._lost
-
-    @property
     def is_open(self) -> bool:
         return not self._lost
 
@@ -342,7 +354,7 @@ class End(asyncio.Transport):
 
     def drained(self) -> None:
         """The peer has read something."""
-        if not self._lost:
+        if not self._lost and (self._buffer or self._is_paused or self._closing):
             self._push()
 
     def reset(self, error: OSError) -> None:
@@ -356,6 +368,7 @@ class End(asyncio.Transport):
         if self._lost:
             return
         self._closing = self._lost = True
+        self.takes = False
         self._network.closed(self)
         if machine:
             self.peer.unanswered()
@@ -399,6 +412,7 @@ class End(asyncio.Transport):
 
     def _lose(self, error: OSError | None) -> None:
         self._lost = True
+        self.takes = False
         self._network.closed(self)
         if self.process is not None and self._died in self.process.at_death:
             self.process.at_death.remove(self._died)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from math import inf
 from typing import Any, TypeVar
 
@@ -112,23 +112,32 @@ class Scene:
 
     def lacks(self, group: str) -> list[str]:
         """What was acknowledged and the group has not had."""
+        return list(self._lacking(group))
+
+    def has_all(self, group: str) -> bool:
+        """The group lacks nothing."""
+        return not any(True for _ in self._lacking(group))
+
+    def _lacking(self, group: str) -> Iterator[str]:
         topic, had = self.reads[group], self.had[group]
-        return [
-            one.name
-            for one in self.history.sent.values()
-            if one.topic == topic and one.stored_at is not None and one.name not in had and not self.is_excused(one)
-        ]
+        for name, one in self.history.sent.items():
+            if name not in had and one.topic == topic and one.stored_at is not None and not self.is_excused(one):
+                yield name
 
     def is_excused(self, sent: Sent) -> bool:
         """It need not come any more."""
         return any(excuse(sent) for excuse in self.excuses)
 
+    def is_settled(self, broker: str) -> bool:
+        """Nobody believes any more in a lock that a broker gave before it died, or in queues shared out then."""
+        gone = max(self._broker_died.get(broker, -inf), self.servers.became_master.get(broker, -inf))
+        return self.now() >= gone + _LOCK_LIFE_S
+
     # -- orderly handlers ---------------------------------------------------------------------------------------
 
     def begin(self, group: str, queue: Queue, by: str) -> None:
         """A handler of an orderly group begins: no other may be at work on the queue."""
-        gone = max(self._broker_died.get(queue[0], -inf), self.servers.became_master.get(queue[0], -inf))
-        if self.now() < gone + _LOCK_LIFE_S:
+        if not self.is_settled(queue[0]):
             return
         for other in self.history.handling:
             if (other.group, other.queue) == (group, queue):

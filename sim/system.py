@@ -7,6 +7,7 @@ a run depend on the machine that it runs on.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from gantrymq.system import clock, files, network, randomness, threads
-from sim.disk import Disk
+from sim.disk import PLENTY, Disk
 from sim.loop import SimLoop
 from sim.machine import PROCESS, Host
 from sim.network import SimSocket
@@ -85,7 +86,9 @@ def _monotonic() -> float:
 
 
 def _wall_s() -> float:
-    return _host().wall_s(EPOCH_S)
+    process = PROCESS.get()
+    assert process is not None, "the simulator itself has no clock"
+    return process.host.wall_s(EPOCH_S)
 
 
 def _wall_ns() -> int:
@@ -93,7 +96,9 @@ def _wall_ns() -> int:
 
 
 def _now_ms() -> int:
-    return int(_wall_s() * 1000)
+    process = PROCESS.get()
+    assert process is not None, "the simulator itself has no clock"
+    return int(process.host.wall_s(EPOCH_S) * 1000)
 
 
 def _sleep(seconds: float) -> None:
@@ -184,7 +189,8 @@ def _remove_tree(path: Path) -> None:
 
 def _disk_use(path: Path) -> files.DiskUse:
     disk = _disk()
-    used = disk.used()
+    # To look at each file takes its time, and is nothing beside a disk that has plenty.
+    used = disk.used() if disk.faults.capacity < PLENTY else 0
     return files.DiskUse(disk.faults.capacity, used, max(disk.faults.capacity - used, 0))
 
 
@@ -268,15 +274,19 @@ class _Worker:
 
 
 def _of_disk(name: str) -> Callable[..., Any]:
+    method = getattr(Disk, name)
+
     def call(*args: Any) -> Any:
-        return getattr(_disk(), name)(*args)
+        return method(_disk(), *args)
 
     return call
 
 
 def _of_chance(name: str) -> Callable[..., Any]:
+    method = getattr(Random, name)
+
     def call(*args: Any, **options: Any) -> Any:
-        return getattr(_now().chance, name)(*args, **options)
+        return method(_now().chance, *args, **options)
 
     return call
 
@@ -341,6 +351,8 @@ _CHANCE = [name for name in vars(randomness) if name.islower() and hasattr(Rando
 
 def install() -> None:
     """Puts these functions in the place of the real ones."""
+    # Each task would be put into asyncio's weak set of all: nobody asks for it here, and it takes as long as the task.
+    asyncio.tasks._all_tasks.add = lambda task: None  # type: ignore[attr-defined]
     for module, functions in ((clock, _CLOCK), (files, _FILES), (network, _NETWORK)):
         for name, function in functions.items():
             assert hasattr(module, name), f"{module.__name__} has no {name}"

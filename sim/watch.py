@@ -7,7 +7,6 @@ job that doesn't run any more is dead), or of what is left of a program when it 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -16,7 +15,6 @@ from gantrymq.background.repeating import Repeating, Work
 from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from sim.cluster import BROKER_PORT, REGISTER_MS, Program
 from sim.compare import compare
 from sim.machine import State
@@ -46,6 +44,9 @@ _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "tor
 #: After these the member that brokers know first takes all queues of its group, and the others go on with theirs until
 #: they hear of it, here as in Java; an orderly group has locks against that.
 _UNKNOWN = ("kill-all", "end-all", "disaster")
+#: A machine that is gone tells nobody. Its clients find out one after the other, and the last one commits what it knew
+#: when another has its queues already, here as in Java.
+_UNTOLD = ("power", "wreck")
 #: After these a NameServer can't know whether a broker lives.
 _UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck", "torn")
 
@@ -80,12 +81,13 @@ class Watch:
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
         self._are_members_known = not kinds & set(_UNKNOWN)
+        self._are_deaths_told = not kinds & set(_UNTOLD)
         # A controller's broker may be nobody for a while.
         self._are_deaths_seen = not kinds & set(_UNSEEN) and not scene.plan.controllers
         #: Of each life of a broker: what its groups have committed.
         self._offsets: dict[str, dict[_Place, int]] = {}
-        #: How often each job of a life had run, at several times.
-        self._runs: dict[str, list[tuple[float, Counter[str]]]] = {}
+        #: How often each job of a life that has to run often had run, at several times.
+        self._runs: dict[str, list[tuple[float, dict[str, int]]]] = {}
         #: Since when a NameServer has been wrong about a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
 
@@ -105,7 +107,7 @@ class Watch:
                     self._look_at_jobs(life, broker.jobs)
                     self._look_at_polls(life, broker)
                     if self._are_offsets_sure and broker.config.broker_role is not BrokerRole.SLAVE:
-                        self._look_at_offsets(f"{life}{self._epoch(broker)}", broker.offsets)
+                        self._look_at_offsets(f"{life}{self._epoch(broker)}", broker)
                     self._replicas.look(program, broker)
             for program, server in self._scene.servers.name_servers_looked_into():
                 assert program.host.process is not None
@@ -126,14 +128,15 @@ class Watch:
         roles = broker.controlled._roles if broker.controlled is not None else None
         return f" in epoch {roles.role.epoch}" if roles is not None else ""
 
-    def _look_at_offsets(self, life: str, offsets: ConsumerOffsets) -> None:
+    def _look_at_offsets(self, life: str, broker: Broker) -> None:
         known = self._offsets.setdefault(life, {})
+        is_sure = self._are_deaths_told or self._scene.is_settled(broker.config.broker_name)
         for group, topic in self._scene.reads.items():
             if group in self._scene.rewound or not (self._are_members_known or group == "orderly"):
                 continue
-            for queue_id, offset in offsets.queues(group, topic).items():
+            for queue_id, offset in broker.offsets.queues(group, topic).items():
                 place = group, topic, queue_id
-                if offset < known.get(place, 0):
+                if is_sure and offset < known.get(place, 0):
                     self.problems.append(
                         f"at {self._scene.now():.0f} s {group}'s offset of queue {queue_id} of {topic} at {life} "
                         f"went back from {known[place]} to {offset}"
@@ -143,11 +146,14 @@ class Watch:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _look_at_jobs(self, life: str, jobs: Iterable[JobReport]) -> None:
-        runs: Counter[str] = Counter()
+        runs: dict[str, int] = {}
         for report in jobs:
-            job = _jobs.get(id(report))
-            if job is None or job._started:
-                runs[report.name] += report.runs
+            if report.name in _often:
+                job = _jobs.get(id(report))
+                # Work may say itself that it wants to rest for longer.
+                rests = job is not None and _OFTEN_S < job._due - self._scene.now() < inf
+                if job is None or (job._started and not rests):
+                    runs[report.name] = runs.get(report.name, 0) + report.runs
         self._runs.setdefault(life, []).append((self._scene.now(), runs))
 
     def dead_jobs(self) -> Iterator[str]:
@@ -156,7 +162,7 @@ class Watch:
             ended, last = looks[-1]
             before = next((runs for at, runs in reversed(looks) if at <= ended - _JOBS_S), None)
             if before is not None and ended > self._scene.now() - 2 * _LOOK_S:
-                for name in sorted(_often & last.keys() & before.keys()):
+                for name in sorted(last.keys() & before.keys()):
                     if last[name] == before[name]:
                         yield f"{life}: the job {name!r} has not run for {_JOBS_S:.0f} s"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from ports import free_port
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.plain_acl import parse_plain_acl
@@ -164,9 +164,7 @@ def test_the_table_has_all_keys_with_their_defaults() -> None:
 
 def test_the_table_has_all_metrics(tmp_path: Path) -> None:
     listed = set(re.findall(r"`((?:rocketmq|gantry)_\w+)`", TEXT.partition("## Metrics")[2].partition("\n## ")[0]))
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1"):
         told = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert set(re.findall(r"^# TYPE (\w+) ", told, re.MULTILINE)) == listed

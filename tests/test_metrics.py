@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from gantrymq import metrics
 from gantrymq.errors import GantryError
@@ -196,12 +197,6 @@ async def test_stop_does_not_wait_for_who_says_nothing(server: MetricsServer) ->
 
 
 # -- of a NameServer ------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def namesrv_config(directory: Path, metrics_port: int) -> NamesrvConfig:

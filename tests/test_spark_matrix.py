@@ -51,6 +51,7 @@ def test_the_table_takes_the_place_of_the_one_before(
     result = matrix.VersionResult("4.0.5")
     result.files["test_spark_write.py"] = matrix.FileResult(passed=7)
     result.files["test_spark_filters.py"] = matrix.FileResult(skipped=["since 4.1"])
+    result.files["test_spark_stream.py"] = matrix.FileResult(passed=2, failed=1)
     result.files["test_of_tomorrow.py"] = matrix.FileResult(passed=1, failed=2, commit="abc1234")
     for _ in range(2):
         matrix.write_table({"4.0": result})
@@ -60,7 +61,8 @@ def test_the_table_takes_the_place_of_the_one_before(
         assert "old" not in text
         assert "| write | 7 passed |\n" in text
         assert "| batch read | none: since 4.1 |\n" in text
-        assert "| stream | not run |\n" in text
+        assert f"| stream | 2 passed, 1 failed (1 of {len(matrix.ROWS['stream'])} files) |\n" in text
+        assert "| write, transactional | not run |\n" in text
         assert "| everything else | 1 passed, 2 failed |\n" in text
         assert "- 4.0.5: since 4.1\n" in text
         assert "- 4.0.5: abc1234\n" in text

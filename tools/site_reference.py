@@ -266,6 +266,7 @@ def _proxy_metrics() -> Iterable[Metric]:
     return collect_proxy(
         {},
         CallFigures(),
+        CallFigures(),
         Clients(),
         Jobs(),
         connections=0,
@@ -280,6 +281,8 @@ _PROXY_LABELS = "`node_type` `cluster` `node_id` `proxy_mode`"
 _MORE_PROXY_LABELS = {
     "gantry_proxy_calls_total": " `method` `result`",
     "gantry_proxy_call_seconds": " `method`",
+    "gantry_proxy_remoting_requests_total": " `request` `result`",
+    "gantry_proxy_remoting_request_seconds": " `request`",
     "gantry_proxy_clients": " `kind`",
 }
 

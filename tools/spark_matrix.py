@@ -305,11 +305,11 @@ def table(results: dict[str, VersionResult]) -> str:
         f"| tests of | {' | '.join(result.version for result in results.values())} |",
         f"|---|{'---|' * len(results)}",
     ]
-    for row, names in {**ROWS, REST: None}.items():
+    for row, names in {**ROWS, REST: ()}.items():
         cells = []
         for result in results.values():
             of_row = [of for name, of in result.files.items() if (name in names if names else name not in named)]
-            cells.append(cell(of_row))
+            cells.append(cell(of_row, len(names)))
         lines.append(f"| {row} | {' | '.join(cells)} |")
     lines += ["", "Skipped, because:", ""]
     reasons: dict[str, list[str]] = {}
@@ -325,8 +325,8 @@ def table(results: dict[str, VersionResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cell(results: Iterable[FileResult]) -> str:
-    """How many tests passed, failed and were skipped; the reason where all were."""
+def cell(results: Iterable[FileResult], files: int = 0) -> str:
+    """How many tests passed, failed and were skipped; the reason where all were. A row of the table counts `files`."""
     found = list(results)
     reasons = sorted({reason for result in found for reason in result.skipped})
     if reasons and not any(result.passed or result.failed for result in found):
@@ -336,7 +336,10 @@ def cell(results: Iterable[FileResult]) -> str:
         "failed": sum(result.failed for result in found),
         "skipped": sum(len(result.skipped) for result in found),
     }
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "not run"
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    if told and len(found) < files:
+        told += f" ({len(found)} of {files} files)"
+    return told or "not run"
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def refine(messages: DataFrame, lake: str) -> None:
     """Takes messages of bronze into the other tables; what they have already doesn't change."""
     parsed = messages.withColumn("parsed", F.from_json("body", FIELDS))
     is_flight = F.coalesce(F.expr(" AND ".join(f"parsed.{name} IS NOT NULL" for name in KEY)), F.lit(False))
-    merge(parsed.where(~is_flight).drop("parsed"), table(lake, "rejected"), MESSAGE, updates="")
+    merge(parsed.where(~is_flight).drop("parsed"), lake, "rejected", MESSAGE, updates="")
     flights = parsed.where(is_flight).select(
         "parsed.*", F.to_date("parsed.scheduled").alias("day"), "storeTimestamp", *MESSAGE
     )
@@ -93,7 +93,8 @@ def refine(messages: DataFrame, lake: str) -> None:
     flights = flights.withColumn("n", F.row_number().over(latest)).where("n = 1").drop("n", *MESSAGE).persist()
     merge(
         flights,
-        table(lake, "silver"),
+        lake,
+        "silver",
         ("day", *KEY),
         updates="WHEN MATCHED AND new.storeTimestamp >= old.storeTimestamp THEN UPDATE SET *",
     )
@@ -109,18 +110,21 @@ def refine(messages: DataFrame, lake: str) -> None:
             F.avg("dep_delay").alias("mean_delay"),
         )
     )
-    merge(counted, table(lake, "gold"), ("day", "origin"), updates="WHEN MATCHED THEN UPDATE SET *")
+    merge(counted, lake, "gold", ("day", "origin"), updates="WHEN MATCHED THEN UPDATE SET *")
     flights.unpersist()
 
 
-def merge(rows: DataFrame, target: str, key: tuple[str, ...], *, updates: str) -> None:
+def merge(rows: DataFrame, lake: str, name: str, key: tuple[str, ...], *, updates: str) -> None:
     """Rows into a table that has one for each key; columns that it hasn't got are added to it."""
+    spark = rows.sparkSession
+    # By a write of no rows: with Spark 4.1 MERGE WITH SCHEMA EVOLUTION leaves them out without a word.
+    if not set(spark.read.format("delta").load(f"{lake}/{name}").columns).issuperset(rows.columns):
+        nothing = spark.createDataFrame([], rows.schema)
+        nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(f"{lake}/{name}")
     rows.createOrReplaceTempView("new_rows")
-    same = " AND ".join(f"old.{name} = new.{name}" for name in key)
-    rows.sparkSession.sql(
-        f"MERGE WITH SCHEMA EVOLUTION INTO {target} old USING new_rows new ON {same} "
-        f"{updates} WHEN NOT MATCHED THEN INSERT *"
-    )
+    same = " AND ".join(f"old.{column} = new.{column}" for column in key)
+    target = table(lake, name)
+    spark.sql(f"MERGE INTO {target} old USING new_rows new ON {same} {updates} WHEN NOT MATCHED THEN INSERT *")
 
 
 def start(messages: DataFrame, lake: str, *, once: bool, interval: str = INTERVAL) -> StreamingQuery:

@@ -29,6 +29,9 @@ class Recalls(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
+        #: The broker that a message can be taken back at. One that did not answer may have the same message: the
+        #: producer sent it to another one then.
+        self._at: dict[str, str] = {}
         #: When it was known that they are taken back.
         self._recalled: dict[str, float] = {}
         self.add("planner", self._send)
@@ -58,6 +61,7 @@ class Recalls(Workload):
         self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s))
         sent = await producer.send(Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000)))
         self.scene.stored(name)
+        self._at[name] = sent.queue.broker_name
         if self.chance.random() < 0.5:
             await asyncio.sleep(self.chance.random())
             assert sent.recall_handle is not None
@@ -73,7 +77,7 @@ class Recalls(Workload):
 
     def problems(self) -> Iterator[str]:
         for one in self.scene.history.received:
-            if one.group != _GROUP or one.name not in self._recalled:
+            if one.group != _GROUP or one.name not in self._recalled or one.broker != self._at[one.name]:
                 continue
             at, due = self._recalled[one.name], self.scene.history.sent[one.name].not_before
             if at < due - _IN_TIME_S:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker_support import Peer, config, name_server
+from ports import free_port
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -19,7 +20,7 @@ from gantrymq.replication.config import ReplicationConfig
 
 
 class Controlled:
-    """To be entered; `options` are fields of every broker's configuration."""
+    """To be entered; `options` are fields of every broker's configuration, `controller_options` of the controller's."""
 
     def __init__(self, directory: Path, count: int = 3, *, min_in_sync: int = 2, **options: Any) -> None:
         self.directory = directory
@@ -36,16 +37,18 @@ class Controlled:
             "broker_heartbeat_interval": 100,
             "controller_heart_beat_timeout_mills": 5_000,
         } | options
+        self.namesrv_options: dict[str, Any] = {}
+        self.controller_options: dict[str, Any] = {}
         self.brokers: dict[int, Broker] = {}
         self.remoting = RemotingClient()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self.name_server = name_server(self.directory)
+        self.name_server = name_server(self.directory, **self.namesrv_options)
         await self.name_server.start()
         self._stack.push_async_callback(self.name_server.stop)
         self._stack.push_async_callback(self.remoting.close)
-        self._port = 0
+        self._port = free_port()
         await self.start_controller()
         self._stack.push_async_callback(self._stop_controller)
         self._stack.push_async_callback(self._stop_all)
@@ -67,10 +70,10 @@ class Controlled:
                 listen_port=self._port,
                 controller_store_path=self.directory / "controller",
                 config_store_path=self.directory / "controller.properties",
+                **self.controller_options,
             )
         )
         await self.controller.start()
-        self._port = int(self.controller.address.rpartition(":")[2])
 
     async def _stop_controller(self) -> None:
         await self.controller.stop()

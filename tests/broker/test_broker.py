@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from ports import free_port
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -61,12 +62,10 @@ async def test_registers_with_every_name_server_and_leaves(tmp_path: Path, remot
 
 
 async def test_name_server_that_comes_later_is_told(tmp_path: Path, remoting: RemotingClient) -> None:
-    first = await name_server(tmp_path)
-    address = first.address
-    await first.stop()
-    broker = Broker(config(tmp_path / "store", namesrv_addr=[address]))
+    port = free_port()
+    broker = Broker(config(tmp_path / "store", namesrv_addr=[f"127.0.0.1:{port}"]))
     await broker.start()
-    server = await name_server(tmp_path, int(address.rpartition(":")[2]))
+    server = await name_server(tmp_path, port)
     async with asyncio.timeout(15):
         broker.topics.create_if_absent("orders", 1)
         await until(lambda: route(remoting, server, "orders"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from administration import commit, send
 from bare_store import damage
 from broker_support import Peer, config
 from pop_support import PopPeer, popped
+from ports import free_port
 from transaction_support import Producer
 from waiting import until
 
@@ -30,10 +30,7 @@ STORAGE = NODE | {"storage_type": "local", "storage_medium": "disk"}
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = int(sock.getsockname()[1])
-    broker = Broker(config(tmp_path / "store", metrics_port=port))
+    broker = Broker(config(tmp_path / "store", metrics_port=free_port()))
     await broker.start()
     yield broker
     await broker.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from ports import free_port
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
@@ -66,26 +67,22 @@ def parts_of(broker: Broker) -> list[Part]:
 @pytest.mark.parametrize("where", ["load", "start"])
 @pytest.mark.parametrize("place", range(0, 40, 3))
 async def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path: Path, where: str, place: int) -> None:
-    broker = Broker(config(tmp_path / "store"))
-    port = broker.port
+    settings = config(tmp_path / "store")
+    settings.listen_port = free_port()
+    broker = Broker(settings)
     parts_of(broker).insert(place, Raising(where))
     with pytest.raises(RuntimeError, match=f"it can't {where}"):
         await broker.start()
     await broker.stop()
     assert not (tmp_path / "store" / "abort").exists()
-    settings = config(tmp_path / "store")
-    settings.listen_port = port
     again = Broker(settings)
     await again.start()
     await again.stop()
 
 
 async def test_a_broker_that_can_t_be_made_leaves_its_port(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     settings = config(tmp_path / "store")
-    settings.listen_port = port
+    settings.listen_port = port = free_port()
     settings.store.message_delay_level = "1s nonsense"
     with pytest.raises(ConfigError, match="messageDelayLevel") as error:
         Broker(settings)

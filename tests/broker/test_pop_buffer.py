@@ -13,7 +13,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.saving import Saving
-from gantrymq.errors import StoreFull
+from gantrymq.errors import StoreBusy, StoreFull
 from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
 QUEUE = ("t", "g", 0)
@@ -178,3 +178,43 @@ def test_what_is_passed_over_takes_one_place() -> None:
     assert offsets.query("g", "t", 0) == 999
     pops.ack(checkpoint(999).key, [999])
     assert (offsets.query("g", "t", 0), pops.held_offsets) == (1500, 0)
+
+
+def test_all_stays_until_it_comes_back_where_no_log_can_be_written() -> None:
+    pops, stored, offsets = buffer(max_size=3)
+    pops.keeps_all = True
+    pops.add(checkpoint(0, 2, invisible_time=500), 0, 2, 0)
+    pops.add(checkpoint(2, invisible_time=20_000), 0, 3, 0)
+    assert not pops.expire(499)
+    assert (stored.checkpoints, offsets.query("g", "t", 0)) == ([], 0)
+    assert pops.ack(checkpoint(0, 2).key, [0])
+    # One that can't be brought back now is tried again, with what was acknowledged meanwhile.
+    stored.full = True
+    with pytest.raises(StoreFull):
+        pops.expire(500)
+    stored.full = False
+    pops.expire(10_001)
+    assert [(each.start_offset, each.bit_map) for each in stored.checkpoints] == [(0, 1)]
+    assert offsets.query("g", "t", 0) == 2
+    for start in (3, 4):
+        pops.add(checkpoint(start), 0, start + 1, 0)
+    with pytest.raises(StoreBusy):
+        pops.add(checkpoint(5), 0, 6, 0)
+    assert pops.next_offset(QUEUE) == 5
+    pops.forget()
+    assert (len(pops), pops.held_offsets, pops.next_due, pops.next_offset(QUEUE)) == (0, 0, None, None)
+
+
+def test_a_message_that_is_to_come_back_at_another_time_holds_the_offset() -> None:
+    pops, stored, offsets = buffer()
+    pops.keeps_all = True
+    pops.add(checkpoint(0), 0, 1, 0)
+    pops.add(checkpoint(1, 2), 0, 3, 0)
+    later = checkpoint(2, pop_time=100, invisible_time=90_000)
+    assert pops.prolong(checkpoint(1, 2).key, later, 0)
+    assert not pops.prolong(checkpoint(7).key, checkpoint(7, pop_time=100), 0)
+    assert pops.ack(checkpoint(0).key, [0])
+    assert pops.ack(checkpoint(1, 2).key, [1])
+    assert offsets.query("g", "t", 0) == 1
+    assert pops.ack(later.key, [2])
+    assert (offsets.query("g", "t", 0), len(pops), stored.checkpoints) == (3, 0, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -137,3 +138,27 @@ async def test_what_was_accepted_is_delivered_however_long_its_properties_are(wo
     assert b"x" * room in record.properties
     # Each record has its own checksum only.
     assert record.properties.count(b"__CRC32#") == world.store.config.enabled_append_prop_crc
+
+
+def level_on_disk(root: Path) -> int | None:
+    """How far the file says the first level is."""
+    table = json.loads((root / "delayOffset.json").read_bytes())["offsetTable"]
+    return table.get("1")
+
+
+async def test_a_level_goes_back_with_the_log_on_the_disk_too(world: World, tmp_path: Path) -> None:
+    """A slave loses what its master hasn't got: a crash afterwards mustn't have what comes there next skipped."""
+    places = [world.delay(b"%d" % n) for n in range(3)]
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 3)
+    await world.schedule.become_slave()
+    world.store.set_slave(True)
+    world.store.replica.truncate(places[1])
+    assert world.passed() == level_on_disk(tmp_path) == 1
+
+
+async def test_a_level_that_was_ahead_of_the_log_at_a_crash(world: World, tmp_path: Path) -> None:
+    world.delay(b"0")
+    (tmp_path / "delayOffset.json").write_text('{"offsetTable":{1:3}}')
+    world.schedule.load()
+    assert world.passed() == level_on_disk(tmp_path) == 1

@@ -94,7 +94,8 @@ async def test_comes_when_asked_for(peer: Peer, name: str) -> None:
     header = sent.read_header(SendMessageResponseHeader)
     assert header.queue_id == 0
     [message] = await messages(peer, "orders", 1, first=1)
-    assert asked_ms <= message.store_timestamp <= now_ms() < asked_ms + 1000
+    # Not late by a second of the delay, nor the delay's double; what a busy machine takes is no fault.
+    assert asked_ms <= message.store_timestamp <= now_ms() < asked_ms + 3000
     assert (message.body, message.tags, message.topic) == (b"later", "t", "orders")
     assert {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"} <= message.properties.keys()
 
@@ -122,9 +123,12 @@ async def test_refused_beyond_the_longest_delay(peer: Peer) -> None:
 async def test_refused_when_the_slot_is_full(peer: Peer, broker: Broker) -> None:
     broker.config.store.timer_congest_num_each_slot = 1
     deliver = {"TIMER_DELIVER_MS": str(now_ms() + 60_000)}
-    codes = [(await peer.send("orders", b"x", properties=deliver)).code for _ in range(20)]
-    assert codes.count(ResponseCode.SUCCESS) == 2
-    assert codes.count(ResponseCode.SYSTEM_ERROR) == 18
+    for number in (1, 2):
+        assert (await peer.send("orders", b"x", properties=deliver)).code == ResponseCode.SUCCESS
+        # It counts when it is in its slot.
+        await until(lambda number=number: broker.runtime.table()["timerCongestNum"] == str(number))
+    codes = [(await peer.send("orders", b"x", properties=deliver)).code for _ in range(18)]
+    assert set(codes) == {ResponseCode.SYSTEM_ERROR}
 
 
 async def test_off(tmp_path: Path, remoting: RemotingClient) -> None:
@@ -168,8 +172,12 @@ async def test_survives_a_restart(tmp_path: Path, remoting: RemotingClient) -> N
         peer = await peer_of(broker, remoting)
         found = await messages(peer, "orders", 20)
         assert sorted(int(message.body) for message in found) == list(range(20))
-        metrics = decode_json((await peer.ask(RequestCode.GET_TIMER_METRICS)).body, dict)
-        assert metrics["timingCount"]["orders"]["count"] == 0
+
+        async def none_waits() -> bool:
+            metrics = decode_json((await peer.ask(RequestCode.GET_TIMER_METRICS)).body, dict)
+            return bool(metrics["timingCount"]["orders"]["count"] == 0)
+
+        await until(none_waits)
     async with running(settings(tmp_path)) as broker:
         assert broker.store.queue("orders", 0).max_offset == 20
 
@@ -231,7 +239,7 @@ async def test_recall(peer: Peer, broker: Broker) -> None:
     await peer.send("orders", b"after", properties={"TIMER_DELAY_MS": "300"})
     assert [message.body for message in await messages(peer, "orders", 2)] == [b"kept", b"after"]
     assert kept.read_header(SendMessageResponseHeader).recall_handle != handle
-    assert broker.runtime.table()["timerCongestNum"] == "0"
+    await until(lambda: broker.runtime.table()["timerCongestNum"] == "0")
 
 
 async def test_recalls_of_one_slot_are_limited(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

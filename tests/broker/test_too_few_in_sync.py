@@ -14,7 +14,8 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
+from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 
@@ -60,6 +61,34 @@ async def test_a_message_that_is_given_back_is_refused(tmp_path: Path) -> None:
         await lacks_replicas(replicas)
         answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+
+
+async def test_a_recall_is_refused(tmp_path: Path) -> None:
+    """Nothing is stored of it: the message comes, unless it is taken back later, when there are enough again."""
+    async with Controlled(tmp_path, 2, recall_message_enable=True) as replicas:
+        await replicas.all_in_sync()
+        master = replicas.brokers[1]
+        peer = await replicas.peer(1)
+        sent = await peer.send("orders", b"wrong", properties={"TIMER_DELAY_MS": "3600000"})
+        handle = sent.read_header(SendMessageResponseHeader).recall_handle or ""
+
+        async def recall() -> tuple[int, str | None]:
+            header = RecallMessageRequestHeader(topic="orders", recall_handle=handle)
+            answer = await peer.ask(RequestCode.RECALL_MESSAGE, header)
+            return answer.code, answer.remark
+
+        await replicas.stop(2)
+        await lacks_replicas(replicas)
+        end = master.store.max_physical_offset
+        assert await recall() == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+        assert master.store.max_physical_offset == end
+        await replicas.start(2)
+        await replicas.all_in_sync()
+        waits = next(part for part in master._parts if isinstance(part, FlushWaits))
+        # It is told after the controller.
+        await until(lambda: not waits.lacks_replicas)
+        assert (await recall())[0] == ResponseCode.SUCCESS
+        assert master.store.max_physical_offset > end
 
 
 async def test_what_waits_when_the_set_shrinks_is_not_acknowledged(tmp_path: Path) -> None:

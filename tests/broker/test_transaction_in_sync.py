@@ -38,6 +38,7 @@ async def test_a_commit_is_refused(tmp_path: Path) -> None:
         assert said(await end_many(producer, ranges)) == TOO_FEW
         assert broker.store.queue("orders", 0).max_offset == end
         assert (await producer.end(undone, TRANSACTION_ROLLBACK)).code == ResponseCode.SUCCESS
+        broker.config.replication.slave_timeout = 10_000
         await replicas.start(2)
         await replicas.all_in_sync()
         # It is told after the controller.

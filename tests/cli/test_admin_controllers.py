@@ -51,6 +51,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     async def ask(code: int, header: Header, body: bytes = b"") -> None:
         await client.call(controller.address, RemotingCommand.request(code, header, body))
 
+    heartbeats: list[ControllerHeartbeatRequestHeader] = []
     for broker_id in (1, 2, 3):
         at = f"127.0.0.1:{broker_id}"
         await ask(
@@ -67,12 +68,24 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
                 broker_id=broker_id,
                 heartbeat_timeout_mills=100_000,
             )
+            heartbeats.append(heartbeat)
             await ask(RequestCode.BROKER_HEARTBEAT, heartbeat)
     elect = ElectMasterRequestHeader(cluster_name=CLUSTER, broker_name=NAME, broker_id=1)
     await ask(RequestCode.CONTROLLER_ELECT_MASTER, elect)
     alter = AlterSyncStateSetRequestHeader(broker_name=NAME, master_broker_id=1, master_epoch=1)
     await ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, alter, encode_json(SyncStateSet([1, 2], 1)))
+
+    async def speak() -> None:
+        """As living brokers do: who has said nothing since an election began isn't elected."""
+        while True:
+            for heartbeat in heartbeats:
+                await ask(RequestCode.BROKER_HEARTBEAT, heartbeat)
+            await asyncio.sleep(0.1)
+
+    speaking = asyncio.create_task(speak())
     yield controller
+    speaking.cancel()
+    await asyncio.wait([speaking])
     await client.close()
     await controller.stop()
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import CLUSTER, create, free_port, name_server, register
+from cli_support import CLUSTER, create, name_server, register
+from ports import free_port
 from waiting import until
 
 from gantrymq.cli.main import run

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from waiting import wait_until
 
 from gantrymq.system import network
@@ -19,8 +20,7 @@ from gantrymq.testing.processes import ServerProcess
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
-    with network.bind("127.0.0.1", 0) as first, network.bind("127.0.0.1", 0) as second:
-        return first.getsockname()[1], second.getsockname()[1]
+    return free_port(), free_port()
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import CLUSTER, free_port, name_server, register
+from cli_support import CLUSTER, name_server, register
+from ports import free_port
 
 from gantrymq import Message, Producer
 from gantrymq.cli.main import run

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Literal
 
 import java_cluster
 import pytest
@@ -31,15 +32,22 @@ def _every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.logs.LINES", 1_000_000)
 
 
-@pytest.fixture(scope="session")
+def _life_of_a_cluster(fixture_name: str, config: pytest.Config) -> Literal["module", "session"]:
+    """One of our own ends with its file: other tests would find its threads and sockets, and its lines in their log.
+
+    Java's, in processes of its own, takes long to start.
+    """
+    return "session" if os.environ.get("GANTRY_JAVA_LIB") else "module"
+
+
+@pytest.fixture(scope=_life_of_a_cluster)
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of the NameServer of a cluster with one broker."""
-    directory = tmp_path_factory.mktemp("cluster")
     if jars := os.environ.get("GANTRY_JAVA_LIB"):
-        with java_cluster.running(Path(jars), directory, DELAY_LEVELS) as address:
+        with java_cluster.running(Path(jars), tmp_path_factory.mktemp("cluster"), DELAY_LEVELS) as address:
             yield address
     else:
-        with EmbeddedCluster(directory=directory, message_delay_level=DELAY_LEVELS) as cluster:
+        with EmbeddedCluster(message_delay_level=DELAY_LEVELS) as cluster:
             yield cluster.name_server
 
 

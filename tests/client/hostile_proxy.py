@@ -152,6 +152,9 @@ async def proxies(cluster: ProcessCluster) -> AsyncIterator[tuple[HostileProxy, 
 @contextmanager
 def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """Neither Python's warnings nor asyncio, when it debugs, have anything to say; or what is put into the list."""
+    # What other tests left behind is found before, and isn't told here.
+    gc.collect()
+    caplog.clear()
     asyncio.get_running_loop().set_debug(True)
     wrong: list[str] = []
     with warnings.catch_warnings(record=True) as told:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ports import free_port
 from waiting import until
 
 from gantrymq.client.broker_api import PullStatus
@@ -17,7 +18,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageQueue, decode_messages
-from gantrymq.remoting.address import parse_address
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 
 #: Sends under way at a time.
@@ -39,7 +39,8 @@ class Sends:
 
 @asynccontextmanager
 async def two_brokers(directory: Path) -> AsyncIterator[ProcessCluster]:
-    cluster = ProcessCluster(directory, brokers=2)
+    # Brokers are started again where they were.
+    cluster = ProcessCluster(directory, brokers=2, port=free_port())
     await asyncio.to_thread(cluster.start)
     try:
         async with Producer(cluster.namesrv_addr, "makers") as producer:
@@ -101,7 +102,6 @@ async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]
 def restarted(cluster: ProcessCluster, number: int, **changes: str) -> ServerProcess:
     """A broker, stopped or killed, started again where it was; `changes` are of its configuration."""
     properties = cluster._properties_of_broker(number) | changes
-    properties["listenPort"] = str(parse_address(cluster.brokers[number].address)[1])
     cluster.brokers[number].stop()
     broker = cluster._start("broker", properties["brokerName"], properties)
     broker.wait_until_ready(time.monotonic() + 30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -25,7 +26,9 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
     name_server = NameServer(NamesrvConfig(listen_port=0, kv_config_path=tmp_path / "kvConfig.json"))
     await name_server.start()
 
-    def broker_on(port: int) -> Broker:
+    port = free_port()
+
+    def new_broker() -> Broker:
         return Broker(
             BrokerConfig(
                 broker_name="broker-a",
@@ -35,9 +38,8 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
             )
         )
 
-    broker = broker_on(0)
+    broker = new_broker()
     await broker.start()
-    port = broker.port
     bodies: list[bytes] = []
 
     async def handle(message: MessageExt) -> None:
@@ -52,7 +54,7 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
             await broker.stop()
             with pytest.raises(RemotingError):
                 await producer.send(Message("topic", b"lost"))
-            broker = broker_on(port)
+            broker = new_broker()
             await broker.start()
             await _send_when_possible(producer, Message("topic", b"after"))
             await until(lambda: b"after" in bodies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from ports import free_port
 from scripted import serving
 from scripted_producer import ProducerBroker, scripted_cluster
 from waiting import until
@@ -157,13 +158,13 @@ async def test_nobody_waits_again_for_a_broker_that_hangs() -> None:
 
 async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
-    broker = ProducerBroker()
+    port = free_port()
+    broker = ProducerBroker(port=port)
     async with scripted_cluster(broker) as address:
         client = ClientInstance(address, producer_data=ProducerData("group"))
         client.start()
         await client.routes.get("topic")
         await client.greet_new_brokers()
-        port = broker.server.port
         await broker.server.stop()
         await until(lambda: client._reconnect_s > 0.1)
         back = ProducerBroker(port=port)

@@ -44,6 +44,11 @@ def message(topic: str = TOPIC) -> MessageExt:
     return decoded
 
 
+async def one_by_one(*messages: MessageExt) -> AsyncIterator[MessageExt]:
+    for one in messages:
+        yield one
+
+
 def values(broker: str) -> dict[str, Any]:
     """What the parameters of each name are given. What is made or deleted is nobody else's."""
     return {
@@ -66,7 +71,7 @@ def values(broker: str) -> dict[str, Any]:
         "group": "nobodys",
         "index": 0,
         "key": "key",
-        "letter": message("%DLQ%nobodys"),
+        "letters": one_by_one(message("%DLQ%nobodys")),
         "message": message(),
         "message_id": "7F00000100002A9F0000000000000000",
         "mode": "PULL",

@@ -50,7 +50,9 @@ def interrupted_after(seconds: float, work: Callable[[], object]) -> bool:
     goes_on = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if is_armed and frame is not None and frame.f_code is threading.Condition.wait.__code__:
+        # Once: the next signal may be on its way already, and would come while the first one's harm is undone.
+        is_first = is_armed and not goes_on.is_set()
+        if is_first and frame is not None and frame.f_code is threading.Condition.wait.__code__:
             goes_on.set()
             raise KeyboardInterrupt
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from ports import free_port
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from waiting import until
 
@@ -67,10 +68,10 @@ async def test_a_broker_that_is_away_and_comes_back(
     async def handle(message: MessageExt) -> None:
         """A handler."""
 
-    broker, name_server = ScriptedGroupBroker(), ScriptedNameServer({})
+    port = free_port()
+    broker, name_server = ScriptedGroupBroker(port=port), ScriptedNameServer({})
     async with serving([name_server]):
         await broker.server.start()
-        port = broker.server.port
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=8)
         consumer = PushConsumer(name_server.address, "group", handle)
         consumer.subscribe("topic")

@@ -7,17 +7,15 @@ tests are skipped.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import pytest
+from browser_support import Watched, chromium, console, faults, needs_chromium, shoot, unlabelled
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -33,58 +31,13 @@ from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 from gantrymq.testing.embedded import EmbeddedCluster
 
-CHROMIUM = Path("/usr/bin/chromium")
-#: Where docs/console.md's pictures are written when this names a directory.
-SCREENSHOTS = os.environ.get("GANTRY_SCREENSHOTS")
-
-pytest.importorskip("playwright", reason="playwright isn't installed")
-pytestmark = [
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} isn't there: apt-get install chromium"),
-]
-from playwright.async_api import Browser, FloatRect, Page, async_playwright  # noqa: E402
+pytestmark = [needs_chromium]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(2) as cluster:
         yield cluster
-
-
-@asynccontextmanager
-async def console(cluster: EmbeddedCluster, *options: str) -> AsyncIterator[str]:
-    """The address of a console of its own process."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0", *options),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        yield (await process.stdout.readline()).decode().rpartition(" ")[2].strip().rstrip("/")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await process.wait()
-
-
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        try:
-            yield browser
-        finally:
-            await browser.close()
-
-
-class Watched:
-    """A page, and what went wrong in it: errors of scripts, what the policy refused, requests to other hosts."""
-
-    def __init__(self, page: Page, address: str) -> None:
-        self.page = page
-        self.problems: list[str] = []
-        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
-        page.on("console", lambda one: self.problems.append(one.text) if one.type == "error" else None)
-        page.on("request", lambda one: None if one.url.startswith(address) else self.problems.append(one.url))
-        page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
 
 
 async def load(cluster: EmbeddedCluster) -> None:
@@ -118,6 +71,7 @@ async def load(cluster: EmbeddedCluster) -> None:
         for address in cluster.brokers:
             await admin.api.update_offset(address, "lakehouse", "orders", 0, 3)
         await admin.update_broker_config(cluster.brokers, {"popCkStayBufferTime": "0"})
+    await make_dead_letters(cluster, "mourners", "hostile", 3)
     async with SimpleConsumer(cluster.name_server, "mailers") as poppers:
         poppers.subscribe("orders")
 
@@ -127,34 +81,28 @@ async def load(cluster: EmbeddedCluster) -> None:
         await until(popped)
 
 
-async def shoot(page: Page, name: str) -> None:
-    if SCREENSHOTS:
-        # Without what is empty below a short page, and without the end of a long one.
-        width, height = await page.evaluate(
-            "[innerWidth, Math.min(Math.ceil(document.body.getBoundingClientRect().height), innerHeight)]"
-        )
-        clip = FloatRect(x=0, y=0, width=width, height=height)
-        await page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", clip=clip)
+async def make_dead_letters(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> None:
+    """The group fails on all messages of the topic, which are so many, at once for good."""
 
+    async def fail(message: Message) -> None:
+        raise ValueError("no")
 
-async def unlabelled(page: Page) -> list[str]:
-    """What a screen reader could say nothing of: fields, buttons and links without a name, tables without headings."""
-    found: list[str] = await page.evaluate(
-        """() => {
-            const named = (e) => (e.getAttribute("aria-label") || e.textContent || "").trim()
-                || (e.labels && e.labels.length) || e.type === "hidden";
-            const bad = [...document.querySelectorAll("input, select, button, a")].filter((e) => !named(e));
-            const tables = [...document.querySelectorAll("table")].filter((t) => !t.querySelector("th[scope]"));
-            const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
-            const twice = ids.filter((id, n) => ids.indexOf(id) !== n);
-            return [...bad, ...tables].map((e) => e.outerHTML.slice(0, 120)).concat(twice,
-                document.querySelectorAll("h1").length === 1 ? [] : ["not one h1"],
-                document.documentElement.lang ? [] : ["no language"]);
-        }"""
+    consumer = PushConsumer(
+        cluster.name_server, group, fail, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
     )
-    return found
+    consumer.subscribe(topic)
+    async with consumer, AdminClient(cluster.name_server) as admin:
+
+        async def all_dead() -> bool:
+            with suppress(ClientError, BrokerError):
+                queues = (await admin.topic_stats(f"%DLQ%{group}")).offset_table.values()
+                return sum(queue.max_offset for queue in queues) == count
+            return False
+
+        await until(all_dead)
 
 
+COLOURS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 ARGUMENTS = {
     "topic": "?name=orders",
     "group": "?name=billing",
@@ -162,6 +110,7 @@ ARGUMENTS = {
     "message": "?topic=hostile&broker={broker}&queue={queue}&offset=0",
     "tail": "?topic=orders",
     "traces": "?id=0A",
+    "letters": "?group=mourners",
     "history": "?span=15m",
     "rights": "?user=alice&resource=Topic:orders",
     "due": "?topic=payments",
@@ -190,6 +139,7 @@ async def consumer_of(cluster: EmbeddedCluster, arguments: dict[str, str]) -> As
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_every_page(cluster: EmbeddedCluster) -> None:
     await load(cluster)
     async with AdminClient(cluster.name_server) as admin:
@@ -198,9 +148,13 @@ async def test_every_page(cluster: EmbeddedCluster) -> None:
     arguments = {key: value.format(broker=place.broker_name, queue=place.queue_id) for key, value in ARGUMENTS.items()}
     arguments["broker"] = f"?address={cluster.brokers[0]}"
     async with consumer_of(cluster, arguments), console(cluster) as address, chromium() as browser:
-        for language, size in (("en-GB", (1280, 900)), ("zh-CN", (390, 800))):
+        looks: tuple[tuple[str, tuple[int, int], Literal["light", "dark"]], ...] = (
+            ("en-GB", (1280, 900), "dark"),
+            ("zh-CN", (390, 800), "light"),
+        )
+        for language, size, colours in looks:
             context = await browser.new_context(
-                locale=language, viewport={"width": size[0], "height": size[1]}, color_scheme="dark"
+                locale=language, viewport={"width": size[0], "height": size[1]}, color_scheme=colours
             )
             watched = Watched(await context.new_page(), address)
             page = watched.page
@@ -212,8 +166,10 @@ async def test_every_page(cluster: EmbeddedCluster) -> None:
                 assert await page.evaluate("document.documentElement.lang") == language.replace("-GB", "")
                 assert await unlabelled(page) == [], one.name
                 assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), one.name
-                if language == "en-GB":
+                if language == "en-GB" and one.name != "works":
                     await shoot(page, one.name)
+                assert await faults(page) == [], one.name
+                assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), f"{one.name}, forms open"
             if language == "zh-CN":
                 await shoot(page, "phone")
             assert watched.problems == []
@@ -263,6 +219,46 @@ async def test_changes_by_clicking(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.slow
+async def test_dead_letters_by_clicking(cluster: EmbeddedCluster) -> None:
+    """Two that are chosen, then all that a filter finds; all of them come to their group once more."""
+    async with AdminClient(cluster.name_server) as admin, Producer(cluster.name_server, "writers") as producer:
+        await admin.ensure_topic("letters", queues=1)
+        for number in range(4):
+            await producer.send(Message("letters", b"letter %d" % number, tags="odd" if number % 2 else "even"))
+    await make_dead_letters(cluster, "readers", "letters", 4)
+    seen: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        seen.append(message.body)
+
+    consumer = PushConsumer(cluster.name_server, "readers", consume)
+    consumer.subscribe("letters")
+    async with consumer, console(cluster) as address, chromium() as browser:
+        watched = Watched(await browser.new_page(), address)
+        page = watched.page
+        await page.goto(f"{address}/dead-letters")
+        await page.get_by_role("link", name="readers", exact=True).click()
+        await page.get_by_label("In key, tag or body").fill("even")
+        await page.get_by_role("button", name="Show").click()
+        await page.wait_for_url("**/letters?*search=even*")
+        assert await page.locator("tbody tr").count() == 2
+        await page.get_by_label("Choose all of this page").check()
+        await page.get_by_role("button", name="Send the chosen ones again").click()
+        await page.wait_for_url("**/works")
+        await page.get_by_text("2 dead letters sent again, 0 left out").wait_for()
+        await until(lambda: sorted(seen) == [b"letter 0", b"letter 2"])
+        await page.goto(f"{address}/letters?group=readers&search=odd")
+        await page.get_by_text("Send all that the filter finds again").click()
+        await page.get_by_role("button", name="Send again").click()
+        await page.wait_for_url("**/works")
+        await page.get_by_text("2 dead letters sent again, 2 left out").wait_for()
+        await until(lambda: sorted(seen) == [b"letter %d" % number for number in range(4)])
+        await shoot(page, "works")
+        assert await faults(page) == []
+        assert watched.problems == []
+
+
+@pytest.mark.slow
 async def test_live_tail_under_load(cluster: EmbeddedCluster) -> None:
     """Some 5,000 messages a second and more come, in batches: the page shows some, and says how many it left out."""
     async with AdminClient(cluster.name_server) as admin:
@@ -306,11 +302,18 @@ async def test_login_in_a_browser(cluster: EmbeddedCluster, tmp_path: Path) -> N
         await page.get_by_role("button", name="Log in").click()
         await page.get_by_text("the name or the password is wrong").wait_for()
         await shoot(page, "login")
+        for colours in COLOURS:
+            await page.emulate_media(color_scheme=colours)
+            assert await faults(page) == []
         await page.get_by_label("Name").fill("vic")
         await page.get_by_label("Password").fill("vicpass")
         await page.get_by_role("button", name="Log in").click()
         await page.wait_for_url("**/topics")
         assert await page.get_by_text("Create a topic").count() == 0
+        await page.goto(f"{address}/nowhere")
+        for colours in COLOURS:
+            await page.emulate_media(color_scheme=colours)
+            assert await faults(page) == []
         assert await page.evaluate("document.cookie") == ""
         await page.get_by_role("button", name="Log out").click()
         await page.wait_for_url("**/login?next=**")

@@ -103,77 +103,6 @@ async def test_a_group_is_deleted(visitor: httpx.AsyncClient, cluster: EmbeddedC
         assert "leavers" not in await admin.group_configs(cluster.brokers[0])
 
 
-async def test_dead_letters_are_sent_again(
-    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
-) -> None:
-    await filled(cluster, producer, "revived", 3)
-    fails = True
-    seen: list[bytes] = []
-
-    async def consume(message: Message) -> None:
-        if fails:
-            raise ValueError("not yet")
-        seen.append(message.body)
-
-    consumer = PushConsumer(
-        cluster.name_server, "revivers", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
-    consumer.subscribe("revived")
-    async with consumer:
-
-        async def died() -> bool:
-            page = await json_of(visitor, "dead-letters", search="revivers")
-            return page["table"] is not None and page["letters"] == 3
-
-        await until(died)
-        fails = False
-        answer = await change(visitor, "resend-dead-letters", group="revivers", max_messages=2)
-        assert answer.json()["done"] == "2 dead letters sent again, 0 left out, 0 unreadable"
-        await until(lambda: len(seen) == 2)
-        assert (await change(visitor, "resend-dead-letters", group="revivers")).json()["done"].startswith("1 dead")
-        await until(lambda: len(seen) == 3)
-
-
-async def test_one_chosen_dead_letter_is_sent_again(
-    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
-) -> None:
-    await filled(cluster, producer, "chosen", 3)
-    fails = True
-    seen: list[bytes] = []
-
-    async def consume(message: Message) -> None:
-        if fails:
-            raise ValueError("not yet")
-        seen.append(message.body)
-
-    consumer = PushConsumer(
-        cluster.name_server, "choosers", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
-    consumer.subscribe("chosen")
-    async with consumer:
-
-        async def died() -> Any:
-            answer = await visitor.get("/api/v1/messages", params={"topic": "%DLQ%choosers"})
-            rows = answer.json().get("rows", [])
-            return rows if len(rows) == 3 else None
-
-        rows = await until(died)
-        fails = False
-        chosen = next(row for row in rows if row["start"] == "1")
-        place = {"topic": chosen["topic"], "broker": chosen["broker"], "offset": chosen["offset"]}
-        assert "Send this dead letter again" in await html_of(visitor, "message", queue=chosen["queue_id"], **place)
-        answer = await change(visitor, "resend-letter", queue=chosen["queue_id"], **place)
-        assert "is sent again" in answer.json()["done"], answer.text
-        await until(lambda: seen == [b"1"])
-        # What isn't a dead letter isn't sent again so.
-        (living,) = (await json_of(visitor, "messages", topic="chosen", size=1))["rows"]
-        place = {"topic": "chosen", "broker": living["broker"], "offset": living["offset"]}
-        answer = await change(visitor, "resend-letter", queue=living["queue_id"], **place)
-        assert "is no dead letter" in answer.text
-        assert answer.status_code == 502
-        assert seen == [b"1"]
-
-
 async def test_a_message_is_consumed_now(
     visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
 ) -> None:
@@ -256,7 +185,7 @@ async def test_users_of_a_cluster_without(visitor: httpx.AsyncClient) -> None:
 async def test_partial_answers_say_so() -> None:
     """A broker that is gone, and still named by the NameServer, is missing on the pages and named there."""
     with EmbeddedCluster(2) as two:
-        settings = Settings(two.name_server, timeout_ms=500, tables_fresh_s=0.1)
+        settings = Settings(two.name_server, tables_fresh_s=0.1)
         async with browser(settings) as visitor, AdminClient(two.name_server) as admin:
             before = await json_of(visitor, "topics")
             assert before["unasked"] == []

@@ -16,6 +16,7 @@ from waiting import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import TraceView
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.console.bodies import MAX_TEXT, text_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.limited import Limits
@@ -24,7 +25,7 @@ from gantrymq.console.settings import Settings
 from gantrymq.console.tail import BEHIND, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -246,6 +247,70 @@ def test_a_timeline() -> None:
     assert (second.type, second.began_ms, second.begin, second.length) == ("consume", 1060, 0.6, 0.4)
     old = TraceView("SubAfter", "1", "c", "b", 0, 40, True)
     assert timeline([old])[0].begin == 0.0
+    end = TraceView("EndTransaction", "1", "p", "a", 1020, 0, True, transaction_state="COMMIT_MESSAGE")
+    again = TraceView("SubAfter", "1", "c", "b", 1200, 10, True)
+    other = TraceView("SubAfter", "1", "d", "b", 1300, 10, True)
+    steps = timeline([send, end, other, again, consumed])
+    assert [(step.type, step.attempt, step.state) for step in steps] == [
+        ("send", 0, ""),
+        ("end", 0, "COMMIT_MESSAGE"),
+        ("consume", 1, ""),
+        ("consume", 2, ""),
+        ("consume", 1, ""),
+    ]
+
+
+class Committing:
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    """Sent in a transaction, stored, consumed with a failure and once more: each is a step."""
+    await make_topic(cluster, "travelled", 1)
+    tries: list[bytes] = []
+
+    async def consume(message: Message) -> None:
+        tries.append(message.body)
+        if len(tries) == 1:
+            raise ValueError("not yet")
+
+    # In order: the next try follows at once.
+    consumer = PushConsumer(
+        cluster.name_server,
+        "travellers",
+        consume,
+        orderly=True,
+        suspend_s=0.05,
+        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        enable_trace=True,
+    )
+    consumer.subscribe("travelled")
+    async with (
+        consumer,
+        TransactionProducer(cluster.name_server, "agency", Committing(), enable_trace=True) as producer,
+    ):
+        result = await producer.send_in_transaction(Message("travelled", b"go"))
+        await until(lambda: len(tries) == 2)
+
+        async def all_told() -> Any:
+            page = await json_of(visitor, "traces", id=result.result.msg_id)
+            return page if len(page["steps"]) == 5 else None
+
+        page = await until(all_told)
+    steps = {(step["type"], step["attempt"]): step for step in page["steps"]}
+    assert steps.keys() == {("send", 0), ("store", 0), ("end", 0), ("consume", 1), ("consume", 2)}
+    assert steps["end", 0]["state"] == "COMMIT_MESSAGE"
+    assert [steps["consume", attempt]["success"] for attempt in (1, 2)] == [False, True]
+    assert steps["send", 0]["group"] == "agency"
+    assert steps["store", 0]["client"] in cluster.brokers
+    assert page["unasked"] == []
+    html = await html_of(visitor, "traces", id=result.result.msg_id)
+    assert "again, 2" in html
+    assert "end COMMIT_MESSAGE" in html
 
 
 async def test_traces_that_are_not_there(visitor: httpx.AsyncClient) -> None:

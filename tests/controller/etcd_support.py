@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 #: For whole files.
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed")
@@ -54,7 +53,7 @@ class Member:
 def etcd(directory: Path, members: int = 1) -> Iterator[list[Member]]:
     """A cluster that begins to start."""
     directory.mkdir()
-    ports = _free_ports(2 * members)
+    ports = [free_port() for _ in range(2 * members)]
     made = [Member(directory, f"m{i}", ports[2 * i], ports[2 * i + 1]) for i in range(members)]
     cluster = cluster_of(made)
     try:
@@ -68,17 +67,3 @@ def etcd(directory: Path, members: int = 1) -> Iterator[list[Member]]:
 
 def cluster_of(members: list[Member]) -> str:
     return ",".join(f"{member.name}={member.peer_url}" for member in members)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below the range from which clients get theirs."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(12000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        ports.append(port)
-    return ports

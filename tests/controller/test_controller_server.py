@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
+from ports import free_port
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
@@ -110,18 +111,27 @@ async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
 async def test_who_was_not_told_of_the_master_is_granted_no_lease(tmp_path: Path) -> None:
     """It was master, was silent for too long, and goes on before it hears that another is."""
     async with running(tmp_path) as controller, brokers(controller, None) as (broker,):
-        config = BrokerConfig(
-            broker_cluster_name=CLUSTER,
-            broker_name=NAME,
-            enable_controller_mode=True,
-            controller_addr=[controller.address],
-            store=StoreConfig(tmp_path / "store"),
-        )
-        remoting = RemotingClient()
-        controllers = Controllers(config, broker.address, remoting)
-        granted = [await controllers.heartbeat(controller.address, 1, Progress(1, 0, 0), told) for told in (0, 1, 2)]
+        assert await leases(controller, broker, 0, 1, 2) == [0, 10, 0]
+
+
+async def leases(controller: Controller, broker: Broker, *told_epochs: int) -> list[float | None]:
+    """What heartbeats of the broker are granted that was told of the masters of these epochs, s."""
+    config = BrokerConfig(
+        broker_cluster_name=CLUSTER,
+        broker_name=NAME,
+        enable_controller_mode=True,
+        controller_addr=[controller.address],
+        store=StoreConfig(Path("not-used")),
+    )
+    remoting = RemotingClient()
+    controllers = Controllers(config, broker.address, remoting)
+    try:
+        return [
+            await controllers.heartbeat(controller.address, broker.broker_id, Progress(1, 0, 0), told)
+            for told in told_epochs
+        ]
+    finally:
         await remoting.close()
-        assert granted == [0, config.controller_heart_beat_timeout_mills / 1000, 0]
 
 
 async def is_gone(controller: Controller, broker: Broker) -> None:
@@ -302,9 +312,7 @@ async def test_configuration_over_the_network(tmp_path: Path) -> None:
 
 async def test_it_tells_prometheus(tmp_path: Path) -> None:
     config = controller_config(tmp_path)
-    async with told() as free:
-        # A port that is free once this server has stopped.
-        config.metrics_port = free.server.port
+    config.metrics_port = free_port()
     controller = Controller(config)
     await controller.start()
     try:
@@ -389,6 +397,7 @@ async def with_failing_store(directory: Path) -> AsyncIterator[tuple[Controller,
         await controller.start()
         yield controller, store
     finally:
+        store.goes_on.set()
         await controller.stop()
 
 
@@ -438,3 +447,32 @@ async def test_what_was_not_kept_is_not_answered_in_the_next_term(tmp_path: Path
         store.goes_on.set()
         assert (await answer).code == ResponseCode.CONTROLLER_NOT_LEADER
         assert await master(second) == (1, 1)
+
+
+@pytest.mark.parametrize("when", ["kept", "before"])
+async def test_no_lease_is_granted_while_another_master_is_kept(tmp_path: Path, when: str) -> None:
+    async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (first, second):
+        store.goes_on.clear()
+        asked = store.asked
+        elect = second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2, designate=True))
+        answer = asyncio.ensure_future(elect)
+        await until(lambda: store.asked > asked)
+        assert await leases(controller, first, 1) == [0]
+        store.fails = when
+        store.goes_on.set()
+        is_kept = (await answer).code == ResponseCode.SUCCESS
+        await until(lambda: controller.leadership.is_leader)
+        assert await leases(controller, first, 1, 2) == ([0, 10] if is_kept else [10, 0])
+        assert is_kept == (when == "kept")
+
+
+async def test_leases_are_granted_while_the_set_in_sync_is_kept(tmp_path: Path) -> None:
+    """The master stays who it is, however slow the state store is."""
+    async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (first, _):
+        store.goes_on.clear()
+        asked = store.asked
+        answer = asyncio.ensure_future(first.in_sync(1))
+        await until(lambda: store.asked > asked)
+        assert await leases(controller, first, 1) == [10]
+        store.goes_on.set()
+        assert (await answer).code == ResponseCode.SUCCESS

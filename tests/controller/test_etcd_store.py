@@ -19,6 +19,8 @@ from gantrymq.system.clock import monotonic
 
 pytestmark = needs_etcd
 
+#: A lease that isn't kept, and that no test outlives, however long a disk takes.
+LONG_S = 120
 A, B = Leader("n0", "127.0.0.1:1"), Leader("n1", "127.0.0.1:2")
 
 
@@ -49,6 +51,7 @@ async def begin(store: EtcdStore, me: Leader = A) -> Term:
 
 async def test_terms_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_store, "PAGE", 7)
+    monkeypatch.setattr(etcd_store, "LEASE_S", LONG_S)
     with etcd(tmp_path / "etcd") as members:
         async with opened(members) as a, opened(members) as b:
             first = await begin(a)
@@ -109,7 +112,8 @@ async def test_a_leader_that_is_silent_loses_its_key(tmp_path: Path, monkeypatch
             assert not await a.commit(first, "b", b"late")
 
 
-async def test_the_members_that_are_left_go_on(tmp_path: Path) -> None:
+async def test_the_members_that_are_left_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_store, "LEASE_S", LONG_S)
     with etcd(tmp_path / "etcd", members=3) as members:
         async with opened(members) as store:
             term = await begin(store)

@@ -1,7 +1,8 @@
-"""A controller that begins to lead replaces no master whose lease, of another controller, may hold."""
+"""No master is replaced whose lease may hold: of another controller that led, or granted while the next is elected."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 
 from controller_support import CLUSTER, NAME, address, apply_header, elect_header
@@ -12,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gantrymq.broker.controlled.lease import Lease
 from gantrymq.broker.controlled.roles import Roles, Told
 from gantrymq.controller.broker_set import BrokerSet
-from gantrymq.controller.former_leases import MAX_LEASE_MS, FormerLeases
+from gantrymq.controller.former_leases import FormerLeases
+from gantrymq.controller.leases import Leases
 from gantrymq.controller.live_brokers import BrokerIdentity, LiveBrokers
 from gantrymq.controller.replicas import NO_BROKER, Decision, Live, Replicas
 
@@ -32,6 +34,7 @@ class Controller:
     def __init__(self) -> None:
         self.live_brokers = LiveBrokers()
         self.former_leases = FormerLeases()
+        self.leases = Leases()
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -49,6 +52,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.roles = {broker_id: Roles(broker_id) for broker_id in IDS}
         self.living = set(IDS)
         self.cut: set[tuple[int, str]] = set()
+        #: What was decided, and is on its way to the state store.
+        self.under_way: BrokerSet | None = None
+        self.commit = ExitStack()
         self.lead("n0")
         for broker_id in IDS:
             self.heartbeat(broker_id, "n0")
@@ -66,7 +72,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(name=controllers)
     def lead(self, name: str) -> None:
-        """Nobody else does from here on."""
+        """Nobody else does from here on; what one before has decided is kept by now, or never will be."""
+        self.commit_ends(is_kept=False)
         self.leader = name
         self.controllers[name].former_leases.begin(self.now_ms)
 
@@ -88,7 +95,10 @@ class LeaseMachine(RuleBasedStateMachine):
         )
         self.controllers[name].former_leases.heard(BrokerIdentity(CLUSTER, NAME, broker_id), self.now_ms)
         is_told = self.roles[broker_id].role.epoch == self.known.master_epoch
-        lease_ms = min(TIMEOUTS_MS[broker_id], MAX_LEASE_MS) if self.leader == name and is_told else 0
+        granted_ms = self.controllers[name].leases.granted_ms(
+            NAME, TIMEOUTS_MS[broker_id], is_leader=self.leader == name
+        )
+        lease_ms = granted_ms if is_told else 0
         self.leases[broker_id].answered(self.now_ms / 1000, lease_ms / 1000)
 
     @rule()
@@ -101,6 +111,30 @@ class LeaseMachine(RuleBasedStateMachine):
     def link_is_cut_or_heals(self, broker_id: int, name: str) -> None:
         self.cut ^= {(broker_id, name)}
 
+    @rule()
+    def commit_begins(self) -> None:
+        """The state store takes its time to keep who is elected."""
+        if self.leader is None or self.under_way is not None:
+            return
+        if self.replicas.without_living_master(self.live) and not self.former_lease_ms:
+            self.under_way = self.replicas.elect_master(elect_header(NO_BROKER), self.live, unclean=True).changed
+            self.commit.enter_context(self.controllers[self.leader].leases.ending(NAME))
+
+    @rule(is_kept=st.booleans())
+    def commit_ends(self, is_kept: bool) -> None:
+        """Who is elected asks at once; the others are told sooner or later."""
+        changed, self.under_way = self.under_way, None
+        if changed is not None and is_kept:
+            self.replicas.apply(changed)
+            if changed.master is not None:
+                self.leader_tells(changed.master)
+        self.commit.close()
+
+    @rule(broker_id=ids)
+    def leader_tells(self, broker_id: int) -> None:
+        if self.leader is not None and broker_id in self.living and (broker_id, self.leader) not in self.cut:
+            self.tell(broker_id)
+
     @rule(broker_id=ids)
     def broker_ends(self, broker_id: int) -> None:
         if len(self.living) < 2:
@@ -110,7 +144,7 @@ class LeaseMachine(RuleBasedStateMachine):
             if (broker_id, name) in self.cut:
                 continue
             gone = self.controllers[name].live_brokers.connection_closed(broker_id)
-            if name == self.leader and gone and self.known.master == broker_id:
+            if name == self.leader and gone and self.known.master == broker_id and self.under_way is None:
                 self.elect(NO_BROKER)
 
     @rule(broker_id=ids)
@@ -148,9 +182,14 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leader is not None
         return partial(self.controllers[self.leader].live_brokers.active, now_ms=self.now_ms)
 
-    def elect_unless_a_lease_may_hold(self, asked_by: int) -> None:
+    @property
+    def former_lease_ms(self) -> int:
         assert self.leader is not None
-        if not self.controllers[self.leader].former_leases.left_ms(self.known, self.live, self.now_ms):
+        return self.controllers[self.leader].former_leases.left_ms(self.known, self.live, self.now_ms)
+
+    def elect_unless_a_lease_may_hold(self, asked_by: int) -> None:
+        # One change of a broker set after the other.
+        if self.under_way is None and not self.former_lease_ms:
             self.elect(asked_by)
 
     def elect(self, asked_by: int) -> None:
@@ -173,6 +212,17 @@ class LeaseMachine(RuleBasedStateMachine):
             if self.roles[broker_id].is_master and not self.leases[broker_id].is_over(self.now_ms / 1000)
         ]
         assert len(taking) < 2
+
+
+def test_none_is_granted_while_another_master_is_kept() -> None:
+    """The first was silent for longer than its 3 s, and comes back before the state store has the next one."""
+    machine = LeaseMachine()
+    machine.time_passes(3001)
+    machine.commit_begins()
+    machine.heartbeat(1, "n0")
+    machine.commit_ends(is_kept=True)
+    assert machine.known.master == 3
+    machine.never_two_masters()
 
 
 LeaseMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -38,7 +38,8 @@ class Group:
         for controller in self.controllers:
             request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
             try:
-                answer = await self.client.invoke(controller.address, request, 300)
+                # One that stands still is waited for that long; a busy one answers meanwhile.
+                answer = await self.client.invoke(controller.address, request, 2000)
             except GantryError:
                 continue
             if answer.read_header(GetMetaDataResponseHeader).is_leader:

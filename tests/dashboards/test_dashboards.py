@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from ports import free_port
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -139,12 +139,6 @@ def test_promtool_takes_the_rules() -> None:
 
 
 # -- what servers tell ----------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 from hostile_support import UnderAttack, flood, frame, pull_header, send_header
+from ports import free_port
 from waiting import until, wait_until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -194,9 +195,7 @@ async def test_handshakes(under_attack: UnderAttack) -> None:
 
 async def test_the_page_of_figures(under_attack: UnderAttack) -> None:
     """Whoever never ends a request, or asks for what isn't there, doesn't keep others from the figures."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     async with under_attack(properties={"metricsPort": str(port)}):
         texts = (b"GET /metrics HTTP/1.1\r\nX: ", b"", b"GET /" + b"x" * 100_000, bytes(50), b"POST / HTTP/1.1\r\n\r\n")
         sockets = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from every_request import Known, Request, hostile_bodies, hostile_fields, large_bodies, learn, unreadable_fields
 from hostile_support import UnderAttack, faults
+from ports import free_port
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -171,9 +171,7 @@ def _new_faults(server: ServerProcess, read: int) -> tuple[list[str], int]:
 async def test_fields_for_the_broker(under_attack: UnderAttack, tmp_path: Path, encoding: str) -> None:
     known = await known_to_broker(tmp_path / "learning")
     assert sum(bool(one.fields) for one in known) > 50
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     properties = {"recallMessageEnable": "true", "metricsPort": str(port)}
     async with under_attack(properties=properties) as broker:
         await attack(broker.process, known, hostile_fields, binary=encoding == "binary")

@@ -19,7 +19,8 @@ Harm = Callable[[Target], Awaitable[None]]
 
 async def _stall(broker: Target) -> None:
     os.kill(broker.pid, signal.SIGSTOP)
-    await asyncio.sleep(0.5)
+    # In some of it, on a busy machine, it wouldn't have run anyway, which doesn't count.
+    await asyncio.sleep(2)
     os.kill(broker.pid, signal.SIGCONT)
 
 
@@ -44,7 +45,7 @@ async def _damage_a_queue(broker: Target) -> None:
 @pytest.mark.parametrize(
     ("harm", "notice"),
     [
-        (_stall, r"slowest_ms=\d{3}"),
+        (_stall, r"slowest_ms=\d{3,4}"),
         (_kill, "the broker ended"),
         (_write_into_the_log, "forged"),
         (_damage_a_queue, "innocent"),

@@ -9,6 +9,7 @@ from random import Random
 from struct import pack
 
 from hostile_support import UnderAttack
+from ports import free_port
 
 from gantrymq.replication.frames import encode_opening, encode_report
 
@@ -26,12 +27,6 @@ _RUBBISH = [
     Random(1).randbytes(5000),
     b"",
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_strangers_at_the_port_for_slaves(under_attack: UnderAttack) -> None:

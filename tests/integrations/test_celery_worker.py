@@ -85,7 +85,7 @@ def worker(
             start_new_session=True,
         )
         try:
-            wait_until(lambda: " ready." in (directory / "log").read_text() or process.poll() is not None)
+            wait_until(lambda: " ready." in (directory / "log").read_text() or process.poll() is not None, STARTED_S)
             assert process.poll() is None, (directory / "log").read_text()
             yield process
         finally:

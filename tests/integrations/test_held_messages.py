@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from waiting import until
 
 from gantrymq import Message, Producer
@@ -17,12 +17,6 @@ from gantrymq.integrations.held import HeldMessages
 from gantrymq.testing.processes import ProcessCluster
 
 INVISIBLE_MS = 6000
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 async def test_what_is_done_is_said_when_the_broker_is_there_again(

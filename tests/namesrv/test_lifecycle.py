@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
+from ports import free_port
 from waiting import until
 
 from gantrymq.cli.main import run
@@ -143,8 +144,7 @@ def raising(*args: object) -> None:
 async def test_a_start_that_fails_half_way_leaves_nothing_behind(
     config: NamesrvConfig, monkeypatch: pytest.MonkeyPatch, part: str, method: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        config.metrics_port = probe.getsockname()[1]
+    config.listen_port, config.metrics_port = free_port(), free_port()
     server = NameServer(config)
     attributes = set(vars(server))
     monkeypatch.setattr(getattr(server, part), method, raising)
@@ -154,7 +154,6 @@ async def test_a_start_that_fails_half_way_leaves_nothing_behind(
     await server.stop()
     assert set(vars(server)) == attributes
     # Both ports are free.
-    config.listen_port = int(server.address.rpartition(":")[2])
     again = NameServer(config)
     await again.start()
     assert set(vars(again)) == attributes
@@ -180,8 +179,7 @@ async def test_a_part_that_raises_keeps_no_other_from_stopping(
 async def test_jobs_survive_errors_and_tell_of_them(
     config: NamesrvConfig, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        config.metrics_port = probe.getsockname()[1]
+    config.metrics_port = free_port()
     server = NameServer(config)
     await server.start()
     job = server.jobs

@@ -25,9 +25,9 @@ def test_says_what_a_typed_header_does(serialize_type: int, physical: int, queue
     header = response.read_header(SendMessageResponseHeader)
     assert (header.queue_id, header.queue_offset) == (queue, offset)
     assert (header.msg_region, header.trace_on) == ("moon", "false")
-    plain = decode_send_response(response)
+    plain = decode_send_response(response, queue)
     if serialize_type == SerializeType.ROCKETMQ:
-        assert plain == (header.msg_id, queue, offset, "moon", False)
+        assert plain == (header.msg_id, offset, "moon", False)
     else:
         assert plain is None
 
@@ -35,7 +35,13 @@ def test_says_what_a_typed_header_does(serialize_type: int, physical: int, queue
 def test_a_server_that_says_nothing_of_traces() -> None:
     response = RemotingCommand.response(fields={"msgId": "id", "queueId": "1", "queueOffset": "2"})
     response.serialize_type = SerializeType.ROCKETMQ
-    assert decode_send_response(received(response.encode())) == ("id", 1, 2, "", True)
+    answer = received(response.encode())
+    assert decode_send_response(answer, 1) == ("id", 2, "", True)
+    response.ext_fields["msgId"] = ids = ",".join(["0" * 32] * 256)
+    assert decode_send_response(received(response.encode()), 1) == (ids, 2, "", True)
+    # Of another queue than the one that was asked for.
+    assert decode_send_response(answer, 2) is None
+    assert decode_send_response(answer, 11) is None
 
 
 @pytest.mark.parametrize(
@@ -49,15 +55,17 @@ def test_a_server_that_says_nothing_of_traces() -> None:
         {"msgId": "id", "queueId": "one", "queueOffset": "2"},
         {"msgId": "id", "queueId": "1", "queueOffset": "-2"},
         {"msgId": "id", "queueId": "1" * 300, "queueOffset": "2"},
+        {"msgId": "id" * 40_000, "queueId": "1", "queueOffset": "2"},
+        {"msgId": "id", "queueId": "1", "queueOffset": "2" * 300},
     ],
 )
 def test_other_shapes_are_left_to_the_typed_header(fields: dict[str, str]) -> None:
     response = RemotingCommand.response(fields=fields)
     response.serialize_type = SerializeType.ROCKETMQ
-    assert decode_send_response(received(response.encode())) is None
+    assert decode_send_response(received(response.encode()), 1) is None
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_an_answer_or_not(tail: bytes) -> None:
     response = RemotingCommand(0, 0, 0, 0, 1, None, b"\x00\x05msgId" + tail, b"", SerializeType.ROCKETMQ)
-    decode_send_response(response)
+    decode_send_response(response, 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import grpc
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, NoRouteInfo
@@ -54,8 +56,21 @@ async def new_topic(admin: AdminClient, kind: str = "NORMAL", queues: int = 2) -
     config = TopicConfig(
         topic, read_queue_nums=queues, write_queue_nums=queues, attributes={"+message.type": kind} if kind else {}
     )
-    await admin.create_topic(config, cluster="DefaultCluster")
+    await make_topic(admin, config)
     return topic
+
+
+async def make_topic(admin: AdminClient, config: TopicConfig) -> None:
+    """Makes or changes a topic; returns when the NameServer says so, too."""
+    brokers = await admin.create_topic(config, cluster="DefaultCluster")
+
+    async def is_known() -> bool:
+        with suppress(NoRouteInfo):
+            queues = (await admin.topic_route(config.topic_name)).queue_datas
+            return sum(data.perm == config.perm for data in queues) == len(brokers)
+        return False
+
+    await until(is_known)
 
 
 def message(topic: str, body: bytes = b"body", **system: Any) -> pb.Message:

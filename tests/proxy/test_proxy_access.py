@@ -15,6 +15,7 @@ from proxy_support import Rpc, message, new_topic, producer_settings
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.doctor.finding import Severity
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -23,6 +24,7 @@ from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import signed
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.doctor.diagnosis import diagnose_proxy
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -192,3 +194,21 @@ async def test_clients_of_the_remoting_protocol(proxy: Proxy, admin: AdminClient
     async with Producer(here, "p") as producer:
         with pytest.raises(BrokerError, match="username cannot be null"):
             await producer.send(Message(mine, b"refused"))
+
+
+async def test_what_the_doctor_says(proxy: Proxy, cluster: EmbeddedCluster, admin: AdminClient) -> None:
+    await admin.create_user(cluster.brokers, UserInfo("doctored", "secret"))
+    topic = await new_topic(admin)
+
+    async def problems(credentials: tuple[str, str] | None, topic: str | None = None) -> list[str]:
+        findings = await diagnose_proxy(proxy.address, topic, credentials=credentials)
+        return [finding.what for finding in findings if finding.severity is not Severity.OK]
+
+    (finding,) = await problems(None)
+    assert finding == "the proxy refuses a call without signature: username cannot be null."
+    (finding,) = await problems(("root", "wrong"))
+    assert finding == "the proxy refuses a call of user root: check signature failed."
+    assert await problems(("root", "root-secret"), topic) == []
+    assert await problems(("doctored", "secret")) == []
+    (finding,) = await problems(("doctored", "secret"), topic)
+    assert f"User:doctored has no permission to access Topic:{topic}" in finding

@@ -13,10 +13,15 @@ from waiting import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ConfigError
+from gantrymq.protocol.bodies.heartbeat import HeartbeatData
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
 from gantrymq.proxy.access_log import MAX_WAITING, AccessLog
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
@@ -50,6 +55,32 @@ async def test_a_line_for_each_call(cluster: EmbeddedCluster, admin: AdminClient
         ["a%20client%201@2", "SendMessage", result] for result in ("OK", "MESSAGE_BODY_EMPTY", "OK")
     ]
     assert all(line[1].startswith("127.0.0.1:") and float(line[5]) >= 0 for line in lines)
+
+
+async def test_a_line_for_each_request_of_the_remoting_protocol(
+    cluster: EmbeddedCluster, admin: AdminClient, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    proxy = Proxy(config(cluster, path))
+    await proxy.start()
+    topic = await new_topic(admin)
+    client = RemotingClient()
+    for request in (
+        RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic}),
+        RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(HeartbeatData("10.0.0.1@1"))),
+        RemotingCommand.request(12345),
+    ):
+        await client.invoke(proxy.remoting_address, request)
+    await client.close()
+    await proxy.stop()
+    lines = [line.split(" ") for line in path.read_text().splitlines()]
+    assert all(line[1].startswith("127.0.0.1:") and float(line[5]) >= 0 for line in lines)
+    # Its heartbeat says who the client is.
+    assert [line[2:5] for line in lines] == [
+        ["-", "GET_ROUTEINFO_BY_TOPIC", "SUCCESS"],
+        ["10.0.0.1@1", "HEART_BEAT", "SUCCESS"],
+        ["10.0.0.1@1", "OTHER", "REQUEST_CODE_NOT_SUPPORTED"],
+    ]
 
 
 async def test_a_file_that_cannot_be_written(cluster: EmbeddedCluster, tmp_path: Path) -> None:

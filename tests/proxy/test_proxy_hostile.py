@@ -13,7 +13,6 @@ import pytest
 from proxy_support import Rpc, message, producer_settings
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.times import to_duration
@@ -130,7 +129,7 @@ async def test_receives_that_nobody_reads(server: ServerProcess, processes: Proc
     topic = "t_large"
     assert processes.name_server is not None
     async with AdminClient(processes.name_server.address) as admin:
-        await admin.create_topic(TopicConfig(topic, 4, 4), cluster="DefaultCluster")
+        await admin.ensure_topic(topic, queues=4)
     body = b"x" * 200_000
     for _ in range(200):
         sent = await innocent.rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, body)]))

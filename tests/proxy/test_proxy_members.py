@@ -14,7 +14,6 @@ from waiting import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.clients import MAX_SETTINGS_BYTES, MAX_TOPICS, Clients
 from gantrymq.proxy.config import ProxyConfig
@@ -46,7 +45,7 @@ async def test_a_broker_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path, brokers=2) as cluster:
         async with AdminClient(cluster.name_server.address) as admin:
             topic = "everywhere"
-            await admin.create_topic(TopicConfig(topic, 1, 1), cluster="DefaultCluster")
+            await admin.ensure_topic(topic, queues=1)
             brokers, clients, jobs = Brokers(cluster.name_server.address), Clients(), Jobs()
             members = Members(ProxyConfig(), brokers, clients, jobs)
             hung = cluster.brokers[1]

@@ -8,11 +8,17 @@ import re
 import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic, producer_settings
+from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import Message
 from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
@@ -34,9 +40,17 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
         metrics_exporter_type=MetricsExporterType.PROM,
         metrics_prom_exporter_port=0,
     )
+    labels = 'node_type="proxy",cluster="DefaultCluster",node_id="here",proxy_mode="cluster"'
     proxy = Proxy(config)
     await proxy.start()
     topic = await new_topic(admin)
+    async with Producer(proxy.remoting_address, "producers") as producer:
+        for body in (b"one", b"two"):
+            await producer.send(Message(topic, body))
+    client = RemotingClient()
+    for code, fields in ((RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "there_is_none"}), (9_999_999, {})):
+        await client.invoke(proxy.remoting_address, RemotingCommand.request(code, fields=fields))
+    await client.close()
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         rpc = Rpc(channel, "client")
         stream = rpc.Telemetry()
@@ -48,8 +62,13 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
             await channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")(
                 b"\xff", metadata=rpc.metadata()
             )
-        text = await page(proxy.metrics_port)
-    labels = 'node_type="proxy",cluster="DefaultCluster",node_id="here",proxy_mode="cluster"'
+
+        async def page_without_remoting() -> str:
+            text = await page(proxy.metrics_port)
+            # That its client has gone, the proxy sees later.
+            return text if "gantry_proxy_remoting_connections{" + labels + "} 0" in text else ""
+
+        text = await until(page_without_remoting)
     for line in (
         f"rocketmq_proxy_up{{{labels}}} 1",
         f'gantry_proxy_calls_total{{{labels},method="SendMessage",result="OK"}} 2',
@@ -61,6 +80,10 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
         f"gantry_proxy_remoting_connections{{{labels}}} 0",
         f"gantry_proxy_unfinished_bytes{{{labels}}} 0",
         f"gantry_proxy_untaken_bytes{{{labels}}} 0",
+        f'gantry_proxy_remoting_requests_total{{{labels},request="SEND_MESSAGE_V2",result="SUCCESS"}} 2',
+        f'gantry_proxy_remoting_requests_total{{{labels},request="GET_ROUTEINFO_BY_TOPIC",result="TOPIC_NOT_EXIST"}} 1',
+        f'gantry_proxy_remoting_requests_total{{{labels},request="OTHER",result="REQUEST_CODE_NOT_SUPPORTED"}} 1',
+        f'gantry_proxy_remoting_request_seconds_count{{{labels},request="SEND_MESSAGE_V2"}} 2',
     ):
         assert re.search(f"^{re.escape(line)}$", text.replace("\r", ""), re.MULTILINE), (line, text)
     await proxy.stop()

@@ -148,9 +148,11 @@ async def test_members_by_the_proxy_and_beside_it_share_queues(
         assert len((await admin.consumer_connection(group)).connection_set) == 3
 
     async def are_gone() -> bool:
-        with pytest.raises(BrokerError, match="not online"):
+        try:
             await admin.consumer_connection(group)
-        return True
+        except BrokerError as e:
+            return "not online" in str(e)
+        return False
 
     await until(are_gone)
 
@@ -291,7 +293,7 @@ async def test_requests_go_to_the_broker_that_they_name() -> None:
         remoting = RemotingClient()
         try:
             async with AdminClient(cluster.name_server) as admin, Producer(proxy.remoting_address, "p") as producer:
-                await admin.create_topic(TopicConfig("t", 1, 1), cluster="DefaultCluster")
+                await admin.ensure_topic("t", queues=1)
                 sent = [await producer.send(Message("t", b"%d" % n)) for n in range(6)]
                 counts = {name: [r.queue.broker_name for r in sent].count(name) for name in ("broker-a", "broker-b")}
                 assert counts == {"broker-a": 3, "broker-b": 3}

@@ -9,13 +9,13 @@ import uuid
 from pathlib import Path
 
 import grpc
+from ports import free_port
 from proxy_support import Rpc, message, new_topic
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
-from gantrymq.system import network
 from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ServerProcess
 
@@ -38,8 +38,7 @@ async def ready(server: ServerProcess) -> None:
 
 async def test_what_was_acknowledged_is_stored(cluster: EmbeddedCluster, admin: AdminClient, tmp_path: Path) -> None:
     topic = await new_topic(admin, queues=1)
-    with network.bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = start(tmp_path, cluster.name_server, port)
     await ready(server)
     acknowledged: list[int] = []

@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import grpc
+from ports import free_port
 from proxy_support import Rpc, new_topic
 from waiting import until
 
@@ -18,7 +19,6 @@ from gantrymq.protocol.message import Message
 from gantrymq.proxy.times import to_duration
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
-from gantrymq.system import network
 from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ServerProcess
 
@@ -86,8 +86,7 @@ async def test_what_was_not_acknowledged_comes_again(
     cluster: EmbeddedCluster, admin: AdminClient, tmp_path: Path
 ) -> None:
     topic = await new_topic(admin, queues=2)
-    with network.bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = start(tmp_path, cluster.name_server, port)
     await ready(server)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

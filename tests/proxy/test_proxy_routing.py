@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from proxy_support import Rpc, message, new_topic, producer_settings
+from proxy_support import Rpc, make_topic, message, new_topic, producer_settings
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -98,10 +98,10 @@ async def test_brokers_share_out_the_queues_unless_order_is_kept(rpc: Rpc, admin
 
 async def test_a_topic_without_readable_queues(rpc: Rpc, admin: AdminClient) -> None:
     topic = await new_topic(admin)
-    await admin.create_topic(TopicConfig(topic, perm=2), cluster="DefaultCluster")
+    await make_topic(admin, TopicConfig(topic, perm=2))
     response = await assigned(rpc, topic, "GID_any")
     assert (response.status.code, response.status.message) == (pb.FORBIDDEN, "no readable queue")
-    await admin.create_topic(TopicConfig(topic + "_r", perm=4), cluster="DefaultCluster")
+    await make_topic(admin, TopicConfig(topic + "_r", perm=4))
     request = rpc_pb.SendMessageRequest(messages=[message(topic + "_r")])
     status = (await rpc.SendMessage(request)).status
     assert (status.code, status.message) == (pb.FORBIDDEN, "no writable queue")

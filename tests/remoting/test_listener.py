@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import pytest
+from ports import free_port
 from remoting_support import ECHO, Peer, address, calling, frame, peer_of, serving
 from waiting import until
 
@@ -158,8 +159,8 @@ async def test_two_ports() -> None:
 
 
 async def test_the_second_port_is_taken() -> None:
-    async with serving() as server:
-        # The one above, if it is free.
+    # The port two above is free, too.
+    async with serving(port=free_port()) as server:
         with pytest.raises(GantryError, match=f"127.0.0.1:{server.port}.*is another server using it"):
             RemotingServer({}, host="127.0.0.1", port=server.port + 2, fast_listen=True)
         async with serving(port=server.port + 2) as above:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvloop
+from ports import free_port
 from remoting_support import (
     ECHO,
     SILENT,
@@ -152,7 +153,7 @@ async def test_no_answer_in_time() -> None:
             await client.invoke(address(server), request(code=7), timeout_ms=50)
         assert caught.value.address == address(server)
         # The answer that comes too late is nobody's, and so is a second one.
-        connection, late_request = late[0]
+        connection, late_request = (await until(lambda: late))[0]
         connection.reply(late_request, RemotingCommand.response(body=b"late"))
         connection.reply(late_request, RemotingCommand.response(body=b"twice"))
         assert (await client.call(address(server), request(b"next"))).body == b"next"
@@ -288,9 +289,10 @@ async def test_a_connect_that_takes_too_long() -> None:
 
 
 async def test_the_server_comes_back() -> None:
+    port = free_port()
     async with calling() as client:
-        async with serving() as server:
-            port, where = server.port, address(server)
+        async with serving(port=port) as server:
+            where = address(server)
             assert (await client.call(where, request(b"1"))).body == b"1"
             connection = await client.connection(where)
         await until(lambda: connection.is_closed)

@@ -20,6 +20,7 @@ from gantrymq.controller import leadership as leadership_module
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.changes import Changes
 from gantrymq.controller.leadership import Leadership
+from gantrymq.controller.leases import Leases
 from gantrymq.controller.live_brokers import BrokerIdentity, LiveBroker
 from gantrymq.controller.replicas import Replicas
 from gantrymq.controller.state_store import Leader, Term
@@ -51,7 +52,7 @@ class Controller:
         self.store = store
         self.replicas = Replicas()
         self.leadership = Leadership(store, Leader(f"n{number}", f"c:{number}"), Jobs(), self._elected)
-        self.changes = Changes(self.replicas, self.leadership)
+        self.changes = Changes(self.replicas, self.leadership, Leases())
 
     def _elected(self, sets: Any) -> None:
         self.replicas.load(map(BrokerSet.decode, sets.values()))

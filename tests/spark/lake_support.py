@@ -106,7 +106,8 @@ def run_with_lake(lake: str, program: Path, arguments: Sequence[str], directory:
         text=True,
         timeout=REST_S,
     )
-    assert printed.returncode == 0, printed.stderr[-4000:]
+    # A program's own errors are there as well.
+    assert printed.returncode == 0, printed.stdout[-4000:] + printed.stderr[-2000:]
     return printed.stdout
 
 

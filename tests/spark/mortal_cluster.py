@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ports import free_port
 from waiting import until
 
 from gantrymq.background.loop_thread import LoopThread
@@ -37,7 +38,7 @@ class MortalCluster:
         self._directory = directory
         self._loop = LoopThread("mortal cluster")
         self._name_server: NameServer | None = None
-        self._port = 0
+        self._port = free_port()
         self._brokers: dict[str, Broker] = {}
 
     @property
@@ -80,7 +81,6 @@ class MortalCluster:
             return name_server
 
         self._name_server = self._loop.submit(start()).result()
-        self._port = int(self._name_server.address.rpartition(":")[2])
 
     def stop_name_server(self) -> None:
         if self._name_server is not None:

@@ -110,8 +110,11 @@ def test_nothing_is_there_when_a_task_fails(
             yield batch
 
     def tell() -> None:
-        wait_until(lambda: messages(cluster, HALF_TOPIC, 1) >= halves + 200, WAIT_S)
-        are_stored.touch()
+        try:
+            wait_until(lambda: messages(cluster, HALF_TOPIC, 1) >= halves + 200, WAIT_S)
+        finally:
+            # Also where they never come: a task that waits for ever says nothing.
+            are_stored.touch()
 
     body = F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
     df = spark.range(0, 400, 1, 2).select(body).mapInArrow(fail_later, "body string")

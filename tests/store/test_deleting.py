@@ -91,3 +91,27 @@ def test_a_deleted_topic_stays_away_when_the_store_was_closed(tmp_path: Path) ->
     assert put(store, store.queue("Anew", 0), b"new").queue_offset == 0
     assert [record.body for record in read_all(store, store.queue("Anew", 0))] == [b"new"]
     store.close()
+
+
+def test_a_topic_is_gone_from_the_disk_before_its_queues_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a power failure meanwhile could bring it back with some of them."""
+    store = open_store(tmp_path)
+    fill(store)
+    done: list[str] = []
+    unlink, sync = files.unlink, trash.sync_directory
+
+    def noted_unlink(path: Path, *, missing_ok: bool = False) -> None:
+        done.append("unlink")
+        unlink(path, missing_ok=missing_ok)
+
+    def noted_sync(path: Path) -> None:
+        sync(path)
+        if path == tmp_path / "consumequeue":
+            done.append("sync")
+
+    monkeypatch.setattr(files, "unlink", noted_unlink)
+    monkeypatch.setattr(trash, "sync_directory", noted_sync)
+    store.delete_topic("Many")
+    wait_until(lambda: not left(tmp_path))
+    store.close()
+    assert done[:2] == ["sync", "unlink"]

@@ -26,7 +26,8 @@ TOPIC = "orders"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path, replicas=2, broker_properties={"slaveTimeout": "500"}) as cluster:
+    # Less than a producer waits for its answer, and more than a slave takes on a busy machine.
+    with ProcessCluster(tmp_path, replicas=2, broker_properties={"slaveTimeout": "2000"}) as cluster:
         yield cluster
 
 

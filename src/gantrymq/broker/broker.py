@@ -50,7 +50,7 @@ from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.replication.credentials import inner_client_hooks
 from gantrymq.broker.replication.metadata_sync import MetadataSync
-from gantrymq.broker.replication.refusals import as_slave
+from gantrymq.broker.replication.refusals import STAND_IN_CODES, as_slave
 from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
@@ -448,9 +448,11 @@ class Broker:
         self.appender.begin_elsewhere = self._escaping.begin
         for part in self._acting_parts:
             await part.stand_in()
+        self._handlers.update({code: self._as_master[code] for code in STAND_IN_CODES})
 
     async def _stand_back(self) -> None:
         """It is there again, or another slave stands in."""
+        self._handlers.update(self._as_slave)
         for part in reversed(self._acting_parts):
             await part.become_slave()
         self.appender.elsewhere = self.appender.begin_elsewhere = None

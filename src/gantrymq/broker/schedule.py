@@ -8,6 +8,7 @@ and only its head matters. How far each level has got is delayOffset.json.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,7 +21,7 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.saving import Saving
-from gantrymq.errors import IllegalMessage, StoreBusy
+from gantrymq.errors import IllegalMessage, StoreBusy, StoreError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -65,15 +66,30 @@ class Schedule(Part):
             )
             for level in range(1, len(levels_ms) + 1)
         }
+        appender.store.replica.was_cut = self._log_was_cut
 
     def load(self) -> None:
         self._offsets = self._file.load(_DelayOffsets) or self._offsets
+        self._log_was_cut()
+
+    def _log_was_cut(self) -> None:
+        """No level is beyond its queue's end, nor is it on the disk: what comes there next is to be delivered."""
+        if self._go_back():
+            self._file.write_soon()
+            # Before a message can come; what can't be written now is tried again.
+            with suppress(StoreError, OSError):
+                self._file.write_now()
+
+    def _go_back(self) -> bool:
+        """A level whose queue has lost its end goes on at the end that it has; whether there is one."""
+        lost = [level for level, offset in self.offsets().items() if offset > self._queue(level).max_offset]
+        for level in lost:
+            self._advance(level, self._queue(level).max_offset)
+        return bool(lost)
 
     async def become_master(self) -> None:
-        """Takes up every level where it stopped; one whose queue has lost its end, at the end that it has."""
-        for level, offset in self._offsets.offset_table.items():
-            if offset > self._queue(level).max_offset:
-                self._advance(level, self._queue(level).max_offset)
+        """Takes up every level where it stopped."""
+        self._go_back()
         for delivery in self._deliveries.values():
             delivery.start(0.0)
 

@@ -26,7 +26,8 @@ class GantryGroup(LazyGroup):
         "request": Lazy(f"{_PACKAGE}.request", "Send a request and write its reply to standard output."),
         "reply": Lazy(f"{_PACKAGE}.reply", "Answer the requests that come to a topic from now on."),
         "doctor": Lazy(
-            f"{_PACKAGE}.cluster_commands", "Say what is wrong with a cluster, a topic or a group, and what to change."
+            f"{_PACKAGE}.cluster_commands",
+            "Say what is wrong with a cluster, a topic, a group or a proxy, and what to change.",
         ),
         "topology": Lazy(
             f"{_PACKAGE}.cluster_commands", "Show clusters, brokers, topics and rates, anew each second until Ctrl-C."

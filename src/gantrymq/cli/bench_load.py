@@ -40,12 +40,11 @@ class Sends:
     delay_level: int
 
     def message(self, body: bytes) -> Message:
-        now_ms = clock.now_ms()
         message = Message(self.topic, body, delay_level=self.delay_level)
         if self.keys:
-            message.properties["KEYS"] = str(now_ms // 1000)
+            message.properties["KEYS"] = str(clock.now_ms() // 1000)
         if self.tag_count:
-            message.properties["TAGS"] = f"tag{now_ms % self.tag_count}"
+            message.properties["TAGS"] = f"tag{clock.now_ms() % self.tag_count}"
         if self.property_size:
             message.properties["prop0"] = "v" * self.property_size
         return message

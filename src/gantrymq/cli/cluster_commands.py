@@ -92,18 +92,36 @@ def doctor(
             "-g", "--group", metavar="NAME", help="Why does this consumer group get nothing? It is looked at alone."
         ),
     ] = None,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A proxy, as its clients see it from here; the cluster, too, with -n or --context.",
+        ),
+    ] = None,
     name_servers: NameServers = None,
     context: ContextName = None,
     json: Annotated[bool, typer.Option("--json", help="The findings as one JSON document.")] = False,
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Say what is wrong with a cluster, a topic or a group, and what to change. Exit code 1 if there is a problem."""
+    """Say what is wrong with a cluster, a topic, a group or a proxy, and what to change.
+
+    Exit code 1 if there is a problem.
+    """
     if topic is not None and group is not None:
         raise typer.BadParameter("a topic or a group, not both", param_hint="'--group'")
+    if proxy is not None:
+        from gantrymq.extras import need
+
+        if group is not None:
+            raise typer.BadParameter("brokers know of it, not proxies: without --proxy", param_hint="'--group'")
+        need("proxy", "gantry doctor --proxy")
     from gantrymq.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(find_target(name_servers, context, tls_config, acl_config), topic, group, json=json))
+    target = find_target(name_servers, context, tls_config, acl_config)
+    is_cluster_meant = proxy is None or name_servers is not None or context is not None
+    raise typer.Exit(run_doctor(target, topic, group, proxy, is_cluster_meant=is_cluster_meant, json=json))
 
 
 @app.command()

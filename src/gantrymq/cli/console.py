@@ -30,7 +30,9 @@ def console(
     read_only: Annotated[bool, typer.Option("--read-only", help="Nobody changes anything.")] = False,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", file_okay=False, help="Keeps the audit log here; without it, it goes to the log."),
+        typer.Option(
+            "--dir", file_okay=False, help="Keeps audit log and history here; else the log and memory have them."
+        ),
     ] = None,
     prometheus: Annotated[
         str, typer.Option(metavar="URL", help="Charts come from this Prometheus, which asks the brokers.")

@@ -19,12 +19,22 @@ from gantrymq.client.doctor.finding import Finding, Severity
 _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Severity.PROBLEM: ("XX", "bold red")}
 
 
-def run_doctor(target: Target, topic: str | None, group: str | None, *, json: bool) -> int:
-    """Prints the findings; 1 if there is a problem among them, else 0."""
+def run_doctor(
+    target: Target, topic: str | None, group: str | None, proxy: str | None, *, is_cluster_meant: bool, json: bool
+) -> int:
+    """Prints the findings, of the cluster if it is meant and of the proxy; 1 if one is a problem, else 0."""
+    findings: list[Finding] = []
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        findings = runner.run(
-            diagnose(target.name_servers, topic, group=group, ssl_context=target.ssl_context, hooks=target.hooks)
-        )
+        if is_cluster_meant:
+            findings += runner.run(
+                diagnose(target.name_servers, topic, group=group, ssl_context=target.ssl_context, hooks=target.hooks)
+            )
+        if proxy is not None:
+            from gantrymq.proxy.doctor.diagnosis import diagnose_proxy
+
+            findings += runner.run(
+                diagnose_proxy(proxy, topic, ssl_context=target.ssl_context, credentials=target.keys)
+            )
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")
     else:

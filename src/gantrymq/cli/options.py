@@ -70,6 +70,11 @@ class Target:
         """What signs the requests. Raises ConfigError."""
         return acl_hooks(self.acl_config)
 
+    @property
+    def keys(self) -> tuple[str, str] | None:
+        """Access key and secret key, for who signs otherwise than requests are. Raises ConfigError."""
+        return acl_keys(self.acl_config)
+
 
 def find_target(
     name_servers: str | None = None,
@@ -125,17 +130,27 @@ def tls_context(path: Path | None) -> ssl.SSLContext | None:
     return client_context(tls_of(path))
 
 
-def acl_hooks(path: Path | None) -> list[AclHook]:
-    """What signs requests with the keys in `path`, or where mqadmin looks for them. Raises ConfigError."""
+def acl_keys(path: Path | None) -> tuple[str, str] | None:
+    """The keys in `path`, or where mqadmin looks for them. Raises ConfigError."""
     home = os.environ.get("ROCKETMQ_HOME")
     if path is None and home:
         path = Path(home) / "conf" / "tools.yml"
         path = path if path.exists() else None
     if path is None:
+        return None
+    from gantrymq.client.acl_hook import read_keys
+
+    return read_keys(path)
+
+
+def acl_hooks(path: Path | None) -> list[AclHook]:
+    """What signs requests with these keys. Raises ConfigError."""
+    keys = acl_keys(path)
+    if keys is None:
         return []
     from gantrymq.client.acl_hook import AclHook
 
-    return [AclHook.from_file(path)]
+    return [AclHook(*keys)]
 
 
 def unescape(text: str) -> bytes:

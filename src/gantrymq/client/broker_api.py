@@ -99,8 +99,15 @@ _SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendSt
 _PULL_STATUS: dict[int, PullStatus] = {status.value: status for status in PullStatus}
 
 
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
+
+
 class BrokerApi:
-    """Typed requests over a RemotingClient; an `address` is host:port. One per client process."""
+    """Typed requests over a RemotingClient; an `address` is host:port. One per client process.
+
+    `broker_name` is whose the queue is that is asked about: where a proxy is at the address it has to be told.
+    """
 
     def __init__(self, remoting: RemotingClient) -> None:
         self.remoting = remoting
@@ -141,10 +148,11 @@ class BrokerApi:
             status = _SEND_STATUS.get(response.code)
             if status is None:
                 raise BrokerError(response.code, response.remark, address)
-            plain = decode_send_response(response)
-            if plain is not None and plain.queue_id == queue.queue_id:
-                return SendResult(
-                    status, msg_id, queue, plain.queue_offset, plain.msg_id, None, None, plain.region_id, plain.trace_on
+            plain = decode_send_response(response, queue.queue_id)
+            if plain is not None:
+                offset_msg_id, queue_offset, region_id, trace_on = plain
+                return _new(
+                    SendResult, (status, msg_id, queue, queue_offset, offset_msg_id, None, None, region_id, trace_on)
                 )
             answer = response.read_header(SendMessageResponseHeader)
             if answer.queue_id != queue.queue_id:
@@ -231,6 +239,7 @@ class BrokerApi:
             sub_version=0,
             subscription=subscription,
             expression_type=expression_type,
+            bname=queue.broker_name,
         )
         return await self.pull(address, header, timeout_ms)
 
@@ -252,6 +261,7 @@ class BrokerApi:
         queue_id: int,
         timeout_ms: int = TIMEOUT_MS,
         *,
+        broker_name: str | None = None,
         only_committed: bool = False,
     ) -> int | None:
         """The queue offset where `group` goes on; None when it has never committed one.
@@ -263,6 +273,7 @@ class BrokerApi:
             topic=topic,
             queue_id=queue_id,
             set_zero_if_not_found=False if only_committed else None,
+            bname=broker_name,
         )
         request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
         response = await self.remoting.invoke(address, request, timeout_ms)
@@ -278,12 +289,13 @@ class BrokerApi:
         queue_id: int,
         offset: int,
         *,
+        broker_name: str | None = None,
         oneway: bool = False,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         """Commits where `group` goes on: the first offset that it has not consumed."""
         header = UpdateConsumerOffsetRequestHeader(
-            consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+            consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset, bname=broker_name
         )
         request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
         if oneway:
@@ -293,23 +305,32 @@ class BrokerApi:
 
     # -- a queue's bounds ---------------------------------------------------------------------------------------
 
-    async def max_offset(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:
+    async def max_offset(
+        self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS, *, broker_name: str | None = None
+    ) -> int:
         """The queue offset that the next message will get."""
-        return await self._offset(
-            address, RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id), timeout_ms
-        )
+        header = QueueRequestHeader(topic=topic, queue_id=queue_id, bname=broker_name)
+        return await self._offset(address, RequestCode.GET_MAX_OFFSET, header, timeout_ms)
 
-    async def min_offset(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:
+    async def min_offset(
+        self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS, *, broker_name: str | None = None
+    ) -> int:
         """The oldest queue offset that can still be read."""
-        return await self._offset(
-            address, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id), timeout_ms
-        )
+        header = QueueRequestHeader(topic=topic, queue_id=queue_id, bname=broker_name)
+        return await self._offset(address, RequestCode.GET_MIN_OFFSET, header, timeout_ms)
 
     async def search_offset(
-        self, address: str, topic: str, queue_id: int, timestamp_ms: int, timeout_ms: int = TIMEOUT_MS
+        self,
+        address: str,
+        topic: str,
+        queue_id: int,
+        timestamp_ms: int,
+        timeout_ms: int = TIMEOUT_MS,
+        *,
+        broker_name: str | None = None,
     ) -> int:
         """The first queue offset stored at or after `timestamp_ms`, as far as the store knows."""
-        header = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms)
+        header = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms, bname=broker_name)
         return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_ms)
 
     async def earliest_store_time(self, address: str, topic: str, queue_id: int, timeout_ms: int = TIMEOUT_MS) -> int:

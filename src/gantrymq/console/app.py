@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.console import figures
 from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
-from gantrymq.console.changes import CHANGES, MESSAGE_TYPES, Change
+from gantrymq.console.changes.all_changes import CHANGES
+from gantrymq.console.changes.change import Change, LongChange
+from gantrymq.console.changes.dead_letters import MAX_CHOSEN
+from gantrymq.console.changes.topics import MESSAGE_TYPES
+from gantrymq.console.eye import Eye
 from gantrymq.console.guard import LOCAL_NAMES, Guard
 from gantrymq.console.history import History
 from gantrymq.console.language import LANGUAGES, language_of, translator
@@ -32,7 +37,7 @@ from gantrymq.console.limited import Limits
 from gantrymq.console.links import link, local
 from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openapi
 from gantrymq.console.queries.all_pages import PAGES
-from gantrymq.console.queries.dead_letters import ExportArguments, export
+from gantrymq.console.queries.letters import LetterFilter, export
 from gantrymq.console.queries.messages import MessageArguments, find
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
@@ -47,7 +52,7 @@ LANGUAGE_COOKIE = "gantry_language"
 DONE_COOKIE = "gantry_done"
 _DONE_S = 60
 _A_YEAR_S = 365 * 86400
-_MAX_FIELDS = 40
+_MAX_FIELDS = MAX_CHOSEN + 40
 
 
 class _Static(StaticFiles):
@@ -164,7 +169,7 @@ class Console:
 
     # -- changes ------------------------------------------------------------------------------------------------
 
-    def _change(self, change: Change) -> Any:
+    def _change(self, change: Change | LongChange) -> Any:
         async def answer(request: Request) -> Response:
             is_api = request.url.path.startswith(API)
             form = await self._form(request)
@@ -175,7 +180,8 @@ class Console:
                 return JSONResponse({"error": str(e)}, status) if is_api else self._error(request, e, status)
             if is_api:
                 return JSONResponse({"done": done})
-            response = RedirectResponse(change.back(arguments), 303)
+            back = link("works") if isinstance(change, LongChange) else change.back(arguments)
+            response = RedirectResponse(back, 303)
             response.set_cookie(
                 DONE_COOKIE,
                 self._done.dumps(done[:500]),
@@ -188,7 +194,10 @@ class Console:
 
         return answer
 
-    async def _perform(self, request: Request, change: Change, form: dict[str, str]) -> tuple[str, msgspec.Struct]:
+    async def _perform(
+        self, request: Request, change: Change | LongChange, form: dict[str, str]
+    ) -> tuple[str, msgspec.Struct]:
+        """What it did, or that it has begun, and with which arguments."""
         visitor = self._visitor(request)
         token = form.pop("csrf", "") or request.headers.get("x-csrf-token", "")
         if not self._access.is_own_form(request, token):
@@ -196,24 +205,44 @@ class Console:
         if not visitor.may_change:
             raise _Refused("you may look, and change nothing")
         arguments = arguments_of(change.arguments, form)
+        if isinstance(change, LongChange):
+            change.check(arguments)
         shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
         address = request.client.host if request.client is not None else "?"
-        self._audit.write(visitor.user, address, change.name, shown, "asked for")
+        write = partial(self._audit.write, visitor.user, address, change.name, shown)
+        write("asked for")
         outcome = "it was given up"
         try:
-            outcome = await change.perform(visitor.eye, arguments)
+            if isinstance(change, LongChange):
+                outcome = self._begin(visitor.eye, change, arguments, write)
+            else:
+                outcome = await change.perform(visitor.eye, arguments)
         except (BadArguments, GantryError) as e:
             outcome = f"failed: {e}"
             raise
         finally:
             visitor.eye.forget()
-            self._audit.write(visitor.user, address, change.name, shown, outcome)
+            write(outcome)
         return outcome, arguments
 
+    def _begin(self, eye: Eye, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]) -> str:
+        """Lets it go on beside; its outcome is written when it has ended."""
+
+        def ended(outcome: str) -> None:
+            eye.forget()
+            write(outcome)
+
+        work = eye.works.begin(change.name, change.about(arguments), partial(change.perform, eye, arguments), ended)
+        return f"work {work.id} has begun"
+
     async def _form(self, request: Request) -> dict[str, str]:
-        """What was filled in."""
+        """What was filled in; of a field that is there more than once all values, a line each."""
+        filled: dict[str, str] = {}
         async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
-            return {name: value for name, value in form.items() if isinstance(value, str) and value != ""}
+            for name, value in form.multi_items():
+                if isinstance(value, str) and value != "":
+                    filled[name] = f"{filled[name]}\n{value}" if name in filled else value
+        return filled
 
     # -- login --------------------------------------------------------------------------------------------------
 
@@ -284,7 +313,8 @@ class Console:
 
     async def _export(self, request: Request) -> Response:
         try:
-            arguments = arguments_of(ExportArguments, request.query_params)
+            arguments = arguments_of(LetterFilter, request.query_params)
+            arguments.times()
         except BadArguments as e:
             return self._error(request, e)
         lines = export(self._visitor(request).eye, arguments)

@@ -21,6 +21,7 @@ from gantrymq.console.gathered import Gathered
 from gantrymq.console.history import History
 from gantrymq.console.limited import LimitedAdmin, Limits
 from gantrymq.console.settings import Settings
+from gantrymq.console.works import Works
 from gantrymq.protocol.bodies.route import ClusterInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.remoting.connection import RpcHook
@@ -113,8 +114,10 @@ class Eye:
         self.topics = Gathered(self._gather_topics, settings.tables_fresh_s)
         self.groups = Gathered(self._gather_groups, settings.tables_fresh_s)
         self.findings = Gathered(self._gather_findings, DOCTOR_FRESH_S)
+        self.works = Works()
 
     async def close(self) -> None:
+        await self.works.close()
         await asyncio.gather(*(part.close() for part in (self.servers, self.topics, self.groups, self.findings)))
         if self._gathering is not self.admin:
             await self._there(self._gathering.close())

@@ -20,6 +20,8 @@ API = "/api/v1"
 
 A = TypeVar("A", bound=msgspec.Struct)
 
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -68,7 +70,7 @@ def openapi(pages: Sequence[Page]) -> dict[str, Any]:
                 "parameters": parameters,
                 "responses": {
                     "200": {"description": page.title, "content": {"application/json": {"schema": schema}}},
-                    "default": {"description": "{error: what went wrong}"},
+                    "default": {"description": "What went wrong", "content": {"application/json": {"schema": _ERROR}}},
                 },
             }
         }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from weakref import WeakValueDictionary
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.controller.leadership import Leadership
+from gantrymq.controller.leases import Leases
 from gantrymq.controller.replicas import Decision, Replicas
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -19,9 +21,10 @@ log = peer_log(__name__)
 class Changes:
     """Makes them, each set's one after the other, those of several sets side by side."""
 
-    def __init__(self, replicas: Replicas, leadership: Leadership) -> None:
+    def __init__(self, replicas: Replicas, leadership: Leadership, leases: Leases) -> None:
         self._replicas = replicas
         self._leadership = leadership
+        self._leases = leases
         self._tasks = Tasks("changing a broker set")
         self._stopped = False
         #: By broker name, while somebody has or wants it.
@@ -63,9 +66,13 @@ class Changes:
         if changed is not None:
             before = self._replicas.any(broker_name)
             changed.check_follows(before)
-            if await self._leadership.commit(changed):
-                self._replicas.apply(changed)
-            if before is None or changed.master_epoch != before.master_epoch:
+            is_next_epoch = before is None or changed.master_epoch != before.master_epoch
+            with ExitStack() as stack:
+                if is_next_epoch:
+                    stack.enter_context(self._leases.ending(broker_name))
+                if await self._leadership.commit(changed):
+                    self._replicas.apply(changed)
+            if is_next_epoch:
                 log.info(
                     "broker set %s: master %s, epoch %d, sync-state set %s, epoch %d",
                     broker_name,

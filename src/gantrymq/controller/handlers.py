@@ -13,8 +13,8 @@ from gantrymq.config import format_properties
 from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.elections import Elections
-from gantrymq.controller.former_leases import MAX_LEASE_MS
 from gantrymq.controller.leadership import Leadership
+from gantrymq.controller.leases import Leases
 from gantrymq.controller.live_brokers import (
     DEFAULT_TIMEOUT_MS,
     LAST_PRIORITY,
@@ -69,6 +69,7 @@ class RequestHandlers:
         replicas: Replicas,
         live_brokers: LiveBrokers,
         leadership: Leadership,
+        leases: Leases,
         changes: Changes,
         elections: Elections,
         file_changes: FileChanges,
@@ -81,6 +82,7 @@ class RequestHandlers:
         self._replicas = replicas
         self._live_brokers = live_brokers
         self._leadership = leadership
+        self._leases = leases
         self._changes = changes
         self._elections = elections
         self._file_changes = file_changes
@@ -149,7 +151,7 @@ class RequestHandlers:
         self._elections.heard(identity)
         self._expect(max(timeout_ms, SOONEST_MS) / 1000)
         # Only who leads elects another master, and not before this time is over.
-        lease_ms = min(timeout_ms, MAX_LEASE_MS) if self._leadership.is_leader else 0
+        lease_ms = self._leases.granted_ms(header.broker_name, timeout_ms, is_leader=self._leadership.is_leader)
         known = self._replicas.get(header.broker_name)
         # Who was replaced while it was silent, and hasn't been told, is granted nothing.
         fields = {LEASE_FIELD: str(lease_ms), LEASE_EPOCH_FIELD: str(known.master_epoch if known is not None else 0)}

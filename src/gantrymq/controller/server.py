@@ -15,6 +15,7 @@ from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.former_leases import MAX_LEASE_MS
 from gantrymq.controller.handlers import RequestHandlers
 from gantrymq.controller.leadership import Leadership
+from gantrymq.controller.leases import Leases
 from gantrymq.controller.live_brokers import SOONEST_MS, LiveBrokers
 from gantrymq.controller.metrics import collect
 from gantrymq.controller.replicas import Replicas
@@ -76,7 +77,8 @@ class Controller:
         self.address = reachable(config.bind_address, self._server.port)
         me = Leader(config.self_id, place.address or address_for_brokers(config, self._server.port))
         self.leadership = Leadership(store or self._store(), me, self.jobs, self._elected)
-        self._changes = Changes(self.replicas, self.leadership)
+        leases = Leases()
+        self._changes = Changes(self.replicas, self.leadership, leases)
         self._role_changes = RoleChanges(client, self.replicas)
         self.elections = Elections(
             config, self.replicas, self.live_brokers, self.leadership, self._changes, self._role_changes
@@ -89,6 +91,7 @@ class Controller:
             self.replicas,
             self.live_brokers,
             self.leadership,
+            leases,
             self._changes,
             self.elections,
             self._file_changes,

@@ -71,9 +71,10 @@ class Message:
             self.properties[names.SHARDING_KEY] = sharding_key
         if delay_level or delay_ms is not None or deliver_at_ms is not None:
             self.properties.update([_delay(delay_level, delay_ms, deliver_at_ms)])
-        for name, value in self.properties.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise IllegalMessage(f"property {name!r} is {value!r}: names and values are strings")
+        if self._properties:
+            for name, value in self._properties.items():
+                if not isinstance(name, str) or not isinstance(value, str):
+                    raise IllegalMessage(f"property {name!r} is {value!r}: names and values are strings")
 
     @property
     def properties(self) -> dict[str, str]:

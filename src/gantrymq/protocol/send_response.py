@@ -21,12 +21,13 @@ from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
 _BINARY_HEAD = Struct(">iIhBhiiii")
 _BINARY_HEADER_SIZE = _BINARY_HEAD.size - 8
 _pack_binary_head = _BINARY_HEAD.pack
-_BINARY_ENCODING = SerializeType.ROCKETMQ << 24
+_BINARY = int(SerializeType.ROCKETMQ)
+_BINARY_ENCODING = _BINARY << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
 _LENGTHS = [n.to_bytes(4, "big") for n in range(24)]
-#: Names in a binary answer, each followed by the first three bytes of its value's length.
-_MSG_ID = b"\x00\x05msgId"
+#: Names in a binary answer, each followed by the first two or three bytes of its value's length.
+_MSG_ID = b"\x00\x05msgId\x00\x00"
 _QUEUE_ID = b"\x00\x07queueId\x00\x00\x00"
 _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 #: What is said of traces has no more bytes.
@@ -103,32 +104,41 @@ class SendAnswer(NamedTuple):
     """What `decode_send_response` finds; without a word about traces these are the defaults."""
 
     msg_id: str
-    queue_id: int
     queue_offset: int
     region_id: str
     trace_on: bool
 
 
-def decode_send_response(response: RemotingCommand) -> SendAnswer | None:
-    """An answer as `SendResponses` writes it; None for one of any other shape.
+@lru_cache(maxsize=4096)
+def _between(queue_id: int) -> bytes:
+    """What stands between the message id and the queue offset's length."""
+    queue = b"%d" % queue_id
+    return b"%b%c%b%b" % (_QUEUE_ID, len(queue), queue, _QUEUE_OFFSET)
 
-    1 us instead of the 3 us of a dictionary and a typed header.
+
+def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer | None:
+    """An answer as `SendResponses` writes it, of a message for that queue; None for one of any other shape.
+
+    0.7 us instead of the 3 us of a dictionary and a typed header.
     """
     ext = response.raw_ext
-    if response.serialize_type != SerializeType.ROCKETMQ or not ext.startswith(_MSG_ID):
+    if response.serialize_type != _BINARY or ext[:9] != _MSG_ID:
         return None
-    queue_at = 11 + int.from_bytes(ext[7:11], "big")
-    if ext[queue_at : queue_at + 12] != _QUEUE_ID:
+    between = _between(queue_id)
+    try:
+        # A batch's ids take more than one byte of their length, more than two are rare.
+        id_end = 11 + (ext[9] << 8) + ext[10]
+        length_at = id_end + len(between)
+        start = length_at + 1
+        end = start + ext[length_at]
+    except IndexError:
         return None
-    offset_at = queue_at + 13 + ext[queue_at + 12]
-    if ext[offset_at : offset_at + 16] != _QUEUE_OFFSET:
-        return None
-    end = offset_at + 17 + ext[offset_at + 16]
-    queue, offset = ext[queue_at + 13 : offset_at], ext[offset_at + 17 : end]
+    offset = ext[start:end]
     trace = _trace(ext[end:]) if 0 <= len(ext) - end <= _LONGEST_TAIL else None
-    if trace is None or not queue.isdigit() or not offset.isdigit():
+    if trace is None or ext[id_end:length_at] != between or not offset.isdigit():
         return None
-    return _new(SendAnswer, (ext[11:queue_at].decode("ascii", "replace"), int(queue), int(offset), *trace))
+    region_id, trace_on = trace
+    return _new(SendAnswer, (ext[11:id_end].decode("ascii", "replace"), int(offset), region_id, trace_on))
 
 
 @lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ log = peer_log(__name__)
 _EVERY_S = 1.0
 MAX_WAITING = 100_000
 #: Of a client's id, which it makes up.
-_LONGEST_ID = 200
+LONGEST_ID = 200
 
 
 class AccessLog:
@@ -53,7 +53,7 @@ class AccessLog:
         if len(self._lines) >= MAX_WAITING:
             self._lost += 1
             return
-        name = quote(client_id[:_LONGEST_ID], safe="@#:._-") or "-"
+        name = quote(client_id[:LONGEST_ID], safe="@#:._-") or "-"
         self._lines.append(f"{clock.now_ms()} {peer} {name} {method} {result} {1000 * seconds:.1f}\n")
 
     async def _write(self) -> None:

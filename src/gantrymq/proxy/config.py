@@ -66,7 +66,7 @@ class ProxyConfig(TlsConfig):
     #: The address of that port; bindAddress without one.
     metrics_prom_exporter_host: str = ""
 
-    #: A file with a line for each call by gRPC: when (ms), from where, which client, method, result, how long (ms).
+    #: A file with a line for each call or request: when (ms), from where, which client, what, result, how long (ms).
     access_log_path: Path | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a proxy tells Prometheus: calls by method and result, clients, connections, messages that have begun.
+"""What a proxy tells Prometheus: calls by method and result, requests by code and result, clients, connections.
 
 `rocketmq_proxy_up` and its labels are those of Java's proxy (`ProxyMetricsManager`), which has no other figure.
 """
@@ -47,6 +47,7 @@ def labels_of(config: ProxyConfig) -> dict[str, str]:
 def collect(
     labels: Mapping[str, str],
     figures: CallFigures,
+    remoting_figures: CallFigures,
     clients: Clients,
     jobs: Iterable[JobReport],
     *,
@@ -71,6 +72,21 @@ def collect(
         Kind.HISTOGRAM,
         "How long calls took; those of consumers wait for messages.",
         [({**labels, "method": method}, histogram) for method, histogram in sorted(figures.seconds.items())],
+    )
+    yield Metric(
+        "gantry_proxy_remoting_requests_total",
+        Kind.COUNTER,
+        "Requests by the remoting protocol that have ended, by request code and result.",
+        [
+            ({**labels, "request": name, "result": result}, count)
+            for (name, result), count in sorted(remoting_figures.results.items())
+        ],
+    )
+    yield Metric(
+        "gantry_proxy_remoting_request_seconds",
+        Kind.HISTOGRAM,
+        "How long requests by the remoting protocol took; those of consumers wait for messages.",
+        [({**labels, "request": name}, histogram) for name, histogram in sorted(remoting_figures.seconds.items())],
     )
     kinds = Counter(ClientType.Name(client.client_type).lower() for client in clients)
     yield Metric(

@@ -21,6 +21,7 @@ from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
+from gantrymq.proxy.passing.requests_seen import RequestsSeen
 from gantrymq.proxy.passing.server import RemotingSide
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
@@ -90,7 +91,9 @@ class Proxy:
             guard = Access(config, metadata).check
             remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
-        self._figures = CallFigures() if config.metrics_exporter_type is MetricsExporterType.PROM else None
+        counts = config.metrics_exporter_type is MetricsExporterType.PROM
+        self._figures = CallFigures() if counts else None
+        self._remoting_figures = CallFigures() if counts else None
         path = config.access_log_path
         self._access_log = AccessLog(path, self.jobs) if path is not None else None
         self._service = Service(
@@ -114,6 +117,7 @@ class Proxy:
             self.jobs,
             ssl_context=client_context(config),
             http2=(lambda: self._server.connected()) if config.enable_remoting_local_proxy_grpc else None,
+            seen=RequestsSeen(self._remoting_figures, self._access_log) if counts or path is not None else None,
         )
         try:
             self._server = ProxyServer(
@@ -175,9 +179,11 @@ class Proxy:
 
     def _collect(self) -> Iterator[Metric]:
         assert self._figures is not None
+        assert self._remoting_figures is not None
         yield from collect(
             labels_of(self.config),
             self._figures,
+            self._remoting_figures,
             self.clients,
             self.jobs,
             connections=len(self._server.connections),

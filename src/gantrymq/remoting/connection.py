@@ -35,7 +35,7 @@ from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
-from gantrymq.remoting.pending_requests import PendingRequests
+from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.room import Rooms
 from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
@@ -333,13 +333,12 @@ class Connection(FlowControl):
         Raises ConnectionLost, or RequestTimeout when both together took longer than `timeout_ms`.
         """
         if self._writable is not None:
-            timeout_ms = await self._room_to_write(timeout_ms)
+            timeout_ms = await self.room_to_write(timeout_ms)
         future = self.start_request(request, timeout_ms)
-        opaque = request.opaque
         try:
             response = await future
         except asyncio.CancelledError:
-            self._pending.discard(opaque)
+            self.forget(request)
             raise
         for hook in self._hooks:
             hook.after_response(self.address, request, response)
@@ -350,13 +349,22 @@ class Connection(FlowControl):
         self._send(request)
         return self._pending.add(request.opaque, self.address, timeout_ms)
 
+    def pass_request(self, request: RemotingCommand, timeout_ms: int, waiting: Waiting) -> None:
+        """Like `start_request`; `waiting` is told at once of what comes of it, before more is read."""
+        self._send(request)
+        self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
+
+    def forget(self, request: RemotingCommand) -> None:
+        """Nobody waits for the answer to `request` any more, which was sent here last."""
+        self._pending.discard(request.opaque)
+
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
         """Sends `request` without waiting for an answer, only for room in the write buffer.
 
         Raises ConnectionLost, or RequestTimeout when there was no room.
         """
         if self._writable is not None:
-            await self._room_to_write(timeout_ms)
+            await self.room_to_write(timeout_ms)
         self.send_oneway(request)
 
     def send_oneway(self, request: RemotingCommand) -> None:

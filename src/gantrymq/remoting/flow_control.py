@@ -164,7 +164,7 @@ class FlowControl(asyncio.Protocol):
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=high_water)
 
-    async def _room_to_write(self, timeout_ms: int) -> int:
+    async def room_to_write(self, timeout_ms: int) -> int:
         """Waits until the write buffer has room; what is left of `timeout_ms`."""
         deadline = self._loop.time() + timeout_ms / 1000
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.errors import ConnectionLost, RequestTimeout
@@ -14,8 +14,20 @@ from gantrymq.protocol.command import RemotingCommand
 TIMER_GRAIN_S = 0.01
 
 
+#: A NamedTuple's own constructor costs twice as much.
+_new = tuple.__new__
+
+
+class Waiting(Protocol):
+    """Who waits for a response: a future, or who must know of it while the read that brought it is under way."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: RemotingCommand, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
 class _Pending(NamedTuple):
-    future: asyncio.Future[RemotingCommand]
+    waiting: Waiting
     deadline: float
     timeout_ms: int
     address: str
@@ -37,20 +49,24 @@ class PendingRequests:
     def add(self, opaque: int, address: str, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Waits for the response to a request that was sent to `address`."""
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        self.add_waiting(opaque, address, timeout_ms, future)
+        return future
+
+    def add_waiting(self, opaque: int, address: str, timeout_ms: int, waiting: Waiting) -> None:
+        """Like `add`, for who isn't a future."""
         deadline = self._loop.time() + timeout_ms / 1000
-        self._pending[opaque] = _Pending(future, deadline, timeout_ms, address)
+        self._pending[opaque] = _new(_Pending, (waiting, deadline, timeout_ms, address))
         if deadline < self._look_at:
             self._look_at = deadline
             self._job.start()
             self._job.wake(timeout_ms / 1000)
-        return future
 
     def answer(self, response: RemotingCommand) -> bool:
         """Hands the response to who waits for it; False when nobody does, any more."""
         pending = self._pending.pop(response.opaque, None)
-        if pending is None or pending.future.done():
+        if pending is None or pending.waiting.done():
             return False
-        pending.future.set_result(response)
+        pending.waiting.set_result(response)
         return True
 
     def discard(self, opaque: int) -> None:
@@ -60,20 +76,20 @@ class PendingRequests:
     def connection_lost(self, message: str) -> None:
         """Ends all with ConnectionLost."""
         for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(ConnectionLost(message, pending.address))
+            if not pending.waiting.done():
+                pending.waiting.set_exception(ConnectionLost(message, pending.address))
         self._pending.clear()
         self._job.cancel()
 
     def _end_late(self) -> float | None:
         now = self._loop.time()
         self._look_at = math.inf
-        for opaque, (future, deadline, timeout_ms, address) in list(self._pending.items()):
-            if future.done():
+        for opaque, (waiting, deadline, timeout_ms, address) in list(self._pending.items()):
+            if waiting.done():
                 del self._pending[opaque]
             elif deadline <= now:
                 del self._pending[opaque]
-                future.set_exception(RequestTimeout(f"{address} did not answer in {timeout_ms} ms", address))
+                waiting.set_exception(RequestTimeout(f"{address} did not answer in {timeout_ms} ms", address))
             elif deadline < self._look_at:
                 self._look_at = deadline
         if self._look_at == math.inf:

@@ -9,7 +9,7 @@ from math import inf
 from typing import cast
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.errors import FrameError, RecordError, ReplicationError, StoreBusy, StoreError, StoreFull
+from gantrymq.errors import FrameError, RecordError, ReplicationError, StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
 from gantrymq.remoting.address import parse_address
@@ -32,8 +32,8 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
 #: Frames are put into the store for so long in one turn of the loop, s.
 _TURN_S = 0.005
-#: The disk is full: the next attempt, s.
-_FULL_PAUSE_S = 1.0
+#: Nothing can be stored: the next attempt, s.
+_TROUBLE_PAUSE_S = 1.0
 #: How often the master is looked at at most, s.
 _LOOK_S = 1.0
 
@@ -166,6 +166,10 @@ class HaSlave:
         address = self._address
         if address is None or self._connection is not None:
             return inf
+        if (trouble := self._store.trouble) is not None:
+            # Connected it might count as in sync, and senders would wait for it.
+            self.refusal = trouble
+            return _TROUBLE_PAUSE_S
         self._began_at = self._store.max_physical_offset
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -279,11 +283,6 @@ class HaSlave:
             loop = asyncio.get_running_loop()
             self._store.when_room(partial(_in_loop, loop, self._putting.wake))
             return inf
-        except StoreFull as e:
-            connection.pause()
-            self.refusal = str(e)
-            log.warning("the store takes no more of the master's log: %s", e)
-            return _FULL_PAUSE_S
         except ReplicationError as e:
             self._differed(e)
             return inf

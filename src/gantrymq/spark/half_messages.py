@@ -30,7 +30,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.spark.batch_bodies import BatchBody, Encoded
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
-from gantrymq.spark.sender import RowSender
+from gantrymq.spark.sender import RowSender, naming_rows
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
@@ -88,12 +88,15 @@ class HalfSender(RowSender):
             )
 
         try:
-            result = await self._cluster.send(asked, command)
+            with naming_rows(decode_batch(request.body)):
+                result = await self._cluster.send(asked, command)
         except BrokerError as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            log.info("broker %s takes no batches of half messages: one by one", latest.broker_name)
-            self._others.add(latest.broker_name)
+            # Of one message it may be said for its size alone.
+            if request.messages > 1:
+                log.info("broker %s takes no batches of half messages: one by one", latest.broker_name)
+                self._others.add(latest.broker_name)
             return False
         place = HalfRange(result.queue_offset, _physical_offset(result.queue, result.offset_msg_id), request.messages)
         self.halves.append(Halves(result.queue, place))
@@ -108,7 +111,8 @@ class HalfSender(RowSender):
             )
 
         async with self._alone:
-            result = await self._cluster.send(queues, command)
+            with naming_rows([message]):
+                result = await self._cluster.send(queues, command)
         return Halves(
             result.queue, HalfRange(result.queue_offset, _physical_offset(result.queue, result.offset_msg_id), 1)
         )

@@ -14,7 +14,7 @@ from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import ClientError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import binary_header
-from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.batch import decode_batch, encode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
@@ -22,7 +22,7 @@ from gantrymq.spark.batch_bodies import Encoded, PlainRows, SequencedBatch, requ
 from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.spark.row_messages import NumberedRow, TopicMessages
-from gantrymq.spark.sender import queue_of
+from gantrymq.spark.sender import naming_rows, queue_of
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
@@ -146,7 +146,8 @@ class IdempotentSender:
             request.raw_ext += field
             return request
 
-        return await self._cluster.send_rows(queue, command)
+        with naming_rows(decode_batch(body)):
+            return await self._cluster.send_rows(queue, command)
 
     def _is_at_least_once(self, broker: str) -> None:
         if broker not in self.at_least_once:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -54,6 +55,10 @@ _DELAY_COLUMNS = {
     "delayMs": names.TIMER_DELAY_MS,
     "deliverAt": names.TIMER_DELIVER_MS,
 }
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+#: What brokers add to the properties of half messages, at most: the topic, the queue, the group, the id once more, and
+#: 128 bytes that GantryMQ's keep free.
+_ROOM_OF_HALVES = 512
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
@@ -76,6 +81,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
                 f"{' or '.join(kind.simpleString() for kind in kinds)}"
             )
     given = {column.name for column in schema.fields}
+    if len(given) < len(schema.fields):
+        [(twice, _)] = Counter(column.name for column in schema.fields).most_common(1)
+        raise ConfigError(f"column {twice} is there twice: name each once")
     if body not in given:
         raise ConfigError(f"a rocketmq write needs a column {body}")
     if ("topic" in given) == (options.topic is not None):
@@ -138,7 +146,8 @@ class RowEncoder:
         self._why_not_delayed = _why_not_delayed(options)
         self._is_numbered = options.exactly_once
         self._may_be_plain = not options.body and not _problem_with(options.topic)
-        self._most_bytes = names.MAX_PROPERTIES_LENGTH - (SEQUENCE_LENGTH if options.exactly_once else 0)
+        room = SEQUENCE_LENGTH if options.exactly_once else _ROOM_OF_HALVES if options.transactional else 0
+        self._most_bytes = names.MAX_PROPERTIES_LENGTH - room
 
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
@@ -158,7 +167,7 @@ class RowEncoder:
         return self._encode_one_by_one(batch)
 
     def _encode_one_by_one(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
-        given = {name: _values(name, batch.column(name)) for name in batch.schema.names}
+        given = {name: self._values(name, batch.column(name)) for name in batch.schema.names}
         if self._body is not None:
             given["body"] = given[VALUE]
             if self._encode_value is None:
@@ -184,7 +193,7 @@ class RowEncoder:
                 is_alone = self._check_delay(own)
                 digest, message = self._message(own, body, keys, tags, sharding_key)
             except IllegalMessage as e:
-                e.add_note(f"row {self._row} of the partition ({self._id_prefix})")
+                self._name_row(e, self._row)
                 raise
             if self._is_numbered:
                 of_topic.numbered.append(NumberedRow(self._row, sharding_key, digest, message))
@@ -198,6 +207,29 @@ class RowEncoder:
         for topic, of_topic in messages.items():
             of_topic.free = [batch_body(request) for request in requests_of(free.get(topic, []))]
         return messages
+
+    def _values(self, name: str, column: pa.Array) -> list[Any]:
+        if name == "deliverAt":
+            # In ms, rounded down.
+            column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+        elif name == "body" and column.type in _TEXTS:
+            # Spark's strings may have any bytes, and a body may, too.
+            column = column.cast(pa.large_binary())
+        try:
+            values: list[Any] = column.to_pylist()
+        except UnicodeDecodeError:
+            for i, value in enumerate(column):
+                try:
+                    value.as_py()
+                except UnicodeDecodeError as e:
+                    problem = IllegalMessage(f"column {name} is no Unicode text: {e}")
+                    self._name_row(problem, self._row + i)
+                    raise problem from e
+            raise
+        return values
+
+    def _name_row(self, error: IllegalMessage, row: int) -> None:
+        error.add_note(f"row {row} of the partition ({self._id_prefix})")
 
     def _own(self, properties: list[tuple[str, str | None]]) -> dict[str, str]:
         """Of a row's properties those that are its own, and not the system's word about another message."""
@@ -215,14 +247,15 @@ class RowEncoder:
         self,
         own: dict[str, str],
         body: bytes | str | None,
-        keys: str | list[str] | None,
+        keys: str | list[str | None] | None,
         tags: str | None,
         sharding_key: str | None,
     ) -> tuple[int, Encoded]:
         if not body:
             raise IllegalMessage("the body is null or empty, which no message's may be")
-        if keys:
-            own[names.KEYS] = keys if isinstance(keys, str) else names.KEY_SEPARATOR.join(keys)
+        text = names.KEY_SEPARATOR.join(filter(None, keys)) if isinstance(keys, list) else keys
+        if text:
+            own[names.KEYS] = text
         if tags:
             own[names.TAGS] = tags
         if sharding_key:
@@ -266,11 +299,3 @@ def _problem_with(topic: str | None) -> str | None:
     if topic in SEND_FORBIDDEN_TOPICS:
         return f"clients may not send to the system topic {topic}"
     return topic_problem(topic)
-
-
-def _values(name: str, column: pa.Array) -> list[Any]:
-    if name == "deliverAt":
-        # In ms, rounded down.
-        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gantrymq.client.producing.send_command import send_command
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.row_ids import GANTRY_ID
 from gantrymq.spark.batch_bodies import BatchBody, Encoded, batch_body, requests_of
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import PRODUCER_GROUP
@@ -64,7 +69,8 @@ class RowSender:
         def command(queue: MessageQueue) -> RemotingCommand:
             return send_command(PRODUCER_GROUP, queue, request.body, b"", now_ms(), batch=True)
 
-        await self._cluster.send(queues, command)
+        with naming_rows(decode_batch(request.body)):
+            await self._cluster.send(queues, command)
 
     async def _send_alone(self, queues: Sequence[MessageQueue], message: Encoded) -> None:
         _, body, properties = message
@@ -73,13 +79,28 @@ class RowSender:
             return send_command(PRODUCER_GROUP, queue, body, properties, now_ms())
 
         async with self._alone:
-            await self._cluster.send(queues, command)
+            with naming_rows([message]):
+                await self._cluster.send(queues, command)
 
     async def _write_queues(self, topic: str) -> list[MessageQueue]:
         queues = self._queues.get(topic)
         if queues is None:
             queues = self._queues[topic] = await self._cluster.write_queues(topic)
         return queues
+
+
+@contextmanager
+def naming_rows(messages: Iterable[Encoded]) -> Iterator[None]:
+    """A broker's error says which rows it is about."""
+    try:
+        yield
+    except BrokerError as e:
+        ids = [(find_property(properties, GANTRY_ID.encode()) or b"").decode() for _, _, properties in messages]
+        prefix, _, last = ids[-1].rpartition("-")
+        first = ids[0].rpartition("-")[2]
+        rows = f"row {last}" if len(ids) == 1 else f"{len(ids)} rows from {first} to {last}"
+        e.add_note(f"{rows} of the partition ({prefix})")
+        raise
 
 
 def queue_of(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:

@@ -99,6 +99,8 @@ class Replica:
         self._repeated = 0
         #: Queues that got messages and nobody knows of it.
         self._told: dict[ConsumeQueue, None] = {}
+        #: Called when the log has lost its end, while nothing is behind that: places in queues may be beyond theirs.
+        self.was_cut: Callable[[], None] = lambda: None
         #: Place and checksum of what was refused and may come again.
         self._doubted = (-1, 0)
 
@@ -131,6 +133,7 @@ class Replica:
             self._queues.delete(list(self._queues))
             self._index.cut(0)
             self._log.begin_at(physical_offset, self._trash)
+        self.was_cut()
 
     def truncate(self, physical_offset: int) -> None:
         """The log ends there, where a record begins; queues and index, too. Nothing changes when it ends before.
@@ -150,6 +153,7 @@ class Replica:
                     queue.drop_from(physical_offset)
                 self._index.cut(physical_offset)
                 commit_log.cut(physical_offset)
+            self.was_cut()
         self.restart()
 
     def _check_copy(self) -> None:

@@ -2,7 +2,8 @@
 
 To unlink a file of a gigabyte takes long where its blocks are scattered, and its entry in the directory must be gone
 from the disk before the next one's: the flusher's thread does both. A topic of thousands of queues takes long, too:
-its directory is renamed at once, to one in `bin`, and emptied in steps. What is in `bin` when a store is opened goes.
+its directory is renamed at once, to one in `bin`, and emptied in steps once that is on the disk: or a power failure
+could bring back a topic with some of its queues. What is in `bin` when a store is opened goes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Trash:
         self._paths: deque[Path] = deque()
         #: Directories in `bin`, and what is still mapped of their files.
         self._directories: deque[tuple[Path, list[MappedFile]]] = deque()
+        #: By directory in `bin`: where it was before, while that isn't on the disk.
+        self._was_in: dict[Path, Path] = {}
         #: Why the first file is still there; "" when nothing is known against it.
         self.problem = ""
 
@@ -59,6 +62,7 @@ class Trash:
                 files.make_directory(self._bin)
                 self._is_made = True
             files.rename(path, target)
+            self._was_in[target] = path.parent
         except OSError:
             # As on a full disk, where there is no room for another directory. Not later: a new topic may stand there.
             files.remove_tree(path)
@@ -83,6 +87,15 @@ class Trash:
         ends = monotonic() + _STEP_S
         while self._directories and monotonic() < ends:
             directory, mapped = self._directories[0]
+            if directory in self._was_in:
+                try:
+                    sync_directory(self._was_in[directory])
+                except FileNotFoundError:
+                    # That was deleted, too.
+                    pass
+                except (OSError, StoreError):
+                    return
+                del self._was_in[directory]
             while mapped and monotonic() < ends:
                 mapped.pop().unmap()
             if not mapped and _is_gone(directory, ends):

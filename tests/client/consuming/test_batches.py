@@ -49,7 +49,7 @@ async def test_full_batches_and_the_rest(
         topic,
         handle if kind == "async" else plain,
         consume_batch_size=8,
-        consume_batch_wait_ms=300,
+        consume_batch_wait_ms=1000,
     )
     async with nothing_left(), consumer:
         await until(lambda: sum(map(len, batches)) == len(BODIES))
@@ -90,7 +90,8 @@ async def test_each_message_has_its_outcome(
         return outcome(messages)
 
     await send_all(producer, topic, BODIES)
-    async with consuming(name_server, unique, topic, handle, consume_batch_size=len(BODIES), consume_batch_wait_ms=500):
+    size = len(BODIES)
+    async with consuming(name_server, unique, topic, handle, consume_batch_size=size, consume_batch_wait_ms=1500):
         await until(lambda: sum(message.reconsume_times == 1 for message in got) == again)
     if again == 1:
         assert [message.body for message in got if message.reconsume_times] == [b"3"]
@@ -108,12 +109,14 @@ async def test_outcomes_of_another_number_are_none(
 
 async def test_so_many_batches_at_a_time(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     now = most = count = 0
+    go_on = asyncio.Event()
 
     async def handle(messages: list[MessageExt]) -> None:
         nonlocal now, most, count
         now += 1
         most = max(most, now)
-        await asyncio.sleep(0.005)
+        await go_on.wait()
+        await asyncio.sleep(0)
         now -= 1
         count += len(messages)
 
@@ -121,6 +124,8 @@ async def test_so_many_batches_at_a_time(name_server: str, producer: Producer, t
     async with consuming(
         name_server, unique, topic, handle, consume_batch_size=2, consume_batch_wait_ms=10, concurrency=3
     ):
+        await until(lambda: now == 3)
+        go_on.set()
         await until(lambda: count == len(BODIES))
     assert most == 3
 

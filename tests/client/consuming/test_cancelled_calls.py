@@ -50,7 +50,9 @@ def _is_known(producer: SyncProducer) -> bool:
 
 @pytest.fixture
 async def _silence(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """In its debug mode asyncio has nothing to say."""
+    """In its debug mode asyncio has nothing to say; of what other tests left behind, not here."""
+    gc.collect()
+    caplog.clear()
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
     loop.slow_callback_duration = 10.0  # A busy machine is no fault.

@@ -158,10 +158,10 @@ async def test_only_so_many_batches_are_under_way() -> None:
     sends = Sends()
     sends.held = asyncio.Event()
     accumulator = BatchAccumulator(sends, linger_ms=30_000, batch_size=100)
-    futures = [accumulator.add(("t", None), part(n), 200) for n in range(3 * MAX_UNDER_WAY)]
+    futures = [accumulator.add(("t", None), part(n), 1000) for n in range(3 * MAX_UNDER_WAY)]
     await until(lambda: sends.batches)
     assert len(sends.batches) == MAX_UNDER_WAY
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.1)
     sends.held.set()
     await asyncio.wait_for(asyncio.gather(*futures), 10)
     assert [ids for _, ids, _ in sends.batches] == [[f"ID{n}"] for n in range(3 * MAX_UNDER_WAY)]

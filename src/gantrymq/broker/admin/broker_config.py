@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.config import (
@@ -16,7 +15,6 @@ from gantrymq.config import (
     format_properties,
     from_properties,
     parse_properties,
-    property_key,
     read_properties,
     replace_file,
     to_properties,
@@ -25,12 +23,12 @@ from gantrymq.config import (
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.topic_config import DataVersion
+from gantrymq.protocol.broker_keys import READ_AT_START
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.stats import GetBrokerConfigResponseHeader
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
@@ -40,50 +38,6 @@ log = peer_log(__name__)
 MAX_CHANGE_BYTES = 64 * 1024
 #: Java's black list (`AdminBrokerProcessor.initConfigBlackList`).
 _BLACK_LIST = {"brokerConfigPath", "configBlackList", "rocketmqHome"}
-#: What the broker is, or has opened or counted on since its start; docs/broker.md says so, too. Java takes a new value
-#: and goes on with the old. All other keys take effect at once, those that Java applies while it runs among them.
-READ_AT_START = {
-    "brokerName",
-    "brokerClusterName",
-    "brokerId",
-    "brokerRole",
-    "brokerIP1",
-    "bindAddress",
-    "listenPort",
-    "fastListenEnable",
-    "haListenPort",
-    "haMasterAddress",
-    "haTlsEnable",
-    "metricsPort",
-    "enableControllerMode",
-    "controllerAddr",
-    "enableSlaveActingMaster",
-    "syncBrokerMemberGroupPeriod",
-    "brokerHeartbeatInterval",
-    "syncControllerMetadataPeriod",
-    "checkSyncStateSetPeriod",
-    *(property_key(field) for field in fields(TlsConfig)),
-    *(property_key(field) for field in fields(AuthConfig)),
-    "sendThreadPoolQueueCapacity",
-    "clusterTopicEnable",
-    "brokerTopicEnable",
-    "traceTopicEnable",
-    "msgTraceTopicName",
-    "storePathRootDir",
-    "storePathCommitLog",
-    "mappedFileSizeCommitLog",
-    "mappedFileSizeConsumeQueue",
-    "flushDiskType",
-    "messageDelayLevel",
-    "maxHashSlotNum",
-    "maxIndexNum",
-    "enabledAppendPropCRC",
-    "forceVerifyPropCRC",
-    "timerWheelEnable",
-    "timerPrecisionMs",
-    "timerRollWindowSlot",
-    "mappedFileSizeTimerLog",
-}
 
 
 class BrokerConfigAdmin(Part):

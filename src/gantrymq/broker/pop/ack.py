@@ -30,6 +30,9 @@ from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 
+#: A handle's pop may be so much later than now, ms: each change takes one more, as long as the millisecond is the same.
+_AHEAD_MS = 1000
+
 
 class PopAcks:
     """The acknowledgements of one broker. `wake(topic, group, queue id)`: the time of an orderly queue has changed."""
@@ -153,9 +156,11 @@ class PopAcks:
         now_ms = clock.now_ms()
         if handle.is_orderly:
             return self._change_orderly(header, handle, now_ms)
+        # Checkpoints are told apart by their pop's time, and this one's must not be taken for that of the handle.
+        pop_time = handle.pop_time + 1 if 0 <= handle.pop_time - now_ms < _AHEAD_MS else now_ms
         checkpoint = Checkpoint(
             start_offset=header.offset,
-            pop_time=now_ms,
+            pop_time=pop_time,
             invisible_time=header.invisible_time,
             count=1,
             queue_id=header.queue_id,
@@ -165,9 +170,17 @@ class PopAcks:
             broker_name=handle.broker_name,
             suspend=bool(header.suspend),
         )
-        self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
-        self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
-        return _changed(now_ms, header.invisible_time, handle.revive_queue_id)
+        ack = _ack_of(header, handle)
+        if not self._buffer.keeps_all:
+            self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
+            self._ack(ack, handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        elif not self._buffer.prolong(ack.key, checkpoint, handle.revive_queue_id):
+            # In memory alone a new time could be forgotten, and the message with it.
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "service not available now: the master handed the message out, and is gone; it comes back at its time",
+            )
+        return _changed(pop_time, header.invisible_time, handle.revive_queue_id)
 
     def _change_orderly(self, header: ChangeInvisibleTimeRequestHeader, handle: ReceiptHandle, now_ms: int) -> Reply:
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id

@@ -8,6 +8,9 @@ A group's offset moves only over checkpoints that are acknowledged whole or are 
 here is popped again from the queue: at least once, as everywhere. Another's commit (a reset of the group) wins: the
 checkpoints that were to move the offset no longer do.
 
+While a slave stands in for its master, whose log it can't write, checkpoints stay here until their messages come back,
+and hold the offset back for so long.
+
 Plain tables, told the time in ms.
 """
 
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.errors import StoreBusy
 from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
 #: Topic, group, queue id.
@@ -50,7 +54,10 @@ class _Queue:
 
 
 class PopBuffer:
-    """`store(checkpoint, revive queue id)` writes to the revive log, or raises and will be called again."""
+    """`store(checkpoint, revive queue id)` writes to the revive log, or raises and will be called again.
+
+    With `keeps_all` it is called when the checkpoint's messages are to come back, and not before.
+    """
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class PopBuffer:
         #: (when it has to leave, number that makes it comparable, key)
         self._leaving: list[tuple[int, int, PopKey]] = []
         self._count = 0
+        self.keeps_all = False
 
     def set_limits(self, *, stay_ms: int, leave_before_ms: int, max_size: int) -> None:
         """For the checkpoints that come from now on."""
@@ -89,15 +97,52 @@ class PopBuffer:
     def add(self, checkpoint: Checkpoint, revive_queue_id: int, next_offset: int, now_ms: int) -> None:
         """Takes in what a pop is about to hand out. Raises what `store` raises; then nothing may be handed out."""
         pop = _Pop(next_offset, checkpoint, revive_queue_id)
-        leaves_at = min(checkpoint.pop_time + self._stay_ms, checkpoint.revive_time - self._leave_before_ms)
-        if leaves_at - now_ms < _SOON_MS or len(self._by_key) >= self._max_size or checkpoint.key in self._by_key:
+        is_here = not self._is_full(checkpoint)
+        if is_here and not self.keeps_all:
+            leaves_at = min(checkpoint.pop_time + self._stay_ms, checkpoint.revive_time - self._leave_before_ms)
+            is_here = leaves_at - now_ms >= _SOON_MS
+        else:
+            leaves_at = checkpoint.revive_time
+        if is_here:
+            self._keep(pop, checkpoint, leaves_at)
+        elif self.keeps_all:
+            raise StoreBusy(f"{len(self._by_key)} pops are in memory, and there is no log for more")
+        else:
             self._store(checkpoint, revive_queue_id)
             pop.is_settled = True
-        else:
-            self._by_key[checkpoint.key] = pop
-            self._count += 1
-            heapq.heappush(self._leaving, (leaves_at, self._count, checkpoint.key))
         self._append((checkpoint.topic, checkpoint.group, checkpoint.queue_id), pop)
+
+    def prolong(self, key: PopKey, checkpoint: Checkpoint, revive_queue_id: int) -> bool:
+        """Has one message of a pop come back at another time, as `checkpoint` says, which is of that message alone.
+
+        To be used with `keeps_all`. False when its pop isn't here; raises StoreBusy when there is no room.
+        """
+        pop = self._by_key.get(key)
+        if pop is None or pop.checkpoint is None:
+            return False
+        if self._is_full(checkpoint):
+            raise StoreBusy(f"{len(self._by_key)} pops are in memory, and there is no log for more")
+        new = _Pop(pop.checkpoint.start_offset, checkpoint, revive_queue_id)
+        entry = self._queues.get((checkpoint.topic, checkpoint.group, checkpoint.queue_id))
+        if entry is not None and pop in entry.pops:
+            # The offset passes over neither of them alone.
+            entry.pops.insert(entry.pops.index(pop), new)
+        self._keep(new, checkpoint, checkpoint.revive_time)
+        return self.ack(key, [checkpoint.start_offset])
+
+    def forget(self) -> None:
+        """The broker is a slave now: what is here is popped again at the master."""
+        self._by_key.clear()
+        self._queues.clear()
+        self._leaving.clear()
+
+    def _is_full(self, checkpoint: Checkpoint) -> bool:
+        return len(self._by_key) >= self._max_size or checkpoint.key in self._by_key
+
+    def _keep(self, pop: _Pop, checkpoint: Checkpoint, leaves_at: int) -> None:
+        self._by_key[checkpoint.key] = pop
+        self._count += 1
+        heapq.heappush(self._leaving, (leaves_at, self._count, checkpoint.key))
 
     def skip(self, queue: QueueKey, next_offset: int) -> None:
         """A pop looked at messages up to `next_offset` and wanted none."""

@@ -10,6 +10,8 @@ The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record t
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from gantrymq.broker.appender import Appender, is_passing
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
@@ -29,6 +31,7 @@ from gantrymq.protocol.bodies.pop import (
     MAX_MESSAGES,
     Ack,
     Checkpoint,
+    PopKey,
 )
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.java import tags_code
@@ -52,6 +55,8 @@ _TURN_S = 0.005
 _BATCH = 32
 
 _CHECKPOINT, _ACKS = CHECKPOINT_TAG.encode(), (ACK_TAG.encode(), BATCH_ACK_TAG.encode())
+#: So many acknowledgements of its master's pops a slave that stands in keeps in memory; 30 MB at most.
+_MOST_ACKS = 100_000
 #: What a message can do without where its properties have no room for more.
 _ABOUT_POPS = (names.FIRST_POP_TIME, names.ORIGIN_GROUP, names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC)
 
@@ -79,8 +84,10 @@ class PopRevive:
         self._retry = retry
         self._config = config
         self._queues: list[ReviveQueue] = []
-        #: Place in the log of its note -> what `bring_back_now` is at.
-        self._at_once: dict[int, WaitingPop] = {}
+        #: What `bring_back_now` and `bring_back` are at.
+        self._at_once: dict[PopKey, WaitingPop] = {}
+        #: What was acknowledged at a slave that stands in, of pops whose checkpoints it may read later.
+        self._acked: OrderedDict[PopKey, set[int]] = OrderedDict()
         #: The queue whose turn it is.
         self._next = 0
         #: Of which topic and group was said that it is gone.
@@ -97,6 +104,7 @@ class PopRevive:
         # A broker may be master more than once.
         self._queues.clear()
         self._at_once.clear()
+        self._acked.clear()
         self._next = 0
         for queue_id in range(self._log.queue_nums):
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
@@ -191,19 +199,39 @@ class PopRevive:
     def bring_back_now(self, note: Record) -> None:
         """Brings back what a checkpoint has that is due for the revive log, where a slave can't write it.
 
-        What was acknowledged later than noted in it comes back, too; such notes are due after it, and done with. Raises
-        as an append does until all is stored elsewhere, to be called again then; BodyError for a damaged one.
+        What its master wrote down as acknowledged later than in it comes back, too; such notes are due after it, and
+        done with. Raises as `bring_back`; BodyError for a damaged one.
         """
-        if find_property(note.properties, b"TAGS") != _CHECKPOINT:
-            return
-        waiting = self._at_once.get(note.physical_offset)
-        if waiting is None:
-            checkpoint = _checkpoint(note)
-            waiting = self._at_once[note.physical_offset] = WaitingPop(checkpoint, 0, 0, checkpoint.bit_map)
+        if find_property(note.properties, b"TAGS") == _CHECKPOINT:
+            self.bring_back(_checkpoint(note))
+
+    def bring_back(self, checkpoint: Checkpoint) -> None:
+        """Brings back what isn't acknowledged of it, at a slave that stands in for its master.
+
+        Raises as an append does until all is stored elsewhere, to be called again then.
+        """
+        key = checkpoint.key
+        waiting = self._at_once.setdefault(key, WaitingPop(checkpoint, 0, 0, 0))
+        waiting.acked |= checkpoint.bit_map
+        places = checkpoint.offsets
+        for offset in self._acked.get(key, ()):
+            if offset in places:
+                waiting.acked |= 1 << places.index(offset)
         while (left := waiting.next_unacked()) is not None:
             if not self._deal_with(waiting, left):
                 raise StoreBusy("the topic where a message is to come back isn't on the disk yet")
-        del self._at_once[note.physical_offset]
+        del self._at_once[key]
+        self._acked.pop(key, None)
+
+    def acknowledged(self, ack: Ack) -> None:
+        """A slave that stands in for its master was told so of a pop of the master. It can't be written down."""
+        for queue in self._queues:
+            queue.take_ack(ack)
+        self._acked.setdefault(ack.key, set()).update(ack.offsets or [ack.offset])
+        self._acked.move_to_end(ack.key)
+        if len(self._acked) > _MOST_ACKS:
+            # Its message comes once more.
+            self._acked.popitem(last=False)
 
     def _deal_with(self, waiting: WaitingPop, left: tuple[int, int]) -> bool:
         """As `_revive`, for one message that is left."""

@@ -43,13 +43,15 @@ class ReviveLog:
         self.topic = revive_topic(cluster)
         self.queue_nums = queue_nums
         self._has_room = False
+        #: Who keeps acknowledgements while a slave stands in for its master, and can't write the log.
+        self.keeper: Callable[[Ack], None] | None = None
 
     def check_room(self) -> None:
         """To be called before a pop: what is noted of it is to be stored without a wait for a file.
 
         Raises StoreBusy while the first one of the timer's queue is being made; the others are there ahead of it.
         """
-        if not self._has_room:
+        if not self._has_room and self.keeper is None:
             try:
                 self._appender.store.queue(TIMER_TOPIC, 0).make_room()
             except StoreBusy:
@@ -69,6 +71,9 @@ class ReviveLog:
 
     def put_ack(self, ack: Ack, revive_queue_id: int, revive_time: int) -> None:
         """As `put_checkpoint`; `revive_time` (ms) is that of the checkpoint."""
+        if self.keeper is not None:
+            self.keeper(ack)
+            return
         tag = BATCH_ACK_TAG if ack.offsets else ACK_TAG
         words = (ack.topic, ack.queue_id, ack.offset, ack.group, ack.pop_time, ack.broker_name, ACK_TAG)
         self._put(revive_queue_id, tag, encode_json(ack), "@".join(map(str, words)), revive_time)

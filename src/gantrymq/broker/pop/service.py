@@ -35,6 +35,7 @@ from gantrymq.broker.saving import Saving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
 from gantrymq.errors import GantryError, StoreBusy
+from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.record import Record
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
@@ -73,11 +74,11 @@ class PopService(Part):
         room_waits: RoomWaits,
     ) -> None:
         self._config = config
-        revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
+        self._log = revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self._revive_topic = revive_log.topic
         self.buffer = PopBuffer(
             offsets,
-            revive_log.put_checkpoint,
+            self._write_down,
             stay_ms=config.pop_ck_stay_buffer_time,
             leave_before_ms=config.pop_ck_stay_buffer_time_out,
             max_size=config.pop_ck_max_buffer_size,
@@ -153,19 +154,30 @@ class PopService(Part):
         await self.waiting_notifications.start()
 
     async def become_master(self) -> None:
+        self._begin()
+
+    async def stand_in(self) -> None:
+        """What the master has handed out comes back; what is handed out here is noted in memory alone."""
+        self.buffer.keeps_all = True
+        self._log.keeper = self._revive.acknowledged
+        self._begin()
+
+    def _begin(self) -> None:
         self._revive.start()
         self._expiring.start()
         self._reviving.start()
-
-    async def stand_in(self) -> None:
-        """What the master has handed out comes back; nothing is popped here."""
-        self._revive.start()
-        self._reviving.start()
+        for waiting in (self.waiting, self.waiting_notifications):
+            waiting.admit()
 
     async def become_slave(self) -> None:
-        """Nothing is popped here, and nothing comes back."""
+        """Nothing is popped here, and nothing comes back: the master hands out again what is in memory."""
         self._expiring.cancel()
         self._reviving.cancel()
+        for waiting in (self.waiting, self.waiting_notifications):
+            await waiting.dismiss()
+        self.buffer.forget()
+        self.buffer.keeps_all = False
+        self._log.keeper = None
 
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)
@@ -195,6 +207,8 @@ class PopService(Part):
         await self.waiting_notifications.stop()
         self._expiring.cancel()
         self._reviving.cancel()
+        if self.buffer.keeps_all:
+            self.buffer.forget()
         try:
             more = True
             while more:
@@ -209,8 +223,18 @@ class PopService(Part):
             for line in (-1, queue_id):
                 waiting.wake((topic, group, line))
 
+    def _write_down(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
+        """A checkpoint leaves the buffer. Raises GantryError or OSError; it is tried again."""
+        if self.buffer.keeps_all:
+            self._revive.bring_back(checkpoint)
+        else:
+            self._log.put_checkpoint(checkpoint, revive_queue_id)
+
     def _expire(self) -> float:
-        return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
+        try:
+            return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
+        except StoreBusy:
+            return ROOM_S
 
     def _bring_back(self) -> float:
         try:

@@ -152,9 +152,17 @@ class PopWaiting(Part):
 
     async def stop(self) -> None:
         """Answers all that wait: the broker is going down."""
-        self._stopped = True
         self._looking.cancel()
         self._answering.cancel()
+        await self.dismiss()
+
+    def admit(self) -> None:
+        """Whoever comes from now on may wait."""
+        self._stopped = False
+
+    async def dismiss(self) -> None:
+        """Answers all that wait, with nothing: the broker hands out nothing any more."""
+        self._stopped = True
         for line in self._lines.values():
             self._expired.extend((line, waiter) for waiter in line.waiters)
         more: float | None = 0.0

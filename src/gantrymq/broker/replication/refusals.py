@@ -22,7 +22,8 @@ _TABLES = (
     ResponseCode.SYSTEM_ERROR,
     "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
 )
-#: Java's slave takes pops, finds no place for what it has handed out, and hands it out again.
+#: Unless it stands in for its master. Java's slave takes pops always, finds no place for what it has handed out, and
+#: hands it out again.
 _POPS = ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: pops are for the master, this broker is a slave"
 
 _REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {
@@ -61,6 +62,8 @@ _REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {
         _CODE.CHANGE_MESSAGE_INVISIBLETIME,
     ),
 }
+#: What a slave answers while it stands in for its master.
+STAND_IN_CODES = _REFUSALS[_POPS]
 
 
 def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> dict[int, RequestHandler]:

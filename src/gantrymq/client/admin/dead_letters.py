@@ -7,6 +7,7 @@ the group TOOLS_CONSUMER there.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterable, Callable
 from typing import NamedTuple
 
 from gantrymq.client.admin.places import AdminPlaces
@@ -84,13 +85,16 @@ class AdminDeadLetters(AdminPlaces):
         max_messages: int | None = None,
         again: bool = False,
         to_topic: bool = False,
+        matches: Callable[[MessageExt], bool] | None = None,
+        progress: Callable[[ResentDeadLetters], None] | None = None,
     ) -> ResentDeadLetters:
         """Sends the group's dead letters once more; those since the last time, or with `again` all that are there.
 
         They go to the group alone, by way of its retry topic, and are tried as often as new ones; with `to_topic` to
         the topic that they were sent to first, where all groups get them: for groups that pop (`SimpleConsumer`), which
         don't read the retry topic. `topic` takes those of one topic only, `begin_ms` and `end_ms` (ms since the epoch)
-        those that died from then to then. What is left out counts as looked at, and comes with `again` only.
+        those that died from then to then, `matches` those of which it is true. What is left out counts as looked at,
+        and comes with `again` only. `progress` is told after each how far it is; an error that it raises ends it there.
 
         A message keeps its body, keys, tags, properties and unique key. When this fails or is cancelled, those that
         were sent last may be sent again the next time. Raises IllegalMessage for a group's name that can't be one; as
@@ -116,6 +120,7 @@ class AdminDeadLetters(AdminPlaces):
                             topic not in (None, letter.properties.get(names.RETRY_TOPIC))
                             or letter.store_timestamp < begin_ms
                             or (end_ms is not None and letter.store_timestamp > end_ms)
+                            or (matches is not None and not matches(letter))
                         ):
                             left_out += 1
                         elif (message := _sent_again(letter, None if to_topic else group)) is None:
@@ -124,23 +129,38 @@ class AdminDeadLetters(AdminPlaces):
                             await producer.send(message, self.timeout_ms)
                             resent += 1
                         place.done = letter.queue_offset + 1
+                        if progress is not None:
+                            progress(ResentDeadLetters(resent, left_out, unreadable))
         return ResentDeadLetters(resent, left_out, unreadable)
 
-    async def resend_dead_letter(self, letter: MessageExt, *, to_topic: bool = False) -> bool:
-        """Sends one dead letter once more, as `resend_dead_letters` does; False when it can't be read.
+    async def resend_chosen_dead_letters(
+        self,
+        letters: AsyncIterable[MessageExt],
+        *,
+        to_topic: bool = False,
+        progress: Callable[[ResentDeadLetters], None] | None = None,
+    ) -> ResentDeadLetters:
+        """Sends these dead letters once more, as `resend_dead_letters` does, whether they were sent before or not.
 
-        How far the others were sent stays as it is. Raises IllegalMessage for a message that is no dead letter.
+        How far the others were sent stays as it is. Raises IllegalMessage for a message that is no dead letter; those
+        before it were sent.
         """
-        if not letter.topic.startswith(DLQ_TOPIC_PREFIX):
-            raise IllegalMessage(f"the message at {letter.queue_offset} of {letter.topic} is no dead letter")
-        message = _sent_again(letter, None if to_topic else letter.topic.removeprefix(DLQ_TOPIC_PREFIX))
-        if message is None:
-            return False
+        resent = unreadable = 0
         async with Producer(
             self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
         ) as producer:
-            await producer.send(message, self.timeout_ms)
-        return True
+            async for letter in letters:
+                if not letter.topic.startswith(DLQ_TOPIC_PREFIX):
+                    raise IllegalMessage(f"the message at {letter.queue_offset} of {letter.topic} is no dead letter")
+                group = letter.topic.removeprefix(DLQ_TOPIC_PREFIX)
+                if (message := _sent_again(letter, None if to_topic else group)) is None:
+                    unreadable += 1
+                else:
+                    await producer.send(message, self.timeout_ms)
+                    resent += 1
+                if progress is not None:
+                    progress(ResentDeadLetters(resent, 0, unreadable))
+        return ResentDeadLetters(resent, 0, unreadable)
 
 
 def _sent_again(letter: MessageExt, group: str | None) -> Message | None:

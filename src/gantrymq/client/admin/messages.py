@@ -136,10 +136,14 @@ class AdminMessages(AdminOffsets):
         max_num: int = 64,
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
+        ends: bool = False,
     ) -> list[TraceView]:
-        """Sends and consumptions of a message by clients that trace, by time. Raises NoRouteInfo without a trace."""
+        """Sends and consumptions of a message by clients that trace, by time; with `ends` those of transactions, too.
+
+        Raises NoRouteInfo without a trace.
+        """
         found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms)
-        views = [view for message in found for view in decode_trace(message.body, message.born_host)]
+        views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]
         return sorted((view for view in views if view.msg_id == message_id), key=lambda view: view.timestamp)
 
     # -- consuming ----------------------------------------------------------------------------------------------

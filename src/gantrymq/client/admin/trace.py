@@ -14,9 +14,9 @@ _END_OF_FIELD = "\x01"
 
 
 class TraceView(msgspec.Struct, rename="camel"):
-    """One send (`Pub`) or one consumption (`SubAfter`) of a message; times in ms.
+    """One send (`Pub`), one consumption (`SubAfter`) or the end of its transaction (`EndTransaction`); times in ms.
 
-    `timestamp` of a consumption is 0 with clients older than 4.9.
+    `timestamp` of a consumption is 0 with clients older than 4.9. `transaction_state` is Java's name of how it ended.
     """
 
     msg_type: str
@@ -30,10 +30,11 @@ class TraceView(msgspec.Struct, rename="camel"):
     tags: str = ""
     keys: str = ""
     store_host: str = ""
+    transaction_state: str = ""
 
 
-def decode_trace(body: bytes, client_host: str) -> list[TraceView]:
-    """The sends and consumptions of a trace message; other lines, of transactions say, are left out.
+def decode_trace(body: bytes, client_host: str, *, ends: bool = False) -> list[TraceView]:
+    """The sends and consumptions of a trace message, with `ends` those of transactions, too; others are left out.
 
     Raises BodyError for one that has too few fields or no number in place of one.
     """
@@ -45,6 +46,8 @@ def decode_trace(body: bytes, client_host: str) -> list[TraceView]:
                 views.append(_send(fields, client_host))
             elif fields[0] == "SubAfter":
                 views.append(_consumption(fields, client_host))
+            elif ends and fields[0] == "EndTransaction":
+                views.append(_end(fields, client_host))
         except (IndexError, ValueError) as e:
             raise BodyError(f"trace {line[:200]!r} can't be read: {e}") from e
     return views
@@ -73,3 +76,10 @@ def _consumption(fields: list[str], client_host: str) -> TraceView:
     _, _, msg_id, cost_time, success, keys, *rest = fields
     timestamp, group = (int(rest[1]), rest[2]) if len(rest) >= 3 else (0, "")
     return TraceView("SubAfter", msg_id, group, client_host, timestamp, int(cost_time), success == "true", keys=keys)
+
+
+def _end(fields: list[str], client_host: str) -> TraceView:
+    _, timestamp, _, group, topic, msg_id, tags, keys, store_host, _, _, state, *_ = fields
+    return TraceView(
+        "EndTransaction", msg_id, group, client_host, int(timestamp), 0, True, topic, tags, keys, store_host, state
+    )

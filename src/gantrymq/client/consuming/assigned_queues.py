@@ -310,8 +310,10 @@ class AssignedQueues:
         if address is None:
             raise ConnectFailed(f"no route names broker {broker_name}", broker_name)
         if from_where == CONSUME_FROM_TIMESTAMP and not is_retry:
-            return await self._client.api.search_offset(address, topic, queue_id, self._options.consume_timestamp_ms)
-        return await self._client.api.max_offset(address, topic, queue_id)
+            return await self._client.api.search_offset(
+                address, topic, queue_id, self._options.consume_timestamp_ms, broker_name=broker_name
+            )
+        return await self._client.api.max_offset(address, topic, queue_id, broker_name=broker_name)
 
     async def _commit(self, *process_queues: ProcessQueue) -> None:
         try:

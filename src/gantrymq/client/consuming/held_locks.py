@@ -76,7 +76,7 @@ class HeldLocks:
         for queue in given_back:
             self._locked.pop(queue, None)
             self._lost.discard(queue)
-        for address, held in self._by_broker(given_back).items():
+        for address, held in self._by_broker(given_back):
             try:
                 await self._client.api.unlock_queues(address, self._group, self._client.client_id, held)
             except Exception as e:
@@ -100,8 +100,7 @@ class HeldLocks:
             log.warning("group %s can't renew the locks of %s", self._group, lost)
 
     async def _renew(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        by_address = self._by_broker(queues)
-        locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in by_address.items()))
+        locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in self._by_broker(queues)))
         return set().union(*locked)
 
     async def _lock(self, address: str, queues: set[MessageQueue]) -> set[MessageQueue]:
@@ -123,10 +122,10 @@ class HeldLocks:
         await self.unlock(locked & queues - wanted)
         return locked & wanted
 
-    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:
-        by_address: defaultdict[str, set[MessageQueue]] = defaultdict(set)
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> list[tuple[str, set[MessageQueue]]]:
+        """Each broker's queues, and its master's address: only that has locks. Behind a proxy all have one address."""
+        by_name: defaultdict[str, set[MessageQueue]] = defaultdict(set)
         for queue in queues:
-            # Only a master has locks.
-            if address := self._client.routes.master_address(queue.broker_name):
-                by_address[address].add(queue)
-        return by_address
+            by_name[queue.broker_name].add(queue)
+        routes = self._client.routes
+        return [(address, held) for name, held in by_name.items() if (address := routes.master_address(name))]

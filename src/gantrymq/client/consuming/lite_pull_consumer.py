@@ -230,10 +230,9 @@ class LitePullConsumer(PullingConsumer):
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Goes on at the queue's oldest message."""
-        wire = self._wire_queue(queue)
-        await self.seek(
-            queue, await self._started().client.api.min_offset(self._address(wire), wire.topic, wire.queue_id)
-        )
+        wire, api = self._wire_queue(queue), self._started().client.api
+        first = await api.min_offset(self._address(wire), wire.topic, wire.queue_id, broker_name=wire.broker_name)
+        await self.seek(queue, first)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Goes on at the message that comes next."""
@@ -246,12 +245,14 @@ class LitePullConsumer(PullingConsumer):
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first queue offset stored at or after `timestamp_ms`, in ms since the epoch."""
         wire, api = self._wire_queue(queue), self._started().client.api
-        return await api.search_offset(self._address(wire), wire.topic, wire.queue_id, timestamp_ms)
+        return await api.search_offset(
+            self._address(wire), wire.topic, wire.queue_id, timestamp_ms, broker_name=wire.broker_name
+        )
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """The queue offset that the queue's next message will get."""
         wire, api = self._wire_queue(queue), self._started().client.api
-        return await api.max_offset(self._address(wire), wire.topic, wire.queue_id)
+        return await api.max_offset(self._address(wire), wire.topic, wire.queue_id, broker_name=wire.broker_name)
 
     def position(self, queue: MessageQueue) -> int:
         """The queue offset at which an assigned queue goes on: all before it was handed out or isn't selected."""

@@ -49,9 +49,9 @@ class BrokerOffsetStore:
         self._committed: dict[MessageQueue, tuple[int, float]] = {}
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
-        topic, _, queue_id = queue
+        topic, broker_name, queue_id = queue
         return await self._client.api.query_offset(
-            self._address(queue), self._group, topic, queue_id, only_committed=only_committed
+            self._address(queue), self._group, topic, queue_id, broker_name=broker_name, only_committed=only_committed
         )
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -68,8 +68,11 @@ class BrokerOffsetStore:
             return
         # Of a commit that isn't answered nobody knows: the next one is sent, whatever it says.
         self._committed.pop(queue, None)
+        topic, broker_name, queue_id = queue
         try:
-            await self._client.api.update_offset(self._address(queue), self._group, queue.topic, queue.queue_id, offset)
+            await self._client.api.update_offset(
+                self._address(queue), self._group, topic, queue_id, offset, broker_name=broker_name
+            )
         except GantryError as e:
             e.add_note(f"while offset {offset} of {queue} was committed for group {self._group}")
             raise

@@ -211,6 +211,7 @@ class QueuePuller:
             sub_version=subscription.sub_version,
             subscription=subscription.sub_string if self._lite else None,
             expression_type=subscription.expression_type,
+            bname=broker_name,
         )
 
     async def _recover(self, error: GantryError) -> float:

@@ -48,6 +48,7 @@ class SendBack:
             origin_msg_id=message.msg_id,
             origin_topic=topic,
             max_reconsume_times=self._max_reconsume_times,
+            bname=message.broker_name,
         )
         try:
             address = self._client.routes.master_address(message.broker_name)

@@ -89,6 +89,7 @@ class PopApi:
             queue_id=handle.queue_id,
             extra_info=message.properties[POP_CK],
             offset=handle.queue_offset,
+            bname=handle.broker_name,
         )
         await self._client.remoting.call(
             self._address(handle.broker_name), RemotingCommand.request(RequestCode.ACK_MESSAGE, header), _TIMEOUT_MS
@@ -107,6 +108,7 @@ class PopApi:
             extra_info=message.properties[POP_CK],
             offset=handle.queue_offset,
             invisible_time=invisible_ms,
+            bname=handle.broker_name,
         )
         response = await self._client.remoting.call(
             self._address(handle.broker_name),

@@ -194,6 +194,7 @@ class PoppedQueues:
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
             order=False,
+            bname=broker_name,
         )
         popped = await self._api.pop(broker_name, header)
         wanted = [message for message in popped if self._is_wanted(message, subscription)]

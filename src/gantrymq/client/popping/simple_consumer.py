@@ -231,6 +231,7 @@ class SimpleConsumer(GroupConsumer):
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
             order=False,
+            bname=broker_name,
         )
         try:
             popped = await api.pop(broker_name, header, _ANSWER_MS)

@@ -15,6 +15,8 @@ from gantrymq.protocol.message import MessageQueue
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
 #: ... keeps its broker out of use for so long (notAvailableDuration).
 NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+#: A send that took less keeps its broker out of use for no time.
+_QUICK_MS = next(ms for ms, duration in zip(LATENCY_MAX_MS, NOT_AVAILABLE_DURATION_MS, strict=True) if duration)
 #: What a failed send counts as having taken.
 FAILED_LATENCY_MS = 10_000
 #: How long after a detection the same broker is asked again (detectInterval).
@@ -59,9 +61,7 @@ class LatencyFaults:
 
     def begin(self, broker: str, now_ms: int) -> FaultItem:
         """A send to the broker begins; `end` is told of its item."""
-        item = self.items.get(broker)
-        if item is None:
-            item = self.items[broker] = FaultItem()
+        item = self._item(broker)
         if not item.under_way:
             item.silent_ms = now_ms
         item.under_way += 1
@@ -73,16 +73,31 @@ class LatencyFaults:
         if answered:
             item.silent_ms = now_ms
 
+    def stored(self, item: FaultItem, began_ms: int, now_ms: int) -> None:
+        """As `end` and `update`, of a send that has ended well."""
+        item.under_way -= 1
+        item.silent_ms = now_ms
+        item.latency_ms = latency_ms = now_ms - began_ms
+        item.reachable = True
+        if latency_ms >= _QUICK_MS:
+            item.start_ms = max(item.start_ms, now_ms + not_available_duration(latency_ms))
+
     def update(
         self, broker: str, latency_ms: int, now_ms: int, *, isolate: bool = False, reachable: bool = True
     ) -> None:
         """Counts a send: after a failed one the broker is isolated as if it had taken FAILED_LATENCY_MS."""
-        item = self.items.setdefault(broker, FaultItem())
+        item = self._item(broker)
         item.latency_ms = latency_ms
         item.reachable = reachable
         duration = not_available_duration(FAILED_LATENCY_MS if isolate else latency_ms)
         if duration > 0:
             item.start_ms = max(item.start_ms, now_ms + duration)
+
+    def _item(self, broker: str) -> FaultItem:
+        item = self.items.get(broker)
+        if item is None:
+            item = self.items[broker] = FaultItem()
+        return item
 
     def is_available(self, broker: str, now_ms: int) -> bool:
         item = self.items.get(broker)

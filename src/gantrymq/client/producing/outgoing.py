@@ -18,6 +18,8 @@ from gantrymq.protocol.properties import (
     MAX_PROPERTIES_LENGTH,
     MAX_RECONSUME_TIMES,
     MESSAGE_TYPE,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
     RECONSUME_TIME,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
@@ -47,6 +49,7 @@ _ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, *DELAYS]
 
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
+_join_pair = NAME_VALUE_SEPARATOR.join
 
 
 class Outgoing(NamedTuple):
@@ -97,28 +100,30 @@ class Encoder:
             return _new(Outgoing, (topic, body, own, message.flag, 0, False, msg_id, False, 0, None))
         # A copy: the user's message may be on its way twice.
         properties = dict(properties)
-        try:
-            # The cheapest look at all types.
-            "".join(properties), "".join(properties.values())
-        except TypeError:
-            raise IllegalMessage(not_strings(properties)) from None
         msg_id = properties.setdefault(UNIQUE_KEY, "") or self._unique_keys.next()
         properties[UNIQUE_KEY] = msg_id
         if self._namespace:
             properties[INSTANCE_ID] = self._namespace
         reconsume_times, max_reconsume_times = 0, None
         if topic.startswith(RETRY_TOPIC_PREFIX):
+            _joined(properties)
             reconsume_times = _number(properties, RECONSUME_TIME) or 0
             max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
-        encoded = encode_properties(properties)
+        text, count = _joined(properties), len(properties)
+        if not text.isascii() or text.count(NAME_VALUE_SEPARATOR) != count or text.count(PROPERTY_SEPARATOR) != count:
+            # What is wrong is said there, if it isn't in a value that holds \x01.
+            encoded = encode_properties(properties)
+            if text.count(NAME_VALUE_SEPARATOR) != count:
+                raise IllegalMessage("a property's value holds \\x01, which separates properties: replace it")
+        else:
+            encoded = text.encode()
         if len(encoded) > MAX_PROPERTIES_LENGTH:
             raise IllegalMessage(f"properties of {len(encoded)} bytes: at most {MAX_PROPERTIES_LENGTH} are allowed")
-        if encoded.count(b"\x01") != len(properties):
-            raise IllegalMessage("a property's value holds \\x01, which separates properties: replace it")
         sys_flag = PREPARED_FLAG if properties.get(TRANSACTION_PREPARED) == "true" else 0
         reply = properties.get(MESSAGE_TYPE) == REPLY_TYPE
-        return Outgoing(
-            topic, body, encoded, message.flag, sys_flag, False, msg_id, reply, reconsume_times, max_reconsume_times
+        return _new(
+            Outgoing,
+            (topic, body, encoded, message.flag, sys_flag, False, msg_id, reply, reconsume_times, max_reconsume_times),
         )
 
     def encode_batch(self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]) -> Outgoing:
@@ -168,6 +173,14 @@ class Encoder:
         if len(compressed) >= len(body):
             return outgoing
         return outgoing._replace(body=compressed, sys_flag=outgoing.sys_flag | compression_flag(self._compression))
+
+
+def _joined(properties: dict[str, str]) -> str:
+    """As `encode_properties`, but for its checks: in half the time. Raises IllegalMessage for what isn't a string."""
+    try:
+        return PROPERTY_SEPARATOR.join(map(_join_pair, properties.items())) + PROPERTY_SEPARATOR
+    except TypeError:
+        raise IllegalMessage(not_strings(properties)) from None
 
 
 def not_strings(properties: dict[Any, Any]) -> str:

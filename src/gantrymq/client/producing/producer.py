@@ -8,7 +8,7 @@ Source: client/impl/producer/DefaultMQProducerImpl.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -175,13 +175,14 @@ class Producer(Lifecycle):
         if self._trace_topic is not None:
             self.trace = TraceDispatcher(self._send_one, self._trace_topic)
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            self._hooked.trace_hook = SendTraceHook(self.trace)
+            self._hooked.trace_by(SendTraceHook(self.trace))
         if self._batching is not None:
             self._batches = BatchAccumulator(self._send_gathered, *self._batching)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
     def _forget(self) -> None:
-        self._sender = self._batches = self.trace = self._hooked.trace_hook = None
+        self._sender = self._batches = self.trace = None
+        self._hooked.trace_by(None)
 
     @property
     def client(self) -> ClientInstance:
@@ -213,7 +214,8 @@ class Producer(Lifecycle):
             timeout_ms = whole_ms(timeout_ms)
         if self._batches is not None and may_be_batched(message):
             return await (await self.enqueue(message, timeout_ms, queue))
-        return await self.send_alone(message, timeout_ms, queue)
+        self._check_open()
+        return await self._send_one(message, timeout_ms, queue)
 
     async def send_alone(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
@@ -223,16 +225,16 @@ class Producer(Lifecycle):
         timeout_ms = whole_ms(timeout_ms)
         return await self._send_one(message, timeout_ms, queue)
 
-    async def _send_one(
+    def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
-    ) -> SendResult:
+    ) -> Coroutine[Any, Any, SendResult]:
         """Also while the producer closes."""
         topic = self._topic(message, queue)
-        if self._hooked and topic != self._trace_topic:
-            return await self._send_with_hooks(
+        if self._hooked.any and topic != self._trace_topic:
+            return self._send_with_hooks(
                 [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
             )
-        return await self._send_encoded(self._encoder.encode(topic, message, message.properties), timeout_ms, queue)
+        return self._send_encoded(self._encoder.encode(topic, message, message.properties), timeout_ms, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
@@ -243,7 +245,7 @@ class Producer(Lifecycle):
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
         topic = self._topic(messages[0], queue)
-        if self._hooked:
+        if self._hooked.any:
             return await self._send_with_hooks(
                 messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
             )
@@ -268,7 +270,7 @@ class Producer(Lifecycle):
         properties, context = message.properties, None
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
-        if self._hooked:
+        if self._hooked.any:
             context = self._hooked.begin([message])
             properties = context.properties[0]
         key = topic, queue if queue is None else self._with_namespace(queue)
@@ -282,7 +284,7 @@ class Producer(Lifecycle):
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
         topic, sender = self._topic(message, queue), self.sender
-        context = self._hooked.begin([message]) if self._hooked and topic != self._trace_topic else None
+        context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
         properties = message.properties if context is None else context.properties[0]
         try:
             outgoing = self._encoder.encode(topic, message, properties)
@@ -357,7 +359,9 @@ class Producer(Lifecycle):
         timeout_ms = whole_ms(timeout_ms)
         handle = decode_recall_handle(recall_handle)
         topic = wrap_namespace(self.namespace, topic)
-        header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=self.group)
+        header = RecallMessageRequestHeader(
+            topic=topic, recall_handle=recall_handle, producer_group=self.group, bname=handle.broker_name
+        )
         client = self.client
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -390,7 +394,15 @@ class Producer(Lifecycle):
 
     # -- one send -----------------------------------------------------------------------------------------------
 
-    async def _send_encoded(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
+    def _send_encoded(
+        self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None
+    ) -> Coroutine[Any, Any, SendResult]:
+        """What sends `outgoing`: a sender's own coroutine where nothing else is to be done."""
+        if self.namespace or self._encoder.wants_compression(outgoing) or self._sender is None:
+            return self._prepare_and_send(outgoing, timeout_ms, queue)
+        return self._sender.send(outgoing, timeout_ms, queue)
+
+    async def _prepare_and_send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         if self._encoder.wants_compression(outgoing):
             outgoing = await self._encoder.compress(outgoing)
         if self._sender is None:

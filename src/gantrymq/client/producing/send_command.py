@@ -41,7 +41,7 @@ def _constant_fields(
     reconsume_times: int,
     max_reconsume_times: int | None,
 ) -> tuple[bytes, bytes]:
-    """The ext fields before g and after i."""
+    """The ext fields up to the last byte of g's length, and those after i."""
     before = {
         "a": group,
         "b": queue.topic,
@@ -54,7 +54,7 @@ def _constant_fields(
     if max_reconsume_times is not None:
         after["l"] = str(max_reconsume_times)
     after |= {"m": "true" if batch else "false", "n": queue.broker_name}
-    return binary_header.encode_fields(before), binary_header.encode_fields(after)
+    return binary_header.encode_fields(before) + b"\x00\x01g\x00\x00\x00", binary_header.encode_fields(after)
 
 
 def send_command(
@@ -85,11 +85,11 @@ def send_command(
     )
     born = b"%d" % born_timestamp
     flag_text = b"%d" % flag
-    ext = b"%b\x00\x01g%b%b\x00\x01h%b%b\x00\x01i%b%b%b" % (
+    ext = b"%b%c%b\x00\x01h\x00\x00\x00%c%b\x00\x01i%b%b%b" % (
         before,
-        _pack_length(len(born)),
+        len(born),
         born,
-        _pack_length(len(flag_text)),
+        len(flag_text),
         flag_text,
         _pack_length(len(properties)),
         properties,

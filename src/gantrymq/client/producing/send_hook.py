@@ -52,17 +52,20 @@ class SendHook(Protocol):
 
 
 class HookedSends:
-    """The hooks of one producer, which are told when a send begins and ends; false when there are none."""
+    """The hooks of one producer, which are told when a send begins and ends, if there are `any`."""
 
     def __init__(self, group: str, hooks: Sequence[SendHook]) -> None:
         self._group = group
         self._hooks = list(hooks)
         #: The producer's own, when it traces, and what knows its id and brokers; both once it is started.
-        self.trace_hook: SendHook | None = None
+        self._trace_hook: SendHook | None = None
         self.client: ClientInstance | None = None
+        self.any = bool(hooks)
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks) or self.trace_hook is not None
+    def trace_by(self, hook: SendHook | None) -> None:
+        """Has the producer's own `hook` called after the user's, or no more."""
+        self._trace_hook = hook
+        self.any = bool(self._hooks) or hook is not None
 
     def begin(self, messages: Sequence[Message]) -> SendContext:
         """A send of `messages`, of which the hooks have heard."""
@@ -91,7 +94,7 @@ class HookedSends:
 
     @property
     def _all(self) -> list[SendHook]:
-        return self._hooks if self.trace_hook is None else [*self._hooks, self.trace_hook]
+        return self._hooks if self._trace_hook is None else [*self._hooks, self._trace_hook]
 
 
 def _run(hooks: Sequence[Callable[[SendContext], None]], context: SendContext) -> None:

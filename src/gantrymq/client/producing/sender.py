@@ -6,7 +6,9 @@ Topics have their namespace here. Source: client/impl/producer/DefaultMQProducer
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import SendResult, SendStatus
@@ -103,11 +105,12 @@ class Sender:
         if self._detector is not None:
             await self._detector.stop()
 
-    async def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
+    def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> Coroutine[Any, Any, SendResult]:
         """Stores `outgoing` in `queue`, or in the queues' turn with further tries. Raises as `Producer.send`."""
+        # Each coroutine that waits for another costs 0.2 us a message, so there are as few as can be.
         if queue is not None:
-            return await self._send_to_one(queue, outgoing, timeout_ms)
-        return await self._send_with_retries(outgoing, timeout_ms)
+            return self._send_to_one(queue, outgoing, timeout_ms)
+        return self._send_with_retries(outgoing, timeout_ms)
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
         """Sends to `queue`, or to the next in turn, without an answer; host:port of its broker."""
@@ -174,15 +177,16 @@ class Sender:
         while attempt < self._retry_times:
             attempt += 1
             began = now()
+            began_ms = int(began * 1000)
             try_ms = left_ms = int((deadline - began) * 1000)
             if left_ms <= (MIN_TRY_MS if tried else 0):
                 break
             if try_timeout_ms is not None and attempt < self._retry_times:
                 try_ms = min(left_ms, try_timeout_ms)
             last = tried[-1] if tried else None
-            queue = info.select(last) if faults is None else faults.select(info, last, int(began * 1000))
+            queue = info.select(last) if faults is None else faults.select(info, last, began_ms)
             tried.append(queue.broker_name)
-            fault = None if faults is None else faults.begin(queue.broker_name, int(began * 1000))
+            fault = None if faults is None else faults.begin(queue.broker_name, began_ms)
             answered = False
             try:
                 result = await self._send_to(queue, outgoing, try_ms)
@@ -194,19 +198,20 @@ class Sender:
                 is_moving = (
                     isinstance(e, ConnectFailed) and self.client.routes.master_address(queue.broker_name) is None
                 )
-                self._count(queue, began, isolate=True, reachable=self._detector is None)
+                self._isolate(queue, began_ms, reachable=self._detector is None)
                 if is_timeout(e) and try_ms == left_ms:
                     break  # The time is over, whatever the clock's last millisecond says.
             except BrokerError as e:
                 answered = True
-                self._count(queue, began, isolate=True, reachable=False)
+                self._isolate(queue, began_ms, reachable=False)
                 error = e
                 if e.code not in RETRY_RESPONSE_CODES:
                     break
                 is_moving = _has_moved(e)
             else:
-                if faults is not None:
-                    self._count(queue, began)
+                if faults is not None and fault is not None:
+                    faults.stored(fault, began_ms, int(now() * 1000))
+                    fault = None
                 if result.status is SendStatus.SEND_OK or not self._retry_when_not_stored_safely:
                     return result
                 continue
@@ -237,11 +242,10 @@ class Sender:
         except (GantryError, TimeoutError) as e:
             log.info("no new route of %s: %s", queue.topic, e)
 
-    def _count(self, queue: MessageQueue, began: float, *, isolate: bool = False, reachable: bool = True) -> None:
+    def _isolate(self, queue: MessageQueue, began_ms: int, *, reachable: bool) -> None:
         if self._faults is not None:
-            now = clock.monotonic()
-            latency_ms = int((now - began) * 1000)
-            self._faults.update(queue.broker_name, latency_ms, int(now * 1000), isolate=isolate, reachable=reachable)
+            now_ms = int(clock.monotonic() * 1000)
+            self._faults.update(queue.broker_name, now_ms - began_ms, now_ms, isolate=True, reachable=reachable)
 
     async def _detect(self) -> None:
         """Asks the brokers that failed whether they answer again (`LatencyFaultToleranceImpl.detectByOneRound`)."""
@@ -254,29 +258,37 @@ class Sender:
                 self._faults.forget(broker)
             elif topic is not None:
                 try:
-                    await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS)
+                    await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS, broker_name=broker)
                     self._faults.detected(broker)
                 except (RemotingError, BrokerError) as e:
                     log.debug("broker %s is not back: %s", broker, e)
 
-    async def _send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
-        address = self.client.routes.master_address(queue.broker_name) or await self.broker_address(queue)
+    def _send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> Coroutine[Any, Any, SendResult]:
+        address = self.client.routes.master_address(queue.broker_name)
+        if address is None:
+            return self._find_and_send_to(queue, outgoing, timeout_ms)
+        command = self._command(queue, outgoing)
+        return self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
+
+    async def _find_and_send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
+        address = await self.broker_address(queue)
         command = self._command(queue, outgoing)
         return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
 
     def _command(self, queue: MessageQueue, outgoing: Outgoing) -> RemotingCommand:
+        _, body, properties, flag, sys_flag, batch, _, reply, reconsume_times, max_reconsume_times = outgoing
         return send_command(
             self._group,
             queue,
-            outgoing.body,
-            outgoing.properties,
+            body,
+            properties,
             now_ms(),
-            flag=outgoing.flag,
-            sys_flag=outgoing.sys_flag,
-            batch=outgoing.batch,
-            reply=outgoing.reply,
-            reconsume_times=outgoing.reconsume_times,
-            max_reconsume_times=outgoing.max_reconsume_times,
+            flag=flag,
+            sys_flag=sys_flag,
+            batch=batch,
+            reply=reply,
+            reconsume_times=reconsume_times,
+            max_reconsume_times=max_reconsume_times,
             create_topic_key=self._create_topic_key,
             default_topic_queue_nums=self._default_topic_queue_nums,
         )

@@ -9,6 +9,7 @@ from gantrymq.console.queries import (
     dead_letters,
     due,
     groups,
+    letters,
     members,
     messages,
     producers,
@@ -20,6 +21,7 @@ from gantrymq.console.queries import (
     topics,
     users,
     waiting,
+    works,
 )
 from gantrymq.console.tail import TailArguments, TailPage, tail_page
 
@@ -46,6 +48,8 @@ PAGES = (
         dead_letters.DeadLettersPage,
         "Dead letters",
     ),
+    Page("letters", "Dead letters", letters.LettersArguments, letters.letters, letters.LettersPage),
+    Page("works", "Under way", servers.Nothing, works.works, works.WorksPage, again_s=2),
     Page("delays", "Delayed messages", servers.Nothing, waiting.delays, waiting.DelaysPage, "Delays", 10),
     Page("due", "Delayed messages by time", due.DueArguments, due.due, due.DuePage),
     Page("receipts", "Popped messages", ListArguments, receipts.receipts, receipts.ReceiptsPage, "Popped"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
 from gantrymq.client.admin.trace import TraceView
@@ -18,6 +21,7 @@ from gantrymq.protocol.topic_name import TRACE_TOPIC
 MAX_MESSAGES = 200
 #: Groups that are asked whether they have consumed a message.
 MAX_GROUPS = 32
+_STEPS = {"Pub": "send", "SubAfter": "consume", "EndTransaction": "end"}
 
 
 class MessagesArguments(msgspec.Struct, kw_only=True):
@@ -100,7 +104,9 @@ class TracesArguments(msgspec.Struct, kw_only=True):
 
 
 class TraceStep(msgspec.Struct):
-    """A send or a consumption: when it began, ms, how long it took, ms, and where in the whole it lies, 0 to 1."""
+    """A send, store, consume or end of a transaction: when it began, ms, how long it took, ms, and where in the whole
+    it lies, 0 to 1. `attempt` counts a group's consumptions from 1; `state` says how a transaction ended.
+    """
 
     type: str
     group: str
@@ -108,8 +114,10 @@ class TraceStep(msgspec.Struct):
     began_ms: int
     took_ms: int
     success: bool
-    begin: float
-    length: float
+    begin: float = 0.0
+    length: float = 0.0
+    attempt: int = 0
+    state: str = ""
 
 
 class TracesPage(msgspec.Struct):
@@ -118,6 +126,7 @@ class TracesPage(msgspec.Struct):
     steps: list[TraceStep]
     #: Why there is nothing.
     problem: str
+    unasked: list[Unasked]
 
 
 async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
@@ -205,33 +214,36 @@ async def find(eye: Eye, arguments: MessageArguments) -> MessageExt:
 async def traces(eye: Eye, arguments: TracesArguments) -> TracesPage:
     message_id = arguments.id.strip()
     if not message_id:
-        return TracesPage("", arguments.trace_topic, [], "")
+        return TracesPage("", arguments.trace_topic, [], "", [])
     try:
-        views = await eye.admin.message_trace(message_id, arguments.trace_topic, max_num=128)
+        views = await eye.admin.message_trace(message_id, arguments.trace_topic, max_num=128, ends=True)
     except NoRouteInfo as e:
-        return TracesPage(message_id, arguments.trace_topic, [], str(e))
+        return TracesPage(message_id, arguments.trace_topic, [], str(e), [])
     problem = "" if views else f"no client has told of message {message_id}"
-    return TracesPage(message_id, arguments.trace_topic, timeline(views), problem)
+    topics = dict.fromkeys(view.topic for view in views if view.topic)
+    stored = await eye.each(topics, lambda topic: eye.admin.message_by_id(topic, message_id))
+    messages = [message for message in stored.answers.values() if message is not None]
+    return TracesPage(message_id, arguments.trace_topic, timeline(views, messages), problem, stored.unasked)
 
 
-def timeline(views: list[TraceView]) -> list[TraceStep]:
-    """The steps by when they began, each with its place in the time of all.
+def timeline(views: list[TraceView], stored: Sequence[MessageExt] = ()) -> list[TraceStep]:
+    """The steps by when they began, each with its place in the time of all; a message that is `stored` has one, too.
 
     A send's time is its begin, a consumption's its end (`TraceDataEncoder`); old clients don't say the latter.
     """
     steps = [
         TraceStep(
-            "send" if view.msg_type == "Pub" else "consume",
+            _STEPS[view.msg_type],
             view.group,
             view.client_host,
-            view.timestamp - (view.cost_time if view.msg_type != "Pub" and view.timestamp else 0),
+            view.timestamp - (view.cost_time if view.msg_type == "SubAfter" and view.timestamp else 0),
             view.cost_time,
             view.success,
-            0.0,
-            0.0,
+            state=view.transaction_state,
         )
         for view in views
     ]
+    steps += [TraceStep("store", "", one.store_host, one.store_timestamp, 0, True) for one in stored]
     timed = [step for step in steps if step.began_ms > 0]
     if timed:
         begin = min(step.began_ms for step in timed)
@@ -239,7 +251,13 @@ def timeline(views: list[TraceView]) -> list[TraceStep]:
         for step in timed:
             step.begin = (step.began_ms - begin) / whole
             step.length = step.took_ms / whole
-    return sorted(steps, key=lambda step: step.began_ms)
+    steps.sort(key=lambda step: step.began_ms)
+    attempts: Counter[str] = Counter()
+    for step in steps:
+        if step.type == "consume":
+            attempts[step.group] += 1
+            step.attempt = attempts[step.group]
+    return steps
 
 
 def row_of(message: MessageExt) -> MessageRow:

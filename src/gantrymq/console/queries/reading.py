@@ -30,6 +30,8 @@ MAX_QUEUES = 256
 #: Pulls at once, and bytes of each: a body may have 4 MiB, and of a message in a list some words are kept.
 _PULLS = 4
 _PULL_BYTES = 256 * 1024
+#: Bodies that a page looks into, as stored.
+MAX_LOOKED_BYTES = 64 * 1024 * 1024
 
 Row = msgspec.Struct
 
@@ -56,12 +58,29 @@ def _name(queue: MessageQueue) -> str:
 
 
 class Reader:
-    """Reads one page. `read` makes of a message what is kept of it."""
+    """Reads one page. `read` makes of a message what is kept of it; those that aren't `wanted` are left out.
 
-    def __init__(self, eye: Eye, topic: str, read: Callable[[MessageExt], Row]) -> None:
+    When `max_looked` messages were looked at, or MAX_LOOKED_BYTES of them, a page ends with what it has: those of one
+    queue may come before earlier ones of another then.
+    """
+
+    def __init__(
+        self,
+        eye: Eye,
+        topic: str,
+        read: Callable[[MessageExt], Row],
+        *,
+        wanted: Callable[[MessageExt], bool] | None = None,
+        max_looked: int | None = None,
+    ) -> None:
         self._eye = eye
         self._topic = topic
         self._read = read
+        self._wanted = wanted
+        self._max_looked = max_looked
+        #: Messages that were looked at, wanted or not.
+        self.looked = 0
+        self._looked_bytes = 0
         self._pulls = asyncio.Semaphore(_PULLS)
         self.places: list[Place] = []
         self.unasked: list[Unasked] = []
@@ -132,7 +151,7 @@ class Reader:
 
         async def fill(n: int) -> None:
             place = self.places[n]
-            while not held[n] and place.next < place.end:
+            while not held[n] and place.next < place.end and not self._is_enough():
                 held[n].extend(await self._pull(place, each))
             if held[n]:
                 heapq.heappush(heap, (held[n][0][0], n))
@@ -152,6 +171,11 @@ class Reader:
                 self.places[n].next = rest[0][1]
         return rows
 
+    def _is_enough(self) -> bool:
+        if self._max_looked is None:
+            return False
+        return self.looked >= self._max_looked or self._looked_bytes >= MAX_LOOKED_BYTES
+
     async def _pull(self, place: Place, count: int) -> list[tuple[int, int, Row]]:
         """(store time, offset, row) of the next; none when they are gone. A broker that fails ends its queue."""
         async with self._pulls:
@@ -166,11 +190,17 @@ class Reader:
                     timeout_ms=self._eye.settings.timeout_ms,
                 )
                 found = []
+                last = -1
                 if result.status is PullStatus.FOUND:
                     for message in decode_messages(result.body, place.queue.broker_name):
-                        if place.next <= message.queue_offset < place.end:
+                        if not place.next <= message.queue_offset < place.end:
+                            continue
+                        self.looked += 1
+                        self._looked_bytes += len(message.stored_body)
+                        last = message.queue_offset
+                        if self._wanted is None or self._wanted(message):
                             found.append((message.store_timestamp, message.queue_offset, self._read(message)))
-                forward = max(result.next_begin_offset, found[-1][1] + 1 if found else 0)
+                forward = max(result.next_begin_offset, last + 1)
                 place.next = forward if forward > place.next else place.end
             except GantryError as e:
                 self.unasked.append(Unasked(_name(place.queue), str(e)))

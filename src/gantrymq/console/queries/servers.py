@@ -8,7 +8,6 @@ import re
 import msgspec
 
 from gantrymq.background.failures import failed_jobs
-from gantrymq.broker.admin.broker_config import READ_AT_START
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.console.asking import Unasked
 from gantrymq.console.eye import Eye, Servers
@@ -16,6 +15,7 @@ from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.kinds import is_tools_group, topic_kind
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.route import MASTER_ID
+from gantrymq.protocol.broker_keys import READ_AT_START
 
 #: Values of these are never shown.
 _SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)

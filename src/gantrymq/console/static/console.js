@@ -1,11 +1,23 @@
-// What a page can't do without a script: times in the browser's zone, the live tail, charts. The rest is htmx, or works without.
+// What a page can't do without a script: times in the browser's zone, the live tail, charts, tables that are scrolled by
+// keyboard. The rest is htmx, or works without.
 "use strict";
 (() => {
-  const format = new Intl.DateTimeFormat(document.documentElement.lang, {dateStyle: "short", timeStyle: "medium"});
+  const lang = document.documentElement.lang;
+  // Days and months in the order that the visitor knows, where the page is in the visitor's language.
+  const locale = navigator.languages.find((one) => one.slice(0, 2) === lang.slice(0, 2)) || lang;
+  const format = new Intl.DateTimeFormat(locale, {dateStyle: "short", timeStyle: "medium"});
   const localize = (root) => {
     for (const time of root.querySelectorAll("time[datetime]:not([title])")) {
       time.title = time.textContent;
       time.textContent = format.format(new Date(time.dateTime));
+    }
+  };
+
+  // A table that is wider than the page is scrolled with the arrow keys: it has to be reached for that.
+  const reachable = () => {
+    for (const one of document.querySelectorAll(".scroll")) {
+      if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
+      else one.removeAttribute("tabindex");
     }
   };
 
@@ -69,9 +81,16 @@
   };
 
   const whenReady = () => {
-    localize(document);
-    document.body.addEventListener("htmx:afterSettle", () => localize(document));
+    const settled = () => { localize(document); reachable(); };
+    settled();
+    document.body.addEventListener("htmx:afterSettle", settled);
+    window.addEventListener("resize", reachable);
     for (const table of document.querySelectorAll("table[data-stream]")) follow(table);
+    for (const all of document.querySelectorAll("input[data-all]")) {
+      all.addEventListener("change", () => {
+        for (const one of document.getElementsByName(all.dataset.all)) one.checked = all.checked;
+      });
+    }
     for (const holder of document.querySelectorAll("[data-history]")) draw(holder);
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", whenReady);

@@ -1,4 +1,7 @@
-"""Headers about offsets: of a queue, and how far consumer groups have got."""
+"""Headers about offsets: of a queue, and how far consumer groups have got.
+
+`bname` is the name of the broker that is asked: to a proxy it says whom a request is for.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ class QueueRequestHeader(Header):
 
     topic: str
     queue_id: Int32
+    bname: str | None = None
 
 
 class SearchOffsetRequestHeader(Header):
@@ -20,6 +24,7 @@ class SearchOffsetRequestHeader(Header):
     queue_id: Int32
     timestamp: Int64
     boundary_type: str | None = None
+    bname: str | None = None
 
 
 class OffsetResponseHeader(Header):
@@ -41,6 +46,7 @@ class QueryConsumerOffsetRequestHeader(Header):
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    bname: str | None = None
 
 
 class UpdateConsumerOffsetRequestHeader(Header):
@@ -50,6 +56,7 @@ class UpdateConsumerOffsetRequestHeader(Header):
     topic: str
     queue_id: Int32
     commit_offset: Int64
+    bname: str | None = None
 
 
 class ResetOffsetRequestHeader(Header):

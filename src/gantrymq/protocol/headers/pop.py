@@ -1,6 +1,7 @@
 """Headers of POP, the requests that need no assigned queues (remoting/protocol/header/*); they fit JSON only.
 
-Times are in ms; `pop_time` and `born_time` since the epoch.
+Times are in ms; `pop_time` and `born_time` since the epoch. `bname` is the name of the broker that is asked: to a proxy
+it says whom a request is for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class PopMessageRequestHeader(Header):
     exp: str | None = None
     order: bool | None = None
     attempt_id: str | None = None
+    bname: str | None = None
 
 
 class PopMessageResponseHeader(Header):
@@ -59,6 +61,7 @@ class AckMessageRequestHeader(Header):
     queue_id: Int32
     extra_info: str
     offset: Int64
+    bname: str | None = None
 
 
 class ChangeInvisibleTimeRequestHeader(Header):
@@ -71,6 +74,7 @@ class ChangeInvisibleTimeRequestHeader(Header):
     offset: Int64
     invisible_time: Int64
     suspend: bool | None = None
+    bname: str | None = None
 
 
 class ChangeInvisibleTimeResponseHeader(Header):

@@ -10,7 +10,8 @@ class PullMessageRequestHeader(Header):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); `sys_flag` holds the PULL_ bits of `protocol.sys_flag`.
 
     `bulk_msg_nums` and `bulk_msg_bytes` are ours, and ignored by Java's brokers: with the first, a bulk reader wants so
-    many messages and bytes, whatever `max_msg_nums` and `max_msg_bytes` say to those.
+    many messages and bytes, whatever `max_msg_nums` and `max_msg_bytes` say to those. `bname` is the name of the broker
+    that has the queue: to a proxy it says whom the pull is for.
     """
 
     consumer_group: str
@@ -29,6 +30,7 @@ class PullMessageRequestHeader(Header):
     proxy_froward_client_id: str | None = None
     bulk_msg_nums: Int32 | None = None
     bulk_msg_bytes: Int32 | None = None
+    bname: str | None = None
 
 
 class PullMessageResponseHeader(Header):

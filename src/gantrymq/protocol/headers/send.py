@@ -72,7 +72,7 @@ class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):
 
 
 class ConsumerSendMsgBackRequestHeader(Header):
-    """CONSUMER_SEND_MSG_BACK (36); `offset` is the record's place in the commit log."""
+    """CONSUMER_SEND_MSG_BACK (36); `offset` is the record's place in the commit log of the broker named `bname`."""
 
     offset: Int64
     group: str
@@ -81,3 +81,4 @@ class ConsumerSendMsgBackRequestHeader(Header):
     origin_topic: str | None = None
     unit_mode: bool = False
     max_reconsume_times: Int32 | None = None
+    bname: str | None = None

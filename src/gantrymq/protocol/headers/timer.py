@@ -6,11 +6,12 @@ from gantrymq.protocol.headers.header import Header
 
 
 class RecallMessageRequestHeader(Header):
-    """RECALL_MESSAGE (370); `recall_handle` from the answer to the send."""
+    """RECALL_MESSAGE (370); `recall_handle` from the answer to the send of the broker named `bname`."""
 
     topic: str
     recall_handle: str
     producer_group: str | None = None
+    bname: str | None = None
 
 
 class RecallMessageResponseHeader(Header):

@@ -34,6 +34,7 @@ from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.passing.broker_of import broker_of, topic_of
 from gantrymq.proxy.passing.first_bytes import FirstBytes
 from gantrymq.proxy.passing.link import Link
+from gantrymq.proxy.passing.requests_seen import RequestsSeen
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import MessageType
 from gantrymq.remoting.address import format_address
@@ -101,7 +102,7 @@ _FOR_ALL = (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT)
 
 
 class RemotingSide(RemotingServer):
-    """With `http2`, which makes the protocol of a connection, the port is for gRPC, too."""
+    """With `http2`, which makes the protocol of a connection, the port is for gRPC, too. `seen` is told of requests."""
 
     def __init__(
         self,
@@ -113,6 +114,7 @@ class RemotingSide(RemotingServer):
         *,
         ssl_context: tls.SSLContext | None,
         http2: Callable[[], asyncio.Protocol] | None,
+        seen: RequestsSeen | None = None,
     ) -> None:
         handlers: dict[int, RequestHandler] = dict.fromkeys(_PASSED, self._to_its_broker)
         if config.enable_topic_message_type_check:
@@ -128,12 +130,14 @@ class RemotingSide(RemotingServer):
         self._ssl_context = ssl_context
         self._http2 = http2
         self._access_host = config.remoting_access_addr
+        self._seen = seen
         self._work = Tasks("clients of the remoting protocol")
         super().__init__(
             handlers,
             host=config.bind_address,
             port=config.remoting_listen_port,
             tls=config,
+            hooks=(seen,) if seen is not None else (),
             alpn=("h2",) if http2 is not None else (),
             shared_port=config.shared_ports,
             on_close=self._left,
@@ -156,6 +160,8 @@ class RemotingSide(RemotingServer):
         return link
 
     def _left(self, connection: Connection) -> None:
+        if self._seen is not None:
+            self._seen.lost(connection.address)
         link: Link | None = connection.attributes.get(_LINK)
         if link is not None:
             self._work.start(link.close())
@@ -294,6 +300,8 @@ class RemotingSide(RemotingServer):
             if sum(map(len, groups.values())) > MAX_TOPICS:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"a client subscribes to {MAX_TOPICS} topics at most")
             link.groups = groups
+            if self._seen is not None:
+                self._seen.named(connection.address, data.client_id)
         connection.respond_with(request, self._tell_all(link, request))
         return None
 

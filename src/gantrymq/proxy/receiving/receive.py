@@ -171,11 +171,8 @@ class Receiving:
             self._after.start(self._nobody_waits(pop, header))
             raise
         except BrokerError as e:
-            match e.code:
-                case ResponseCode.POLLING_FULL:
-                    raise ProxyError(Code.TOO_MANY_REQUESTS, "polling full") from e
-                case ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                    raise ProxyError(Code.ILLEGAL_FILTER_EXPRESSION, e.remark) from e
+            if e.code == ResponseCode.POLLING_FULL:
+                raise ProxyError(Code.TOO_MANY_REQUESTS, "polling full") from e
             raise
 
     async def _nobody_waits(self, pop: asyncio.Future[list[MessageExt]], header: PopMessageRequestHeader) -> None:

@@ -15,6 +15,7 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.messages import RESERVED, message_type, to_body, to_properties
 from gantrymq.proxy.statuses import ProxyError
+from gantrymq.proxy.times import timestamp_ms
 from gantrymq.proxy.v2.definition_pb2 import Code, Message, MessageType, SystemProperties
 from gantrymq.proxy.validation import check_tag, has_control_character, is_blank
 from gantrymq.system.clock import now_ms
@@ -143,7 +144,7 @@ class Outgoings:
             )
 
     def _check_delivery(self, system: SystemProperties) -> None:
-        deliver_ms, longest = system.delivery_timestamp.ToMilliseconds(), self._config.max_delay_time_mills
+        deliver_ms, longest = timestamp_ms(system.delivery_timestamp), self._config.max_delay_time_mills
         if 0 < longest < deliver_ms - now_ms():
             raise ProxyError(
                 Code.ILLEGAL_DELIVERY_TIME, f"the max delay time of message is too large, max is {longest}"

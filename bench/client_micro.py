@@ -1,0 +1,190 @@
+"""What a producer's calls cost without sockets, and a consumer's steps: microseconds of processor time per message.
+
+    .venv/bin/python bench/client_micro.py
+
+A real producer sends to a transport that answers as a broker does, in the next turn of the loop; making the answers
+isn't counted. Best and median of the repetitions, of this thread's processor time: others that run count by what they
+push out of the caches only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from struct import Struct
+
+from micro import Sink
+
+from gantrymq.background.event_loop import new_event_loop
+from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.pulled_messages import decode_pulled
+from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
+from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.protocol.record import encode_host, encode_record
+from gantrymq.protocol.send_response import SendResponses
+from gantrymq.remoting.connection import Connection
+
+TOPIC, BROKER, ADDRESS = "BenchmarkTest", "broker-a", "127.0.0.1:10911"
+QUEUES = 8
+BATCH = 32
+PULLED = 256
+HOST = encode_host("127.0.0.1", 10911)
+#: A frame's length, and where the opaque number stands in one with a binary header.
+_LENGTH, _OPAQUE, _OPAQUE_AT = Struct(">i"), Struct(">i"), 13
+#: The field of the queue id, of one digit.
+_QUEUE_ID = b"\x00\x01e\x00\x00\x00\x01"
+
+
+class Answering(Sink):
+    """Answers what is written to it as a broker does."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.connection: Connection | None = None
+        #: What making the answers took, in ns.
+        self.spent_ns = 0
+        self._loop = loop
+        self._responses = SendResponses(HOST, "DefaultRegion", True)
+        self._written: list[bytes] = []
+        self._stored = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            # Those of this turn together, in the one after it.
+            self._loop.call_soon(self._loop.call_soon, self._answer)
+        self._written.append(data)
+
+    def _answer(self) -> None:
+        began = time.thread_time_ns()
+        data, answers, pos = b"".join(self._written), [], 0
+        self._written.clear()
+        while pos < len(data):
+            queue_at = data.index(_QUEUE_ID, pos) + len(_QUEUE_ID)
+            (opaque,) = _OPAQUE.unpack_from(data, pos + _OPAQUE_AT)
+            self._stored += 1
+            queue_id = data[queue_at] - ord("0")
+            answers.append(self._responses.encode(1, opaque, self._stored * 300, queue_id, self._stored))
+            pos += 4 + _LENGTH.unpack_from(data, pos)[0]
+        read = b"".join(answers)
+        self.spent_ns += time.thread_time_ns() - began
+        assert self.connection is not None
+        self.connection.data_received(read)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=25, help="repetitions of each (%(default)s)")
+    args = parser.parse_args()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run(b"x" * args.size, args.repeat))
+    return 0
+
+
+async def run(body: bytes, repeat: int) -> None:
+    async with AsyncExitStack() as stack:
+        producer, peer = await connected(stack)
+
+        async def send(count: int) -> None:
+            for _ in range(count):
+                await producer.send(Message(TOPIC, body))
+
+        async def send_with_keys(count: int) -> None:
+            for _ in range(count):
+                await producer.send(Message(TOPIC, body, tags="tag", keys="key"))
+
+        async def send_batch(count: int) -> None:
+            for _ in range(count):
+                await producer.send_batch([Message(TOPIC, body) for _ in range(BATCH)])
+
+        for name, work, workers, count, messages in (
+            ("send, 32 under way", send, 32, 40, 1),
+            ("send, 1 under way", send, 1, 600, 1),
+            ("send with keys and tags, 32 under way", send_with_keys, 32, 40, 1),
+            (f"send_batch of {BATCH}, 8 under way", send_batch, 8, 20, BATCH),
+        ):
+
+            async def once(
+                work: Callable[[int], Awaitable[None]] = work, workers: int = workers, count: int = count
+            ) -> None:
+                await asyncio.gather(*(work(count) for _ in range(workers)))
+
+            times = []
+            for _ in range(repeat):
+                peer.spent_ns, began = 0, time.thread_time_ns()
+                await once()
+                times.append((time.thread_time_ns() - began - peer.spent_ns) / (workers * count * messages))
+            show(name, times)
+    steps_of_a_pull(body, repeat)
+
+
+async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
+    """A producer as it is when it has a route and a connection."""
+    loop = asyncio.get_running_loop()
+    producer = Producer("127.0.0.1:1", "benchmark_producer")
+    await stack.enter_async_context(producer)
+    client = producer.client
+    # None of them has a NameServer or a broker to talk to.
+    for job in client._jobs:
+        job.cancel()
+    client.routes.on_new = None
+    client.routes._keep(
+        TOPIC,
+        TopicRouteData(
+            broker_datas=[BrokerData(cluster="DefaultCluster", broker_name=BROKER, broker_addrs={0: ADDRESS})],
+            queue_datas=[
+                QueueData(
+                    broker_name=BROKER, read_queue_nums=QUEUES, write_queue_nums=QUEUES, perm=PERM_READ | PERM_WRITE
+                )
+            ],
+        ),
+    )
+    peer = Answering(loop)
+    peer.connection = connection = Connection({}, turns=client.remoting._turns)
+    connection.connection_made(peer)
+    connection.address = ADDRESS
+    client.remoting._connections[ADDRESS] = connection
+    stack.callback(client.remoting._connections.clear)
+    return producer, peer
+
+
+def steps_of_a_pull(body: bytes, repeat: int) -> None:
+    """What a consumer does with a pull's records until they are dealt with, but for the handler."""
+    queue = MessageQueue(TOPIC, BROKER, 3)
+    properties = b"UNIQ_KEY\x01%032X\x02" % 1
+    records = b"".join(
+        bytes(
+            encode_record(
+                queue.queue_id, 0, n, 1000 + n * 300, 0, 1_700_000_000_000, HOST, 1_700_000_000_001, HOST, 0, 0, body,
+                TOPIC.encode(), properties,
+            )
+        )
+        for n in range(PULLED)
+    )  # fmt: skip
+    held = ProcessQueue(queue, 0, FlowLimits())
+    times = []
+    for _ in range(4 * repeat):
+        began = time.thread_time_ns()
+        messages, _ = decode_pulled(records, queue, 0, MAX_DECOMPRESSED_SIZE, lambda _: None)
+        held.put(messages)
+        for message in messages:
+            held.remove(message)
+        times.append((time.thread_time_ns() - began) / PULLED)
+        assert len(messages) == PULLED
+    show(f"a pull of {PULLED}, decoded and dealt with", times)
+
+
+def show(name: str, times_ns: list[float]) -> None:
+    print(f"{name:42} {min(times_ns) / 1000:6.2f} us (median {statistics.median(times_ns) / 1000:.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

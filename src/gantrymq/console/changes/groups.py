@@ -1,0 +1,119 @@
+"""Consumer groups, made, changed and deleted, and where they go on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gantrymq.client.admin.offsets import LATEST
+from gantrymq.console.changes.change import Change, check_typed
+from gantrymq.console.eye import Eye
+from gantrymq.console.links import link
+from gantrymq.console.pages import BadArguments
+from gantrymq.console.times import parse_time
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.topic_name import group_problem
+
+MAX_RETRIES = 1_000_000
+
+
+class SaveGroup(msgspec.Struct):
+    """Makes a group, or changes it: what is empty stays as it is, or gets Java's default."""
+
+    name: str
+    cluster: str
+    consume_enable: bool | None = None
+    retry_max_times: int | None = None
+    consume_message_orderly: bool | None = None
+
+
+class DeleteGroup(msgspec.Struct):
+    name: str
+    cluster: str
+    typed: str = ""
+    remove_offsets: bool = False
+
+
+class ResetOffset(msgspec.Struct):
+    """`to` is earliest, latest or time, which `time` says."""
+
+    group: str
+    topic: str
+    to: str = "time"
+    time: str = ""
+
+
+class CloneOffsets(msgspec.Struct):
+    group: str
+    target: str
+    topic: str
+
+
+async def save_group(eye: Eye, one: SaveGroup) -> str:
+    if problem := group_problem(one.name):
+        raise BadArguments(problem)
+    if one.retry_max_times is not None and not -1 <= one.retry_max_times <= MAX_RETRIES:
+        raise BadArguments(f"{one.retry_max_times} retries: -1 to {MAX_RETRIES}")
+    given = {
+        key: value
+        for key, value in msgspec.structs.asdict(one).items()
+        if key not in ("name", "cluster") and value is not None
+    }
+    masters = await eye.admin.masters_of(one.cluster)
+    for address in masters:
+        config = await eye.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
+        # Attributes that aren't named stay.
+        changed = msgspec.structs.replace(config, attributes={}, **given)
+        await eye.admin.create_group(changed, broker=address)
+    return f"group {one.name} is on {len(masters)} brokers as it is to be"
+
+
+async def delete_group(eye: Eye, one: DeleteGroup) -> str:
+    check_typed(one.name, one.typed)
+    brokers = await eye.admin.delete_group(one.name, cluster=one.cluster, remove_offsets=one.remove_offsets)
+    return f"group {one.name} is deleted from {len(brokers)} brokers"
+
+
+async def reset_offset(eye: Eye, one: ResetOffset) -> str:
+    if one.to == "time":
+        at = parse_time(one.time)
+        if at is None:
+            raise BadArguments("to which time?")
+    elif one.to in ("earliest", "latest"):
+        at = 0 if one.to == "earliest" else LATEST
+    else:
+        raise BadArguments(f"{one.to!r}: earliest, latest or time")
+    queues = await eye.admin.reset_offset(one.group, one.topic, at)
+    return f"group {one.group} goes on at other offsets in {len(queues)} queues of {one.topic}"
+
+
+async def clone_offsets(eye: Eye, one: CloneOffsets) -> str:
+    queues = await eye.admin.clone_offsets(one.group, one.target, one.topic)
+    return f"group {one.target} goes on where {one.group} is, in {len(queues)} queues of {one.topic}"
+
+
+CHANGES = (
+    Change(
+        name="save-group",
+        arguments=SaveGroup,
+        perform=save_group,
+        back=lambda one: link("group", name=one.name),
+    ),
+    Change(
+        name="delete-group",
+        arguments=DeleteGroup,
+        perform=delete_group,
+        back=lambda one: link("groups"),
+    ),
+    Change(
+        name="reset-offset",
+        arguments=ResetOffset,
+        perform=reset_offset,
+        back=lambda one: link("group", name=one.group),
+    ),
+    Change(
+        name="clone-offsets",
+        arguments=CloneOffsets,
+        perform=clone_offsets,
+        back=lambda one: link("group", name=one.target),
+    ),
+)

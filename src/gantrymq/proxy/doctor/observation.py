@@ -1,0 +1,136 @@
+"""What a proxy says to a client that asks for a route, tells its settings, and looks at the brokers behind."""
+
+from __future__ import annotations
+
+import ipaddress
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gantrymq.errors import GantryError
+from gantrymq.proxy.doctor.proxy_client import Answer, ProxyClient
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.tls import TlsConfig, client_context
+from gantrymq.system import tls
+
+#: Asked for where no topic is named: who says that it isn't there has asked a NameServer.
+PROBE = "gantry-doctor"
+#: So many of a topic's brokers, and of the addresses that a route names, are tried.
+MOST_TRIED = 20
+
+
+@dataclass
+class ProxySeen:
+    """What came, or the error that came instead."""
+
+    address: str
+    topic: str | None
+    #: As whom it was asked; None for nobody.
+    user: str | None
+    #: The connection was made with what the user gave for TLS.
+    tls_given: bool
+    plain: GantryError | None = None
+    over_tls: GantryError | None = None
+    certificate: bytes | None = None
+    route: Answer | GantryError | None = None
+    settings: Answer | GantryError | None = None
+    #: Of the other addresses that the route names, what is wrong with them.
+    named: dict[str, GantryError | None] = field(default_factory=dict)
+    #: Of the topic's brokers, what the proxy says when it has to ask them.
+    brokers: dict[str, Answer | GantryError] = field(default_factory=dict)
+
+    @property
+    def queues(self) -> list[Any]:
+        """The route's."""
+        return (
+            list(self.route.response.message_queues) if isinstance(self.route, Answer) and self.route.response else []
+        )
+
+
+async def observe(
+    address: str,
+    topic: str | None,
+    *,
+    ssl_context: tls.SSLContext | None,
+    credentials: tuple[str, str] | None,
+    timeout_s: float,
+) -> ProxySeen:
+    seen = ProxySeen(address, topic, credentials[0] if credentials is not None else None, ssl_context is not None)
+    any_server = client_context(TlsConfig(tls_enable=True))
+    for_tls = ssl_context or any_server
+
+    def client(where: str, context: tls.SSLContext | None) -> ProxyClient:
+        return ProxyClient(where, ssl_context=context, credentials=credentials, timeout_s=timeout_s)
+
+    try:
+        async with client(address, for_tls) as over_tls:
+            seen.certificate = over_tls.certificate
+    except GantryError as e:
+        seen.over_tls = e
+    try:
+        async with client(address, None):
+            pass
+    except GantryError as e:
+        seen.plain = e
+    if ssl_context is not None or seen.plain is not None:
+        if seen.over_tls is not None:
+            return seen
+    else:
+        for_tls = None
+    try:
+        async with client(address, for_tls) as caller:
+            await _ask(seen, caller)
+    except GantryError as e:
+        seen.route = seen.route or e
+    for each in seen.named:
+        try:
+            async with client(each, for_tls):
+                pass
+        except GantryError as e:
+            seen.named[each] = e
+    return seen
+
+
+async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
+    try:
+        endpoints = _endpoints(seen.address)
+        request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name=seen.topic or PROBE), endpoints=endpoints)
+        seen.route = await caller.call("QueryRoute", request)
+    except GantryError as e:
+        seen.route = e
+        return
+    for queue in seen.queues:
+        for each in queue.broker.endpoints.addresses:
+            where = format_address(each.host, each.port)
+            if where != seen.address and len(seen.named) < MOST_TRIED:
+                seen.named[where] = None
+    # A producer that sends to nothing: it asks for no rights, and brokers aren't told of it.
+    settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(), user_agent=pb.UA(language=pb.PYTHON))
+    try:
+        seen.settings = await caller.call("Telemetry", rpc_pb.TelemetryCommand(settings=settings))
+    except GantryError as e:
+        seen.settings = e
+    if isinstance(seen.settings, Answer):
+        with suppress(GantryError):
+            await caller.call("NotifyClientTermination", rpc_pb.NotifyClientTerminationRequest())
+    for queue in seen.queues:
+        name = queue.broker.name
+        can_be_read = queue.permission in (pb.READ, pb.READ_WRITE) and not queue.broker.id
+        if can_be_read and name not in seen.brokers and len(seen.brokers) < MOST_TRIED:
+            offset = rpc_pb.QueryOffsetRequest(message_queue=queue, query_offset_policy=pb.END)
+            try:
+                seen.brokers[name] = await caller.call("QueryOffset", offset)
+            except GantryError as e:
+                seen.brokers[name] = e
+
+
+def _endpoints(address: str) -> pb.Endpoints:
+    """As Apache's clients write them."""
+    host, port = parse_address(address)
+    try:
+        scheme = pb.IPv6 if ipaddress.ip_address(host).version == 6 else pb.IPv4
+    except ValueError:
+        scheme = pb.DOMAIN_NAME
+    return pb.Endpoints(scheme=scheme, addresses=[pb.Address(host=host, port=port)])
