@@ -56,6 +56,13 @@ pub struct Common<'a> {
 impl Common<'_> {
     /// The record of a message; None when it would be too large.
     pub fn encode(&self, message: &Message<'_>) -> Option<Vec<u8>> {
+        let mut record = Vec::new();
+        self.encode_to(message, &mut record)?;
+        Some(record)
+    }
+
+    /// Adds the record of a message to `record`; None when it would be too large.
+    pub fn encode_to(&self, message: &Message<'_>, record: &mut Vec<u8>) -> Option<()> {
         let is_version_2 = self.topic.len() > MAX_TOPIC_LENGTH_V1;
         let hosts = self.born_host.len() + self.store_host.len();
         let size = FIXED_SIZE_V4 - 16
@@ -64,7 +71,7 @@ impl Common<'_> {
             + self.topic.len()
             + message.body.len()
             + message.properties.len();
-        let mut record = Vec::with_capacity(size);
+        record.reserve(size);
         record.extend(i32::try_from(size).ok()?.to_be_bytes());
         record.extend(if is_version_2 { MAGIC_V2 } else { MAGIC_V1 }.to_be_bytes());
         record.extend((crc32fast::hash(message.body) & 0x7FFF_FFFF).to_be_bytes());
@@ -88,7 +95,7 @@ impl Common<'_> {
         record.extend(self.topic);
         record.extend(i16::try_from(message.properties.len()).ok()?.to_be_bytes());
         record.extend(message.properties);
-        Some(record)
+        Some(())
     }
 }
 

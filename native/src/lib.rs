@@ -16,4 +16,5 @@ mod python;
 pub mod record;
 pub mod rows;
 pub mod scan;
+pub mod sends;
 pub mod units;

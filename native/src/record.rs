@@ -19,6 +19,8 @@ const PHYSICAL_OFFSET_AT: usize = 28;
 const SYS_FLAG_AT: usize = 36;
 const BORN_TIMESTAMP_AT: usize = 40;
 const BORN_HOST_AT: usize = 48;
+/// With an IPv4 born host.
+pub const STORE_TIMESTAMP_AT_V4: usize = BORN_HOST_AT + HOST_SIZE_V4;
 
 /// One record's numbers, and the places of its parts in the buffer that it was found in.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,16 @@
 //! Units of a consume queue by their tags codes (`gantrymq/store/collect.py`).
 
-const UNIT_SIZE: usize = 20;
+pub const UNIT_SIZE: usize = 20;
 const TAGS_CODE_AT: usize = 12;
+
+/// That of a record.
+pub fn unit(physical_offset: i64, size: i32, tags_code: i32) -> [u8; UNIT_SIZE] {
+    let mut unit = [0; UNIT_SIZE];
+    unit[..8].copy_from_slice(&physical_offset.to_be_bytes());
+    unit[8..TAGS_CODE_AT].copy_from_slice(&size.to_be_bytes());
+    unit[TAGS_CODE_AT..].copy_from_slice(&i64::from(tags_code).to_be_bytes());
+    unit
+}
 
 /// The numbers of the first `most` units that have one of these tags codes, and these units side by side. `codes` are in
 /// order.

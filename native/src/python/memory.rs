@@ -44,3 +44,11 @@ pub fn cells_of<'a>(buffer: &'a PyBuffer<u8>, _py: Python<'a>) -> PyResult<&'a [
     // SAFETY: as above; these are cells, as the buffer may be that of another one, too.
     Ok(unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
 }
+
+/// Copies bytes to a place of such memory, at once; false, and nothing is done, where they don't fit.
+pub fn put(cells: &[Cell<u8>], at: usize, bytes: &[u8]) -> bool {
+    let Some(place) = at.checked_add(bytes.len()).and_then(|end| cells.get(at..end)) else { return false };
+    // SAFETY: the place is as long as the bytes and may be written to, being of cells that are there as long as `cells`.
+    unsafe { std::ptr::copy(bytes.as_ptr(), place.as_ptr().cast::<u8>().cast_mut(), bytes.len()) };
+    true
+}

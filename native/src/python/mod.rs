@@ -10,12 +10,13 @@ mod records;
 mod room;
 mod rows;
 mod scan;
+mod sends;
 mod units;
 
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 9;
+const INTERFACE: u32 = 10;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -23,6 +24,7 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<records::Records>()?;
     module.add_class::<index::IndexEntries>()?;
     module.add_class::<room::Room>()?;
+    module.add_class::<sends::PlainSends>()?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
     module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;

@@ -83,6 +83,11 @@ class AccessControl(Part):
         """Done when all changes of users are on the disk. Raises StoreError; they hold in any case."""
         return self._users_file.written()
 
+    @property
+    def is_on(self) -> bool:
+        """Each request is looked at."""
+        return self._access is not None
+
     def guard(self, handlers: dict[int, RequestHandler]) -> None:
         """Puts the check before each handler, if there is one to be made."""
         if self._access is not None:

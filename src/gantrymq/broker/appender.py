@@ -113,6 +113,11 @@ class Appender:
         self._arrived(queue)
         return result
 
+    @property
+    def shows_at_once(self) -> bool:
+        """What is stored may be read at once; and something is stored."""
+        return self.refusal is None and self.unshown is None
+
     def _arrived(self, queue: ConsumeQueue) -> None:
         if self.unshown is None:
             self._polling.message_arrived(queue)

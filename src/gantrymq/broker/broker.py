@@ -402,6 +402,8 @@ class Broker:
                 part.load()
             for handlers in (self._as_master, self._as_slave):
                 self.access.guard(handlers)
+            if not self.access.is_on:
+                self._server.first_look = self._sending.first_look
             self._handlers.update(self._as_slave if self._is_slave else self._as_master)
             stack.callback(self._save_at_last)
             for part in self._parts:

@@ -14,6 +14,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.new_topics import NewTopics
 from gantrymq.broker.part import Part
+from gantrymq.broker.plain_sends import PlainSends
 from gantrymq.broker.replication.promises import not_enough
 from gantrymq.broker.retry import RetryTopics
 from gantrymq.broker.room_waits import RoomWaits
@@ -25,6 +26,7 @@ from gantrymq.broker.transaction.half_batches import HalfBatches
 from gantrymq.broker.transaction.half_messages import half_properties, half_queue
 from gantrymq.broker.writers import Writers
 from gantrymq.errors import RequestRefused, StoreBusy
+from gantrymq.kernels import native
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -47,7 +49,7 @@ from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TIMER_TOPIC, may_be_sent_to, topic_problem
-from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.connection import Connection, FirstLook, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import PutResult
@@ -105,11 +107,14 @@ class Sending(Part):
         self._room_waits = room_waits
         self._writers = writers
         self._half_batches = HalfBatches(config, appender, flush_waits, room_waits, self._unique_keys)
+        self._plain = PlainSends(native, appender) if native is not None else None
+        self._begin_plain()
 
     def handlers(self) -> dict[int, RequestHandler]:
+        send = self.send if self._plain is None else self._send_and_tell
         return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_MESSAGE: send,
+            RequestCode.SEND_MESSAGE_V2: send,
             RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
         }
 
@@ -120,13 +125,48 @@ class Sending(Part):
         self._brokers_properties = _brokers_properties(config)
         self._is_safe = self._flush_waits.is_used
         self._appender.config_changed()
+        self._begin_plain()
+
+    async def become_slave(self) -> None:
+        self._forget_plain()
 
     def topics_changed(self, names: Collection[str] = ()) -> None:
         """These topics, all when none is named, are looked at anew."""
+        self._forget_plain()
         for name in names:
             self._writable.pop(name, None)
         if not names:
             self._writable.clear()
+
+    # -- plain sends ------------------------------------------------------------------------------------------------
+
+    @property
+    def first_look(self) -> FirstLook | None:
+        """Stores and answers plain sends before they are decoded; None where Python does all."""
+        return self._plain.first_look if self._plain is not None else None
+
+    def _begin_plain(self) -> None:
+        if self._plain is not None:
+            self._plain.begin(self._responses, self._brokers_properties)
+
+    def _forget_plain(self) -> None:
+        if self._plain is not None:
+            self._plain.forget()
+
+    def _send_and_tell(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """As `send`; says what the header means if that is asked, and there was nothing special about it."""
+        reply = self.send(connection, request)
+        plain = self._plain
+        # A tuple is the answer that `send` itself gives to a message that is stored as it came.
+        if plain is not None and plain.asked_about is connection and type(reply) is tuple and not self._is_safe:
+            sent = decode_send_request(request)
+            target = sent.target
+            queues = self._writable.get(target.topic, ())
+            if 0 <= target.queue_id < len(queues) and (queue := queues[target.queue_id]) is not None:
+                plain.tell(request, sent, queue)
+        return reply
+
+    # -- sends one by one -------------------------------------------------------------------------------------------
 
     def send(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Stores one message."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 9
+INTERFACE = 10
+
+#: A `ConsumeQueue` of the store.
+Q = TypeVar("Q")
 
 #: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
@@ -89,6 +92,44 @@ class IndexEntries(Protocol):
         ...
 
 
+class PlainSends(Protocol[Q]):
+    """Sends that it was told the meaning of: all but opaque number, born time and properties of a header is a key."""
+
+    def handle(self, data: bytes, log: object, now_ms: int, born_host: bytes, /) -> tuple[bytes, int, list[Q], bool]:
+        """Stores the messages of the frames that `data` begins with, as far as they are known, plain and have room.
+
+        (answers, how many bytes that was, queues that have got messages, whether `allow` may say what follows).
+        `log` is a `CommitLog`: its and the queues' places are read at the begin and set at the end, `dirty` isn't.
+        """
+        ...
+
+    def allow(
+        self,
+        opaque: int,
+        born_timestamp: int,
+        properties: bytes,
+        topic: bytes,
+        queue_id: int,
+        sys_flag: int,
+        flag: int,
+        queue: Q,
+        /,
+    ) -> bool:
+        """Says what the frame means that the last `handle` ended before, in whose header these values were read.
+
+        False where its header can't be kept.
+        """
+        ...
+
+    def revoke(self) -> None:
+        """Forgets all that it was told."""
+        ...
+
+    def __len__(self) -> int:
+        """How many headers it knows."""
+        ...
+
+
 class Native(Protocol):
     """The module."""
 
@@ -100,6 +141,23 @@ class Native(Protocol):
 
     def Room(self, size: int, /) -> Room:
         """So many bytes, which hold anything at first."""
+        ...
+
+    def PlainSends(
+        self,
+        odd: list[bytes],
+        own_properties: bytes,
+        store_host: bytes,
+        most_body: int,
+        binary_answer: tuple[bytes, bytes, bytes],
+        json_answer: tuple[bytes, bytes, bytes, bytes, bytes],
+        /,
+    ) -> PlainSends[Q]:
+        """One that knows nothing yet.
+
+        Messages with any of the bytes `odd` among their properties, without a unique key or with a larger body end a
+        call. The properties get `own_properties` behind them. For the answers' parts see `SendResponses`.
+        """
         ...
 
     def index_entries(

@@ -77,12 +77,9 @@ class FrameReader:
         """
         pos = 0
         if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
+            data = self.joined(data)
+            if not data:
                 return
-            data = bytes(self._held)
-            self._held = bytearray()
-            self.frame_length = 0
         elif self._large is not None:
             large = self._large
             pos = large.take(data)
@@ -148,6 +145,21 @@ class FrameReader:
             self._wanted = wanted
             self.frame_length = frame_length
             self.frame_number += 1
+
+    def joined(self, data: bytes) -> bytes:
+        """What is held of a frame that isn't large, and `data` behind it; nothing until `feed` could read on there.
+
+        What comes of it is to be fed, or at least what begins at one of its frames.
+        """
+        if not self._held:
+            return data
+        self._held += data
+        if len(self._held) < self._wanted:
+            return b""
+        joined = bytes(self._held)
+        self._held = bytearray()
+        self.frame_length = 0
+        return joined
 
     def room(self) -> memoryview | None:
         """Where the next bytes may be put: the rest of a large body; None between frames, and without `make_room`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from json import dumps
-from struct import Struct
+from struct import Struct, pack
 from typing import NamedTuple
 
 from gantrymq.errors import HeaderError
@@ -34,10 +34,15 @@ _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 _LONGEST_TAIL = 512
 #: A NamedTuple's own constructor costs twice as much.
 _new = tuple.__new__
-_JSON = (
-    b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d"%%b},"flag":%d,"language":"PYTHON",'
-    b'"opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % (RESPONSE_FLAG, PROTOCOL_VERSION)
+#: Before and between host with physical offset, queue id, queue offset with what is said of traces, and opaque number.
+_JSON_PARTS = (
+    b'{"code":0,"extFields":{"msgId":"',
+    b'","queueId":"',
+    b'","queueOffset":"',
+    b'},"flag":%d,"language":"PYTHON","opaque":' % RESPONSE_FLAG,
+    b',"serializeTypeCurrentRPC":"JSON","version":%d}' % PROTOCOL_VERSION,
 )
+_JSON = b'%b%%b%%016X%b%%d%b%%d"%%b%b%%d%b' % _JSON_PARTS
 
 
 class SendResponses:
@@ -50,6 +55,17 @@ class SendResponses:
         self._host = store_host.hex().upper().encode()
         id_length = len(self._host) + 16
         self._prefix = b"\x00\x05msgId\x00\x00\x00%c%b" % (id_length, self._host)
+
+    @property
+    def binary_parts(self) -> tuple[bytes, bytes, bytes]:
+        """For native code: the header before the opaque number, the fields before and behind the offsets."""
+        return pack(">hBh", 0, _PYTHON, PROTOCOL_VERSION), self._prefix, self._binary_tail
+
+    @property
+    def json_parts(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """The same: before and between physical offset, queue id, queue offset and opaque number, and behind it."""
+        first, second, third, fourth, last = _JSON_PARTS
+        return first + self._host, second, third, b'"' + self._json_tail + fourth, last
 
     def encode(self, serialize_type: int, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
         """The frame that says SUCCESS, in the request's header encoding."""

@@ -48,6 +48,9 @@ Buffers = Sequence[bytes | memoryview]
 #: A handler's answer: a command, encoded frames, or None when `Connection.reply` follows (or nothing does, one-way).
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
+#: Sees what was read, from a frame's begin, before it is decoded: how many bytes of whole frames it has dealt with, and
+#: their answers.
+FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 
 #: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
 #: requests wait until there is room. So ANSWERS_HIGH_WATER, this and one answer is all that gathers for one peer.
@@ -92,6 +95,7 @@ class Connection(FlowControl):
         frames: UnfinishedFrames | None = None,
         make_room: MakeRoom | None = None,
         rooms_for_answers: Rooms | None = None,
+        first_look: FirstLook | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -99,6 +103,7 @@ class Connection(FlowControl):
         self.attributes: dict[str, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
+        self._first_look = first_look
         self._frames = frames
         #: Of the unfinished frame that `frames` was told of; 0 for none.
         self._frame_length = 0
@@ -134,7 +139,7 @@ class Connection(FlowControl):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        commands = self._reader.feed(data)
+        commands = self._reader.feed(data) if self._first_look is None else self._left_of(data, self._first_look)
         self.read_bytes = len(data)
         if self._turns.is_used_up and not self._is_known_as_cheap():
             self._rest = commands
@@ -142,6 +147,19 @@ class Connection(FlowControl):
             self.read_or_stop()
         else:
             self._receive(commands)
+
+    def _left_of(self, data: bytes, first_look: FirstLook) -> Iterator[RemotingCommand]:
+        """The commands of a read that the first look leaves. Whatever a turn is, that look is part of it."""
+        reader = self._reader
+        data = reader.joined(data)
+        if data and not reader.frame_length and not self._closing and self._batch is not None:
+            dealt, answers = first_look(self, data)
+            if dealt:
+                self._batch.append(answers)
+                self._batch_bytes += len(answers)
+                data = data[dealt:]
+        if data:
+            yield from reader.feed(data)
 
     def room(self) -> memoryview | None:
         """Where the next bytes may be put instead of being given to `data_received` (`FrameReader.room`)."""

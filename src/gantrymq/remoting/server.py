@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
 from gantrymq.remoting.arrivals import Arrivals
-from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.connection import Connection, FirstLook, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.listener import Listener
 from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.remoting.open_answers import new_rooms_for_answers
@@ -61,6 +61,8 @@ class RemotingServer:
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
+        #: Of connections that are made from now on; see `Connection`.
+        self.first_look: FirstLook | None = None
         #: In the order in which they came.
         self.connections: dict[Connection, None] = {}
         #: While it runs.
@@ -143,6 +145,7 @@ class RemotingServer:
             turns=self._turns,
             frames=self.unfinished_frames,
             rooms_for_answers=self._rooms_for_answers,
+            first_look=self.first_look,
             on_open=self._opened,
             on_close=self._disconnected,
         )

@@ -70,6 +70,7 @@ class MessageStore:
         self.append = writer.append
         self.begin_batch = writer.begin_batch
         self.append_batch = writer.append_batch
+        self.append_sends = writer.append_sends
         #: While it is open.
         self._threads: StoreThreads | None = None
         #: See `Recovery`; None as soon as this store is a master's.

@@ -11,6 +11,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError
+from gantrymq.kernels.interface import PlainSends
 from gantrymq.protocol.record import HOST_SIZE_V4, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.store.commit_log import CommitLog
@@ -34,6 +35,15 @@ class PutResult(NamedTuple):
     physical_offset: int
     size: int
     store_timestamp: int
+
+
+class Sent(NamedTuple):
+    """What was stored of a read: the answers, how many bytes that was, the queues, and whether it asks for more."""
+
+    answers: bytes
+    dealt: int
+    queues: list[ConsumeQueue]
+    is_asking: bool
 
 
 class MessageWriter:
@@ -125,6 +135,18 @@ class MessageWriter:
         log.position = end
         log.store_timestamp = now
         return _new(PutResult, (queue_offset, physical_offset, size, now))
+
+    def append_sends(self, sends: PlainSends[ConsumeQueue], data: bytes, born_host: bytes) -> Sent:
+        """Has native code store the messages of the frames that `data` begins with, as far as it may.
+
+        It does as `append` does: it ends where that would make room first, and sets the log's position at last.
+        """
+        answers, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
+        for queue in queues:
+            if not queue.dirty:
+                queue.dirty = True
+                self._dirty.append(queue)
+        return Sent(answers, dealt, queues, is_asking)
 
     def begin_batch(
         self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int

@@ -1,0 +1,297 @@
+//! Plain sends for Python: `gantrymq/broker/plain_sends.py`.
+
+use std::collections::HashMap;
+
+use memchr::memmem::Finder;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::memory::{cells_of, put};
+use crate::batch::{Common, Message};
+use crate::record::{QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT_V4};
+use crate::sends::{Answers, Cutter, Parts, Place, is_sure};
+use crate::units::{UNIT_SIZE, unit};
+
+/// So many headers are known at most, none of which is longer: then they are learned anew. See `send_request.py`.
+const MOST_KNOWN: usize = 4096;
+const LONGEST_KEY: usize = 1024;
+const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
+const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
+
+/// What a header means, as Python has said.
+struct Target {
+    topic: Vec<u8>,
+    queue_id: i32,
+    sys_flag: i32,
+    flag: i32,
+    queue: Py<PyAny>,
+}
+
+/// A header that isn't known, and what was cut out of it.
+struct Unknown {
+    key: Vec<u8>,
+    opaque: i32,
+    born_timestamp: i64,
+    properties: Vec<u8>,
+}
+
+/// A queue's place and room during one call.
+struct OpenQueue<'py> {
+    queue: Bound<'py, PyAny>,
+    mapping: PyBuffer<u8>,
+    position: usize,
+    limit: usize,
+    max_offset: i64,
+}
+
+impl<'py> OpenQueue<'py> {
+    /// None where it has no mapping.
+    fn open(queue: &Bound<'py, PyAny>) -> PyResult<Option<OpenQueue<'py>>> {
+        let mapping = queue.getattr("mapping")?;
+        if mapping.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(OpenQueue {
+            queue: queue.clone(),
+            mapping: mapping.extract()?,
+            position: queue.getattr("position")?.extract()?,
+            limit: queue.getattr("limit")?.extract()?,
+            max_offset: queue.getattr("max_offset")?.extract()?,
+        }))
+    }
+}
+
+/// The log's place and room during one call.
+struct OpenLog {
+    mapping: PyBuffer<u8>,
+    base: i64,
+    position: i64,
+    limit: i64,
+}
+
+impl OpenLog {
+    /// None where it has no mapping.
+    fn open(log: &Bound<'_, PyAny>) -> PyResult<Option<OpenLog>> {
+        let mapping = log.getattr("mapping")?;
+        if mapping.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(OpenLog {
+            mapping: mapping.extract()?,
+            base: log.getattr("base")?.extract()?,
+            position: log.getattr("position")?.extract()?,
+            limit: log.getattr("limit")?.extract()?,
+        }))
+    }
+}
+
+/// What is looked for in frames.
+struct Finders {
+    cutter: Cutter,
+    /// Messages with any of these among their properties are Python's.
+    odd: Vec<Finder<'static>>,
+    further_key: Finder<'static>,
+}
+
+impl Finders {
+    /// Whether there is a unique key, and nothing odd.
+    fn are_plain(&self, properties: &[u8]) -> bool {
+        (properties.starts_with(UNIQUE_KEY) || self.further_key.find(properties).is_some())
+            && !self.odd.iter().any(|odd| odd.find(properties).is_some())
+    }
+}
+
+/// The sends that it was told the meaning of, and how to store and answer them. It knows bytes, and no rule.
+#[pyclass]
+pub struct PlainSends {
+    known: HashMap<Vec<u8>, Target>,
+    /// What the last call has ended before.
+    unknown: Option<Unknown>,
+    /// Elsewhere, as they have vectors of 32 bytes in them, for which Python's memory isn't aligned.
+    finders: Box<Finders>,
+    /// What each message's properties end with.
+    own_properties: Vec<u8>,
+    store_host: Vec<u8>,
+    most_body: usize,
+    answers: Answers,
+    parts: Parts,
+    record: Vec<u8>,
+}
+
+// As Python aligns its objects.
+const _: () = assert!(align_of::<PlainSends>() <= 16);
+
+#[pymethods]
+impl PlainSends {
+    #[new]
+    fn new(
+        odd: Vec<Vec<u8>>,
+        own_properties: Vec<u8>,
+        store_host: Vec<u8>,
+        most_body: usize,
+        binary_answer: [Vec<u8>; 3],
+        json_answer: [Vec<u8>; 5],
+    ) -> PlainSends {
+        PlainSends {
+            known: HashMap::new(),
+            unknown: None,
+            finders: Box::new(Finders {
+                cutter: Cutter::default(),
+                odd: odd.iter().map(|bytes| Finder::new(bytes).into_owned()).collect(),
+                further_key: Finder::new(b"\x02UNIQ_KEY\x01"),
+            }),
+            own_properties,
+            store_host,
+            most_body,
+            answers: Answers { binary: binary_answer, json: json_answer },
+            parts: Parts::default(),
+            record: Vec::new(),
+        }
+    }
+
+    /// What the header means that the last call has ended before; false where it can't be kept. Python has read these
+    /// values in it.
+    #[allow(clippy::too_many_arguments)]
+    fn allow(
+        &mut self,
+        opaque: i32,
+        born_timestamp: i64,
+        properties: &[u8],
+        topic: Vec<u8>,
+        queue_id: i32,
+        sys_flag: i32,
+        flag: i32,
+        queue: Py<PyAny>,
+    ) -> bool {
+        let Some(unknown) = self.unknown.take() else { return false };
+        let is_it = (unknown.opaque, unknown.born_timestamp, unknown.properties.as_slice())
+            == (opaque, born_timestamp, properties);
+        if !is_it || unknown.key.len() > LONGEST_KEY || !is_sure(&unknown.key) {
+            return false;
+        }
+        if self.known.len() >= MOST_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, queue });
+        true
+    }
+
+    /// Nothing is known any more.
+    fn revoke(&mut self) {
+        self.known.clear();
+        self.unknown = None;
+    }
+
+    fn __len__(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Stores the messages of the frames that `data` begins with, as far as they are known, plain, whole and have room.
+    ///
+    /// Returns the answers, how many bytes are dealt with, the queues that have got messages, and whether `allow` may be
+    /// told of the frame that follows.
+    fn handle<'py>(
+        &mut self,
+        py: Python<'py>,
+        data: &[u8],
+        log: &Bound<'py, PyAny>,
+        now_ms: i64,
+        born_host: &[u8],
+    ) -> PyResult<(Bound<'py, PyBytes>, usize, Bound<'py, PyList>, bool)> {
+        self.unknown = None;
+        let mut open: Option<OpenLog> = None;
+        let mut queues: Vec<OpenQueue<'py>> = Vec::new();
+        let mut answers = Vec::new();
+        let mut at = 0;
+        while let Some(send) = self.finders.cutter.cut(data, at, &mut self.parts) {
+            let Some(target) = self.known.get(&self.parts.key) else {
+                self.unknown = Some(Unknown {
+                    key: self.parts.key.clone(),
+                    opaque: send.opaque,
+                    born_timestamp: send.born_timestamp,
+                    properties: self.parts.properties.clone(),
+                });
+                break;
+            };
+            let properties = &mut self.parts.properties;
+            if send.body.len() > self.most_body || !self.finders.are_plain(properties) {
+                break;
+            }
+            if properties.last() != Some(&crate::properties::END) {
+                properties.push(crate::properties::END);
+            }
+            properties.extend_from_slice(&self.own_properties);
+            if properties.len() > MAX_PROPERTIES_LENGTH {
+                break;
+            }
+            let log = match &mut open {
+                Some(log) => log,
+                None => match OpenLog::open(log)? {
+                    Some(found) => open.insert(found),
+                    None => break,
+                },
+            };
+            let number = match queues.iter().position(|queue| queue.queue.is(&target.queue)) {
+                Some(number) => number,
+                None => match OpenQueue::open(target.queue.bind(py))? {
+                    Some(found) => {
+                        queues.push(found);
+                        queues.len() - 1
+                    }
+                    None => break,
+                },
+            };
+            let queue = &mut queues[number];
+            let message = Message { flag: target.flag, body: send.body, properties, end: 0 };
+            let common = Common {
+                queue_id: target.queue_id,
+                sys_flag: target.sys_flag,
+                born_timestamp: send.born_timestamp,
+                born_host,
+                store_host: &self.store_host,
+                reconsume_times: 0,
+                topic: &target.topic,
+            };
+            let record = &mut self.record;
+            record.clear();
+            if common.encode_to(&message, record).is_none() {
+                break;
+            }
+            let end = log.position + record.len() as i64;
+            if end > log.limit || queue.position + UNIT_SIZE > queue.limit {
+                break;
+            }
+            let places = [queue.max_offset.to_be_bytes(), log.position.to_be_bytes()].concat();
+            record[QUEUE_OFFSET_AT..QUEUE_OFFSET_AT + 16].copy_from_slice(&places);
+            record[STORE_TIMESTAMP_AT_V4..STORE_TIMESTAMP_AT_V4 + 8].copy_from_slice(&now_ms.to_be_bytes());
+            let unit = unit(log.position, record.len() as i32, message.tags_code());
+            // As `MessageWriter.append`: a unit of no record does no harm.
+            let Ok(start) = usize::try_from(log.position - log.base) else { break };
+            if !put(cells_of(&queue.mapping, py)?, queue.position, &unit)
+                || !put(cells_of(&log.mapping, py)?, start, record)
+            {
+                break;
+            }
+            let (physical_offset, queue_offset) = (log.position, queue.max_offset);
+            let place = Place { physical_offset, queue_id: target.queue_id, queue_offset };
+            self.answers.add(&mut answers, &self.parts.key, send.opaque, &place);
+            queue.position += UNIT_SIZE;
+            queue.max_offset += 1;
+            log.position = end;
+            at = send.end;
+        }
+        let touched = PyList::empty(py);
+        if let Some(open) = open.filter(|_| at > 0) {
+            for queue in &queues {
+                queue.queue.setattr("position", queue.position)?;
+                queue.queue.setattr("max_offset", queue.max_offset)?;
+                touched.append(&queue.queue)?;
+            }
+            // It comes last: it says that units and records are whole.
+            log.setattr("position", open.position)?;
+            log.setattr("store_timestamp", now_ms)?;
+        }
+        Ok((PyBytes::new(py, &answers), at, touched, self.unknown.is_some()))
+    }
+}

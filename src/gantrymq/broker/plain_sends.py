@@ -1,0 +1,96 @@
+"""Plain sends: those with nothing special about them. Native code stores and answers all of a read in one call.
+
+It knows no rule, it knows bytes. All but the opaque number, the born time and the properties of its header is the same
+in each message of a producer. So the first one with a header goes the way of all others, `Sending.send`; when that has
+found nothing special, native code is told into which queue messages with this header go. A frame whose header it wasn't
+told, a property that asks for something, a file that is full: each ends the call, and the frames from there on go
+through `Sending.send`, which remains the only place that knows the rules.
+
+Nothing is remembered of the store: places and room are read from log and queues in each call. So whatever keeps
+`MessageWriter.append` from writing (no room, a refusal, a closed store, a deleted topic) ends the call as well. What
+`Sending` itself remembers is forgotten here, too, whenever a topic, the configuration or the role changes.
+
+Nothing is told where answers wait for the disk or for slaves, with access control or enabledAppendPropCRC, and of
+hosts with an IPv6 address.
+"""
+
+from __future__ import annotations
+
+from gantrymq.broker.appender import Appender
+from gantrymq.kernels import Native, interface
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
+from gantrymq.protocol.send_request import SendRequest
+from gantrymq.protocol.send_response import SendResponses
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.consume_queue import ConsumeQueue
+
+#: What `Sending.send` looks for among the properties.
+_ODD = [b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01"]
+
+
+class PlainSends:
+    """The plain sends of one broker. `begin` comes before everything else."""
+
+    def __init__(self, native: Native, appender: Appender) -> None:
+        self._native = native
+        self._appender = appender
+        self._append = appender.store.append_sends
+        self._sends: interface.PlainSends[ConsumeQueue] | None = None
+        #: The next request of this connection has a header that `tell` may explain.
+        self.asked_about: Connection | None = None
+
+    def begin(self, responses: SendResponses, own_properties: bytes) -> None:
+        """The broker answers so and adds these properties from now on; nothing is known."""
+        self._sends, self.asked_about = None, None
+        appender = self._appender
+        if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
+            self._sends = self._native.PlainSends(
+                _ODD,
+                own_properties,
+                appender.store_host,
+                appender.max_message_size,
+                responses.binary_parts,
+                responses.json_parts,
+            )
+
+    def forget(self) -> None:
+        """What headers mean may have changed."""
+        self.asked_about = None
+        if self._sends is not None:
+            self._sends.revoke()
+
+    def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
+        """Stores the plain sends that `data` begins with: how many bytes they have, and their answers."""
+        # Who never sends has none, and costs nothing here.
+        host, appender = connection.attributes.get("born_host"), self._appender
+        if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or not appender.shows_at_once:
+            return 0, b""
+        sent = self._append(self._sends, data, host)
+        self.asked_about = connection if sent.is_asking else None
+        appender.show(sent.queues)
+        return sent.dealt, sent.answers
+
+    def tell(self, request: RemotingCommand, sent: SendRequest, queue: ConsumeQueue) -> None:
+        """`Sending.send` has put the message of `request` into `queue` at once, as will be done with those like it."""
+        self.asked_about = None
+        target, options = sent.target, sent.options
+        is_plain = not (
+            request.flag
+            or options.batch
+            or options.reconsume_times
+            or target.sys_flag & TRANSACTION_MASK
+            or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
+        )
+        if is_plain and self._sends is not None:
+            self._sends.allow(
+                request.opaque,
+                sent.born_timestamp,
+                sent.properties,
+                queue.topic_bytes,
+                queue.queue_id,
+                target.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
+                sent.flag,
+                queue,
+            )

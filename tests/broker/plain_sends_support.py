@@ -1,0 +1,208 @@
+"""Brokers that differ in one thing: whether native code may store what is plain. And sends as clients write them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+from broker_support import config
+
+from gantrymq.broker import broker as broker_module
+from gantrymq.broker import send
+from gantrymq.broker.broker import Broker
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.record import encode_host
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.turns import TURN_S, Turns
+from gantrymq.store import message_writer
+
+#: What all of these brokers say of themselves, whatever port they have.
+PORT = 10911
+NOW_S = 1_700_000_000.5
+TOPICS = ("orders", "trades")
+
+
+class Sink(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__({"peername": (host, 40_000)})
+        self.data = b""
+
+    def write(self, data: Any) -> None:
+        self.data += bytes(data)
+
+    def writelines(self, data: Any) -> None:
+        self.data += b"".join(map(bytes, data))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Client:
+    """One connection, whose reads are given to the broker as they are."""
+
+    def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
+        self._turns = Turns()
+        self._sink = Sink(host)
+        server = broker._server
+        self.connection = Connection(server._handlers, is_server=True, turns=self._turns, first_look=server.first_look)
+        self.connection.connection_made(self._sink)
+
+    def read(self, data: bytes) -> bytes:
+        """Has the broker handle a read; what it answers."""
+        self._sink.data = b""
+        self.connection.data_received(data)
+        while self.connection.is_behind or self._turns.used > TURN_S:
+            self._turns._new_round()
+        return self._sink.data
+
+    def answers(self, data: bytes) -> list[RemotingCommand]:
+        return list(FrameReader().feed(self.read(data)))
+
+
+class Keys:
+    """Unique keys that are the same each time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return f"{self._count:032X}"
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    natively: bool = True,
+    of_store: dict[str, object] | None = None,
+    **changed: object,
+) -> AsyncIterator[Broker]:
+    """A broker with two topics of four queues, whose clock stands still."""
+    monkeypatch.setattr(broker_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
+    monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
+    settings = config(directory, **changed)
+    # Queues stay dirty, however long a test takes.
+    settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000
+    for name, value in (of_store or {}).items():
+        setattr(settings.store, name, value)
+    with monkeypatch.context() as patch:
+        if not natively:
+            patch.setattr(send, "native", None)
+        broker = Broker(settings)
+    broker._sending._unique_keys = Keys()  # type: ignore[assignment]
+    await broker.start()
+    try:
+        for topic in TOPICS:
+            broker.topics.put(TopicConfig(topic, 4, 4))
+        await broker.topics.written()
+        # Who sends here doesn't come again when a file is being made.
+        with broker.store.waiting():
+            yield broker
+    finally:
+        await broker.stop()
+
+
+def known(broker: Broker) -> int:
+    """How many headers native code was told the meaning of."""
+    plain = broker._sending._plain
+    assert plain is not None
+    assert plain._sends is not None
+    return len(plain._sends)
+
+
+def properties_of(*items: str) -> str:
+    return "".join(f"{item}\x02" for item in items)
+
+
+PLAIN = properties_of("UNIQ_KEY\x017F000001", "TAGS\x01red")
+
+_LONG_NAMES = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+}
+#: As a HashMap of Java has them.
+_LONG_ORDER = "ehfjmkcdalbgi"
+
+WAYS = ("binary", "java", "java V1", "go")
+
+
+def frame(
+    way: str,
+    opaque: int,
+    body: bytes = b"body",
+    properties: str = PLAIN,
+    *,
+    flag: int = 0,
+    left_out: Sequence[str] = (),
+    **fields: object,
+) -> bytes:
+    """A send as that client writes it; `fields` by their one-letter names."""
+    values = {
+        "a": "producers",
+        "b": "orders",
+        "c": "TBW102",
+        "d": 4,
+        "e": 0,
+        "f": 0,
+        "g": 1_700_000_000_123 + opaque,
+        "h": 0,
+        "i": properties,
+        "j": 0,
+        "k": "false",
+        "l": 0,
+        "m": "false",
+        "n": "broker-a",
+    } | fields
+    texts = {name: str(value) for name, value in values.items() if name not in left_out}
+    if way == "binary":
+        ext = b"".join(
+            pack(">H", len(name)) + name.encode() + pack(">i", len(value.encode())) + value.encode()
+            for name, value in texts.items()
+        )
+        header = pack(">hBhiiii", 310, 0, 479, opaque, flag, 0, len(ext)) + ext
+    else:
+        code = 310
+        if way == "java V1":
+            code, texts = 10, {_LONG_NAMES[name]: texts[name] for name in _LONG_ORDER if name in texts}
+        command: dict[str, object] = {"code": code, "extFields": texts, "flag": flag, "language": "JAVA"}
+        command |= {"opaque": opaque, "serializeTypeCurrentRPC": "JSON", "version": 479}
+        if way == "go":
+            command = {"code": code, "language": "GO", "version": 317, "opaque": opaque, "flag": flag}
+            command |= {"remark": "", "extFields": texts}
+        header = json.dumps(command, separators=(",", ":"), ensure_ascii=False).encode()
+    return pack(">II", 4 + len(header) + len(body), (way == "binary") << 24 | len(header)) + header + body

@@ -1,0 +1,355 @@
+"""Sends that native code stores are stored and answered as Python does it; and only those it was told of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from plain_sends_support import PLAIN, TOPICS, WAYS, Client, frame, known, properties_of, running
+from waiting import until
+
+from gantrymq.auth.config import AuthConfig
+from gantrymq.broker.broker import Broker
+from gantrymq.errors import StoreFull
+from gantrymq.kernels import native
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.sys_flag import COMPRESSED
+from gantrymq.store.config import SYNC_FLUSH
+from gantrymq.store.refusal import Refusal
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+
+
+@pytest.fixture
+def by_python(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The opaque numbers of the sends that Python has handled."""
+    from gantrymq.broker.send import Sending
+
+    handled: list[int] = []
+    send = Sending.send
+
+    def counted(self, connection, request):  # type: ignore[no-untyped-def]
+        handled.append(request.opaque)
+        return send(self, connection, request)
+
+    monkeypatch.setattr(Sending, "send", counted)
+    return handled
+
+
+def stored(broker: Broker) -> dict[str, object]:
+    """All that a broker has of messages."""
+    store = broker.store
+    log = store.log_slice(0, store.max_physical_offset) or b""
+    queues = {
+        (topic, queue_id): (queue.max_offset, queue.dirty, queue.units(0, queue.max_offset))
+        for topic in TOPICS
+        for queue_id in range(4)
+        if (queue := store.find_queue(topic, queue_id)) is not None
+    }
+    return {"log": bytes(log), "queues": queues}
+
+
+PROPERTIES = [
+    PLAIN,
+    PLAIN[:-1],
+    properties_of("TAGS\x01röt", 'a\x01"b\\', "UNIQ_KEY\x017F"),
+    properties_of("TAGS\x01", "TAGS\x01blue", "UNIQ_KEY\x017F"),
+    properties_of("UNIQ_KEY\x017F", "WAIT\x01true"),
+    properties_of("XUNIQ_KEY\x017F"),
+    "",
+    properties_of("UNIQ_KEY\x017F", "DELAY\x012"),
+    properties_of("UNIQ_KEY\x017F", "POP_CK\x01x"),
+    properties_of("UNIQ_KEY\x017F", "CLUSTER\x01far", "TRACE_ON\x01false"),
+    properties_of("UNIQ_KEY\x017F", "a\x01" + "x" * 32_700),
+    properties_of("UNIQ_KEY\x017F", "a\x01\n\x00\x1f"),
+]
+
+
+def any_send(draw: random.Random, opaque: int) -> bytes:
+    """Mostly a plain one."""
+    fields: dict[str, object] = {"b": draw.choice(TOPICS), "e": draw.randrange(4)}
+    properties = PLAIN
+    body = draw.randbytes(draw.choice([0, 1, 100, 3000]))
+    kind = draw.random()
+    if kind < 0.3:
+        properties = draw.choice(PROPERTIES)
+    elif kind < 0.5:
+        fields |= draw.choice(
+            [
+                {"h": 7},
+                {"f": COMPRESSED},
+                {"f": 4},
+                {"f": 0x30},
+                {"j": 3},
+                {"e": 9},
+                {"b": "nobody's"},
+                {"g": 12},
+                {"g": "0700000000123"},
+                {"a": 'quote"d'},
+                {"a": "g"},
+                {"a": "opaque"},
+                {"n": "x" * 1024},
+                {"o": "other"},
+            ]
+        )
+    elif kind < 0.55:
+        body = bytes(5 * 1024 * 1024)
+    way = draw.choice(WAYS)
+    flag = 2 if draw.random() < 0.05 else 0
+    left_out = draw.choice(["h", "j", "n", "i"]) if draw.random() < 0.05 else ""
+    return frame(way, opaque, body, properties, flag=flag, left_out=left_out, **fields)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers, log and queues, whatever is sent and however it is read."""
+    draw = random.Random(seed)
+    async with (
+        running(tmp_path / "python", monkeypatch, natively=False, auto_create_topic_enable=False) as one,
+        running(tmp_path / "native", monkeypatch, auto_create_topic_enable=False) as other,
+    ):
+        by_python, by_native = Client(one), Client(other)
+        opaque = 0
+        for _ in range(30):
+            frames = []
+            for _ in range(draw.choice([1, 3, 40])):
+                opaque += 1
+                frames.append(any_send(draw, opaque))
+            data = b"".join(frames)
+            cut = draw.randrange(len(data)) if draw.random() < 0.5 else len(data)
+            for piece in (data[:cut], data[cut:]):
+                if piece:
+                    assert by_native.read(piece) == by_python.read(piece)
+        assert stored(other) == stored(one)
+        assert known(other) > 8
+        assert other.store.max_physical_offset > 100_000
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_python_handles_the_first_one_only(
+    way: str, by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = Client(broker)
+        # The peer's address is found out with its first message, what its header means is told with the second.
+        for opaque in (1, 2):
+            assert client.answers(frame(way, opaque))
+        assert (by_python, known(broker)) == ([1, 2], 1)
+        answers = client.answers(b"".join(frame(way, opaque, b"%d" % opaque) for opaque in range(3, 40)))
+        assert by_python == [1, 2]
+        assert [(answer.opaque, answer.code) for answer in answers] == [(n, ResponseCode.SUCCESS) for n in range(3, 40)]
+        queue = broker.store.find_queue("orders", 0)
+        assert queue is not None
+        assert (queue.max_offset, queue.dirty) == (39, True)
+        physical_offset, size, _ = queue.unit(38) or (0, 0, 0)
+        assert broker.store.read_record(physical_offset).body == b"39"
+        assert physical_offset + size == broker.store.max_physical_offset
+
+
+async def told(broker: Broker, **fields: object) -> Client:
+    """A client whose header is known."""
+    client = Client(broker)
+    for opaque in (1, 2):
+        assert client.answers(frame("java", opaque, **fields))  # type: ignore[arg-type]
+    assert known(broker) == 1
+    return client
+
+
+async def forbid_topic(broker: Broker) -> None:
+    broker.topics.put(TopicConfig("orders", 4, 4, perm=4))
+
+
+async def delete_topic(broker: Broker) -> None:
+    broker.topics.remove("orders")
+    broker.store.delete_topic("orders")
+
+
+async def have_fewer_queues(broker: Broker) -> None:
+    broker.topics.put(TopicConfig("orders", 1, 1))
+
+
+async def change_config(broker: Broker) -> None:
+    broker.config.region_id = "elsewhere"
+    broker._config_changed()
+
+
+async def take_smaller_ones(broker: Broker) -> None:
+    broker.config.store.max_message_size = 1024
+    broker._config_changed()
+
+
+async def become_slave(broker: Broker) -> None:
+    await broker._sending.become_slave()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [forbid_topic, delete_topic, have_fewer_queues, change_config, take_smaller_ones, become_slave],
+    ids=lambda change: change.__name__,
+)
+async def test_what_changes_is_looked_at_anew(
+    change: Callable[[Broker], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then both ways answer the same."""
+    answers = []
+    for natively in (False, True):
+        async with running(
+            tmp_path / str(natively), monkeypatch, natively=natively, auto_create_topic_enable=False
+        ) as broker:
+            if natively:
+                client = await told(broker, e=3)
+            else:
+                client = Client(broker)
+                client.read(frame("java", 1, e=3) + frame("java", 2, e=3))
+            await change(broker)
+            assert not natively or known(broker) == 0
+            await broker.topics.written()
+            answers.append([client.read(frame("java", n, bytes(n * 700), e=3)) for n in (3, 4)])
+            answers.append([stored(broker)])
+    assert answers[:2] == answers[2:]
+
+
+async def refuse_in_log(broker: Broker) -> None:
+    broker.store._log.refuse("somebody", Refusal("the disk is full", StoreFull))
+
+
+async def refuse_in_appender(broker: Broker) -> None:
+    broker.appender.refusal = "another broker is master"
+
+
+async def close_store(broker: Broker) -> None:
+    broker.store.close()
+
+
+@pytest.mark.parametrize("refuse", [refuse_in_log, refuse_in_appender, close_store], ids=lambda do: do.__name__)
+async def test_nothing_is_stored_while_the_store_refuses(
+    refuse: Callable[[Broker], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        end = broker.store.max_physical_offset
+        await refuse(broker)
+        [answer] = client.answers(frame("java", 3))
+        assert answer.code != ResponseCode.SUCCESS
+        assert (broker.store.max_physical_offset, known(broker)) == (end, 1)
+
+
+async def test_what_is_not_shown_yet_is_left_to_python(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        broker.appender.unshown = {}
+        client.read(frame("java", 3))
+        assert (by_python, [queue.queue_id for queue in broker.appender.unshown]) == ([1, 2, 3], [0])
+
+
+async def test_a_queue_that_was_unmapped_is_mapped_again(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        queue = broker.store.queue("orders", 0)
+        queue.unmap()
+        client.read(frame("java", 3) + frame("java", 4))
+        client.read(frame("java", 5))
+        assert (queue.max_offset, by_python) == (5, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"j": 1},
+        {"f": 4},
+        {"f": 8},
+        {"m": "true"},
+        {"e": -1},
+        {"flag": 2},
+        {"a": 'a"b'},
+        {"a": "g"},
+        {"n": "x" * 1024},
+        {"b": "%RETRY%" + "x" * 200},
+    ],
+    ids=lambda fields: f"{next(iter(fields))} {str(*fields.values())[:8]}",
+)
+async def test_headers_of_which_nothing_is_told(
+    fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = Client(broker)
+        for opaque in range(1, 5):
+            client.read(frame("java", opaque, **fields))  # type: ignore[arg-type]
+        assert known(broker) == 0
+
+
+async def test_nothing_is_told_while_answers_wait_for_the_disk(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, of_store={"flush_disk_type": SYNC_FLUSH}) as broker:
+        client = Client(broker)
+        unwaited = properties_of("UNIQ_KEY\x017F", "WAIT\x01false")
+        for opaque in range(1, 5):
+            client.read(frame("java", opaque, properties=unwaited if opaque % 2 else PLAIN))
+        assert (by_python, known(broker)) == ([1, 2, 3, 4], 0)
+
+
+async def test_nothing_is_told_of_peers_with_ipv6(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        await told(broker)
+        other = Client(broker, "2001:db8::7")
+        for opaque in (3, 4):
+            other.read(frame("java", opaque))
+        assert by_python == [1, 2, 3, 4]
+
+
+async def test_with_checksums_python_does_all(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, of_store={"enabled_append_prop_crc": True}) as broker:
+        client = Client(broker)
+        for opaque in (1, 2, 3):
+            client.read(frame("java", opaque))
+        assert by_python == [1, 2, 3]
+
+
+async def test_with_access_control_every_request_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = AuthConfig(authentication_enabled=True)
+    async with running(tmp_path, monkeypatch, auth=auth) as broker:
+        assert broker._server.first_look is None
+
+
+async def test_who_has_many_headers_makes_others_be_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, some are kept."""
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        for number in range(3, 4100):
+            client.read(frame("binary", number, b"", a=f"group{number}"))
+            assert known(broker) <= 4096
+        assert known(broker) < 10
+        end = broker.store.max_physical_offset
+        for opaque in (5001, 5002):
+            assert client.answers(frame("java", opaque))[0].code == ResponseCode.SUCCESS
+        assert broker.store.max_physical_offset > end
+
+
+async def test_who_waits_for_messages_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        arrived = []
+        broker.polling.watch(broker.store.queue("orders", 0), arrived.append)
+        client.read(b"".join(frame("java", opaque) for opaque in range(3, 9)))
+        await until(lambda: bool(arrived))
+        assert [queue.max_offset for queue in arrived] == [8]
+
+
+async def test_a_closed_connection_stores_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        client.connection.close()
+        assert client.read(frame("java", 3)) == b""
+        assert broker.store.queue("orders", 0).max_offset == 2
