@@ -134,6 +134,19 @@ def known(broker: Broker) -> int:
     return len(plain._sends)
 
 
+def stored(broker: Broker, *more: str) -> dict[str, object]:
+    """All that a broker has of messages; queues of these topics, `more` among them."""
+    store = broker.store
+    log = store.log_slice(0, store.max_physical_offset) or b""
+    queues = {
+        (topic, queue_id): (queue.max_offset, queue.units(0, queue.max_offset))
+        for topic in (*TOPICS, *more)
+        for queue_id in range(4)
+        if (queue := store.find_queue(topic, queue_id)) is not None
+    }
+    return {"log": bytes(log), "queues": queues}
+
+
 def properties_of(*items: str) -> str:
     return "".join(f"{item}\x02" for item in items)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from plain_sends_support import PLAIN, TOPICS, WAYS, Client, frame, known, properties_of, running
+from plain_sends_support import PLAIN, TOPICS, WAYS, Client, frame, known, properties_of, running, stored
 from waiting import until
 
 from gantrymq.auth.config import AuthConfig
@@ -37,19 +38,6 @@ def by_python(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Sending, "send", counted)
     return handled
-
-
-def stored(broker: Broker) -> dict[str, object]:
-    """All that a broker has of messages."""
-    store = broker.store
-    log = store.log_slice(0, store.max_physical_offset) or b""
-    queues = {
-        (topic, queue_id): (queue.max_offset, queue.dirty, queue.units(0, queue.max_offset))
-        for topic in TOPICS
-        for queue_id in range(4)
-        if (queue := store.find_queue(topic, queue_id)) is not None
-    }
-    return {"log": bytes(log), "queues": queues}
 
 
 PROPERTIES = [
@@ -107,9 +95,11 @@ def any_send(draw: random.Random, opaque: int) -> bytes:
 async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers, log and queues, whatever is sent and however it is read."""
     draw = random.Random(seed)
+    # What is delayed doesn't come back meanwhile.
+    settings: dict[str, Any] = {"auto_create_topic_enable": False, "message_delay_level": "1h 2h"}
     async with (
-        running(tmp_path / "python", monkeypatch, natively=False, auto_create_topic_enable=False) as one,
-        running(tmp_path / "native", monkeypatch, auto_create_topic_enable=False) as other,
+        running(tmp_path / "python", monkeypatch, natively=False, **settings) as one,
+        running(tmp_path / "native", monkeypatch, **settings) as other,
     ):
         by_python, by_native = Client(one), Client(other)
         opaque = 0
@@ -124,6 +114,10 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
                 if piece:
                     assert by_native.read(piece) == by_python.read(piece)
         assert stored(other) == stored(one)
+        # Nothing has flushed them meanwhile.
+        assert {
+            broker.store.queue(topic, n).dirty for broker in (one, other) for topic in TOPICS for n in range(4)
+        } == {True}
         assert known(other) > 8
         assert other.store.max_physical_offset > 100_000
 
@@ -182,7 +176,7 @@ async def take_smaller_ones(broker: Broker) -> None:
 
 
 async def become_slave(broker: Broker) -> None:
-    await broker._sending.become_slave()
+    await broker._become_slave()
 
 
 @pytest.mark.parametrize(
@@ -353,3 +347,25 @@ async def test_a_closed_connection_stores_nothing_more(tmp_path: Path, monkeypat
         client.connection.close()
         assert client.read(frame("java", 3)) == b""
         assert broker.store.queue("orders", 0).max_offset == 2
+
+
+async def test_a_role_counts_from_the_moment_on_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's parts become slaves one after the other, and requests come meanwhile."""
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        codes = []
+
+        async def send() -> None:
+            codes.extend(answer.code for answer in client.answers(frame("java", 3)))
+
+        monkeypatch.setattr(broker._registration, "become_slave", send)
+        await broker._become_slave()
+        await send()
+        assert codes == [ResponseCode.SYSTEM_BUSY] * 2
+        assert broker.store.queue("orders", 0).max_offset == 2
+        await broker._become_master()
+        for opaque in (4, 5):
+            assert client.answers(frame("java", opaque))[0].code == ResponseCode.SUCCESS
+        assert known(broker) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -404,7 +404,7 @@ class Broker:
                 self.access.guard(handlers)
             if not self.access.is_on:
                 self._server.first_look = self._sending.first_look
-            self._handlers.update(self._as_slave if self._is_slave else self._as_master)
+            self._answer_as(self._as_slave if self._is_slave else self._as_master)
             stack.callback(self._save_at_last)
             for part in self._parts:
                 stack.push_async_callback(part.stop)
@@ -431,11 +431,11 @@ class Broker:
             if part is not self.replicating:
                 await part.become_master()
         self._config_changed()
-        self._handlers.update(self._as_master)
+        self._answer_as(self._as_master)
 
     async def _become_slave(self) -> None:
         """Another is master now. Raises GantryError; it may be tried again."""
-        self._handlers.update(self._as_slave)
+        self._answer_as(self._as_slave)
         for part in reversed(self._parts):
             if part is not self.replicating:
                 await part.become_slave()
@@ -452,11 +452,16 @@ class Broker:
 
     async def _stand_back(self) -> None:
         """It is there again, or another slave stands in."""
-        self._handlers.update(self._as_slave)
+        self._answer_as(self._as_slave)
         for part in reversed(self._acting_parts):
             await part.become_slave()
         self.appender.elsewhere = self.appender.begin_elsewhere = None
         await self._escaping.end()
+
+    def _answer_as(self, handlers: Mapping[int, RequestHandler]) -> None:
+        """Requests go to these from now on, also those that no handler would have seen."""
+        self._handlers.update(handlers)
+        self._sending.forget_plain()
 
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed(names)

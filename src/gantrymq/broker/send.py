@@ -127,12 +127,9 @@ class Sending(Part):
         self._appender.config_changed()
         self._begin_plain()
 
-    async def become_slave(self) -> None:
-        self._forget_plain()
-
     def topics_changed(self, names: Collection[str] = ()) -> None:
         """These topics, all when none is named, are looked at anew."""
-        self._forget_plain()
+        self.forget_plain()
         for name in names:
             self._writable.pop(name, None)
         if not names:
@@ -149,7 +146,8 @@ class Sending(Part):
         if self._plain is not None:
             self._plain.begin(self._responses, self._brokers_properties)
 
-    def _forget_plain(self) -> None:
+    def forget_plain(self) -> None:
+        """What sends mean may have changed: each kind is looked at anew."""
         if self._plain is not None:
             self._plain.forget()
 

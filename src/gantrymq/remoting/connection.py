@@ -103,7 +103,8 @@ class Connection(FlowControl):
         self.attributes: dict[str, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
-        self._first_look = first_look
+        # It would be a way past the hooks.
+        self._first_look = first_look if not hooks else None
         self._frames = frames
         #: Of the unfinished frame that `frames` was told of; 0 for none.
         self._frame_length = 0
