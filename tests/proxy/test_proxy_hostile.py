@@ -21,7 +21,8 @@ from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 
 MOST_MIB = 300
-MOST_S = 0.25
+#: 0.02 on a machine that does nothing else; a process may stand still for some tenths of a second.
+MOST_S = 1.0
 
 
 @pytest.fixture(scope="module")
