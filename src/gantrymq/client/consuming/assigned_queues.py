@@ -106,7 +106,7 @@ class AssignedQueues:
         #: One change at a time: a queue that is sought isn't given up or taken meanwhile.
         self._changing = asyncio.Lock()
         #: Each in a task: one that was half done because its caller was cancelled would leave a queue unread.
-        self._changes: set[asyncio.Task[None]] = set()
+        self._changes: dict[asyncio.Task[None], None] = {}
         self._committer = Repeating(f"the commit of group {group}", self._commit_each, COMMIT_INTERVAL_S)
         if commits:
             self._committer.start()
@@ -173,12 +173,12 @@ class AssignedQueues:
     async def _as_a_whole(self, change: Coroutine[Any, Any, None]) -> None:
         """Makes a change, which goes on when the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(change)
-        self._changes.add(task)
+        self._changes[task] = None
         task.add_done_callback(self._changed)
         await result_of(task)
 
     def _changed(self, task: asyncio.Task[None]) -> None:
-        self._changes.discard(task)
+        self._changes.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("a change of the queues of group %s failed: %s", self._group, error)
 

@@ -63,7 +63,7 @@ class Assignment:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         #: One for each who waits: a consumer may live again, on another event loop.
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, None] = {}
         self._threads = False
 
     def tell_in_threads(self) -> None:
@@ -87,14 +87,14 @@ class Assignment:
     async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_ms: int) -> set[MessageQueue]:
         """The user's queues, as soon as there are some. Raises TimeoutError, and what `queues` raises."""
         changed = asyncio.Event()
-        self._waiting.add(changed)
+        self._waiting[changed] = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not (found := of_user(queues())):
                     changed.clear()
                     await changed.wait()
         finally:
-            self._waiting.discard(changed)
+            del self._waiting[changed]
         return found
 
     async def _tell(self, callback: QueuesCallback | None, queues: Collection[MessageQueue]) -> None:
