@@ -192,6 +192,8 @@ class Servers:
                 tls_server_mode=TlsMode.DISABLED,
                 kv_config_path=Path("/namesrv/kvConfig.json"),
                 config_store_path=Path("/namesrv/namesrv.properties"),
+                support_acting_master=self._plan.acting,
+                notify_min_broker_id_changed=self._plan.acting,
             )
         )
         await server.start()
@@ -293,7 +295,13 @@ class Servers:
         replication.in_sync_replicas = plan.in_sync
         number = int(program.name.partition(".")[2] or 0)
         master = BrokerRole.SYNC_MASTER if plan.mode == SYNC_MASTER else BrokerRole.ASYNC_MASTER
-        return replace(config, broker_id=number, broker_role=BrokerRole.SLAVE if number else master)
+        return replace(
+            config,
+            broker_id=number,
+            broker_role=BrokerRole.SLAVE if number else master,
+            enable_slave_acting_master=plan.acting,
+            enable_remote_escape=plan.acting,
+        )
 
 
 def _broker_address(name: str) -> str:

@@ -73,6 +73,8 @@ class Plan:
     #: Of a SYNC_MASTER inSyncReplicas, with controllers minInSyncReplicas.
     in_sync: int = 1
     controllers: int = 0
+    #: Slaves stand in for a master that is gone (enableSlaveActingMaster).
+    acting: bool = False
 
     @property
     def broker_programs(self) -> list[str]:

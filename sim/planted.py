@@ -281,6 +281,12 @@ BUGS = (
         "replace_file(self._path, self.epochs.encode().encode())",
         "self._path",
     ),
+    Planted(
+        "a slave that stands in delivers nothing",
+        "broker/acting/acting.py",
+        "            await self.begin()\n",
+        "            pass\n",
+    ),
     # Fencing.
     Planted(
         "an older epoch is believed",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sim.plan import Fault, Plan
-from sim.replicas_plan import CONTROLLED
+from sim.replicas_plan import CONTROLLED, SYNC_MASTER
 
 #: When it begins to go wrong, s after the first send.
 _AT_S = 4.0
@@ -47,6 +47,21 @@ _TORN_LONG = plan_with("torn", 9.0, 0.6)
 _TWO_IN_SYNC = plan_with("torn", 4.0, 0.6, in_sync=2, is_synced=True)
 _ISOLATED = plan_with("isolated", 14.0, 0.8, replicas=2)
 _STALLED = plan_with("stalled", 8.0, 0.7)
+#: A slave of each name stands in for a master that is gone.
+_AWAY = plan_with(
+    "away",
+    35.0,
+    0.3,
+    replicas=2,
+    brokers=2,
+    mode=SYNC_MASTER,
+    in_sync=2,
+    controllers=0,
+    acting=True,
+    delayed=0.3,
+    transactions=0.1,
+    consumers={"push": 1, "orderly": 1, "pop": 1, "lite": 0},
+)
 
 #: By the bug's name.
 PLANS = {
@@ -60,4 +75,6 @@ PLANS = {
     "a slave keeps what a deposed master wrote": _ISOLATED,
     "a change that is not kept is answered as if it were": _STALLED,
     "an epoch isn't written down": _TORN,
+    "a slave that stands in delivers nothing": _AWAY,
+    "an older epoch is believed": plan_with("gone-back", 6.0, 0.7),
 }

@@ -43,6 +43,8 @@ class ReplicaWatch:
         self._deposed_since: dict[str, float] = {}
         #: By a broker's name and epoch.
         self._masters: dict[tuple[str, int], int] = {}
+        #: The last epoch that a broker's life was told of.
+        self._epochs: dict[str, int] = {}
         if self._plan.mode:
             servers.made, servers.started = self._made, self._started
             servers.etcd.watchers.append(self._changes)
@@ -149,7 +151,10 @@ class ReplicaWatch:
             return
         assert program.host.process is not None
         name, life, now = broker.config.broker_name, program.host.process.name, self._scene.now()
-        if role.epoch > kept.master_epoch:
+        if role.epoch < self._epochs.get(life, 0):
+            self._tell(f"{life} believes in epoch {role.epoch} of {name}, and knew of epoch {self._epochs[life]}")
+        self._epochs[life] = role.epoch
+        if role.epoch > kept.master_epoch and not self._scene.has_gone_back:
             self._tell(f"{life} believes in epoch {role.epoch} of {name}, which is in epoch {kept.master_epoch}")
         master = self._masters.setdefault((name, role.epoch), role.master_id)
         if master != role.master_id:
@@ -174,7 +179,8 @@ class ReplicaWatch:
     def _look_at_members(self, name: str, end: int, what: str, *, is_lasting: bool = True) -> None:
         """All whom the controllers' store has as in sync have the log up to there."""
         kept = self.set(name)
-        if kept is None:
+        if kept is None or (self._scene.has_gone_back and kept.master_epoch < max(self._epochs.values(), default=0)):
+            # What the controllers have is of long ago.
             return
         for member in sorted(kept.sync_state_set):
             program = self._programs[kept.address_of(member) or ""]

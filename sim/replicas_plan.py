@@ -17,6 +17,12 @@ _AIMED_SHARE = 0.5
 _AIMED_PAUSE_S = 0.2
 #: And the share of seeds with replicas in which a disk fills up.
 _FILLED_SHARE = 0.2
+#: Of seeds without controllers the share in which slaves stand in for a master.
+_ACTING_SHARE = 0.5
+#: Of those with SYNC_FLUSH the share with a sync that fails, and with syncs that lie and nothing else.
+_SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
+#: Of those with controllers the share in which only their state goes back.
+_GONE_BACK_SHARE = 0.08
 #: How long the scripts' steps last, s.
 _LASTS_S = {
     "isolated": (2, 25),
@@ -26,6 +32,9 @@ _LASTS_S = {
     "handed": (5, 20),
     "filled": (2, 20),
     "disaster": (0.5, 8),
+    "lying": (1, 20),
+    "gone-back": (2, 15),
+    "away": (5, 45),
 }
 
 
@@ -79,6 +88,17 @@ def with_replicas(plan: Plan) -> Plan | None:
     filled = Random(f"{plan.seed} filled")
     if filled.random() < _FILLED_SHARE:
         plan.faults.append(_script(filled, plan, "filled"))
+    broken = Random(f"{plan.seed} broken")
+    if plan.is_synced and broken.random() < _SYNC_ERROR_SHARE:
+        plan.faults.append(_fault(broken, "sync-error", broken.choice(plan.broker_programs)))
+    alone = Random(f"{plan.seed} alone")
+    place = alone.random()
+    if mode != CONTROLLED and place < _ACTING_SHARE:
+        plan = _with_acting_masters(plan, alone)
+    elif plan.is_synced and mode != ASYNC_MASTER and place > 1 - _LYING_SHARE:
+        plan = _with_script(plan, alone, "lying")
+    elif is_controlled and place < _GONE_BACK_SHARE:
+        plan = _with_script(plan, alone, "gone-back")
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 
@@ -105,6 +125,25 @@ def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
             kinds.remove(kind)
         plan.faults.append(_script(chance, plan, kind))
     return plan
+
+
+def _with_script(plan: Plan, chance: Random, kind: str) -> Plan:
+    """Nothing else goes wrong."""
+    plan = replace(plan, messages=_MOST_MESSAGES, pause_s=max(plan.pause_s, _AIMED_PAUSE_S), faults=[])
+    plan.faults.append(_script(chance, plan, kind))
+    return plan
+
+
+def _with_acting_masters(plan: Plan, chance: Random) -> Plan:
+    """Two names, for what comes due at one is stored at the other; and much that comes due."""
+    plan = _with_script(plan, chance, "away")
+    if chance.random() < 0.3:
+        plan.faults.append(_script(chance, plan, "away"))
+    if chance.random() < 0.3:
+        kind = chance.choice(("stop", "cut", "slow", "reset", "kill"))
+        plan.faults.append(_fault(chance, kind, chance.choice(plan.servers + plan.clients)))
+    consumers = plan.consumers | {"pop": max(plan.consumers["pop"], 1)}
+    return replace(plan, acting=True, brokers=2, consumers=consumers, delayed=0.3, transactions=0.1)
 
 
 def _script(chance: Random, plan: Plan, kind: str) -> Fault:

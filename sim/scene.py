@@ -43,6 +43,10 @@ class Scene:
         self.rotten: dict[str, int] = {}
         #: Until when the syncs of a broker's log lied.
         self.lied_until: dict[str, float] = {}
+        #: The controllers' state has gone back to what it was before.
+        self.has_gone_back = False
+        #: When the master of a name was away, from when to when, s.
+        self.absences: list[tuple[str, float, float]] = []
         #: Brokers whose disks were lost.
         self.lost_disks: set[str] = set()
         #: Told of each message that is read.

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 
 from gantrymq.controller.broker_set import BrokerSet
-from sim.cluster import Program
-from sim.faults import Full, Kill, Kind, Power, Script, Site, Stop
+from gantrymq.errors import StoreError
+from sim.cluster import Program, store_config
+from sim.faults import End, Full, Kill, Kind, Power, Script, Site, Stop
 from sim.loop import TURN_S
 from sim.plan import Fault, broker_name
 from sim.replica_faults import HandOver, Wreck
@@ -25,6 +27,12 @@ _IN_SYNC_S = 30.0
 _OVER_S, _ASKED_S = 0.1, 2.0
 #: How often a master's place is handed over, and how long a turn of a busy loop takes, s.
 _ROUNDS, _BUSY_TURN_S = 5, 0.004
+#: Who comes back with less of its log stays away until no controller has it as in sync, s.
+_MISSED_S = 15.0
+#: How often an operator looks, and for how long, s.
+_LOOK_S, _OPERATOR_S = 2.0, 40.0
+#: A slave that was cut off has what it lacked after, s.
+_CAUGHT_UP_S = 10.0
 
 
 class Isolated:
@@ -157,6 +165,105 @@ class Disaster:
         wreck.end(site, master)
 
 
+class Lying:
+    """Syncs of a broker's log say that they had brought it to the disk, and haven't; at last its power goes.
+
+    What was acknowledged the others have, so nothing is lost, if it stays away until it isn't counted on any more.
+    Where a file is missing it says so and ends, and its operator has it begin anew.
+    """
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        master, scene = _master(site, fault), site.clients.scene
+        if master is None:
+            return
+        slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
+        # Without a controller nobody takes a master's place, which would come back with less than its slaves have.
+        victim = master if site.servers.controllers and fault.strength < 0.5 else slaves[0]
+        faults = site.world.disks[victim.host.address].faults
+        faults.sync_lies, faults.lies_below = 1.0, f"{store_config(scene.plan).commit_log_directory}/"
+        scene.lied_until[victim.name] = inf
+        await asyncio.sleep(fault.lasts)
+        faults.sync_lies = 0.0
+        Power().begin(site, victim, fault.strength)
+        await asyncio.sleep(_MISSED_S)
+        Power().end(site, victim)
+        await asyncio.sleep(_LOOK_S)
+        if isinstance(victim.failure, StoreError):
+            victim.failure = None
+            Wreck().begin(site, victim, fault.strength)
+            victim.is_away = False
+            victim.start()
+
+
+class GoneBack:
+    """The controllers' state is lost, and an operator puts back a copy of it from before the last election.
+
+    No broker believes it, for each knows of a later epoch, by its log or, when it was cut off from the others,
+    by what it was told; so he has the one elected that was master last.
+    """
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        master, etcd = _master(site, fault), site.servers.etcd
+        if master is None or not _is_whole(site, fault):
+            return
+        copy = etcd.sets()
+        slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
+        last = slaves[-1]
+        is_cut_off = fault.strength > 0.5 and len(slaves) > 1
+        with _apart(site, last, _slaves(site, last) if is_cut_off else (), lost=True):
+            if not await _elected(site, fault, slaves[0], but=last if is_cut_off else None):
+                return
+            await asyncio.sleep(fault.lasts)
+            if _master(site, fault) is not slaves[0]:
+                return
+            for controller in site.servers.controllers:
+                Kill().begin(site, controller, fault.strength)
+            site.clients.scene.has_gone_back = True
+            etcd.restore(copy)
+            site.history.note(site.world.loop.time(), "the controllers' state goes back")
+            await asyncio.sleep(_AWAY_S * fault.strength)
+            for controller in site.servers.controllers:
+                Kill().end(site, controller)
+            await asyncio.sleep(fault.lasts)
+        # Whoever lacks something has it by then.
+        await asyncio.sleep(_CAUGHT_UP_S)
+        await _elected(site, fault, slaves[0])
+
+
+class Away:
+    """A master dies, or is ended in order, and is away for long: with acting masters a slave stands in."""
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        program = site.programs[broker_name(fault.whom)]
+        kind: Kind = Kill() if fault.strength < 0.7 else End()
+        since = site.world.loop.time()
+        kind.begin(site, program, fault.strength)
+        await asyncio.sleep(fault.lasts)
+        site.clients.scene.absences.append((program.name, since, site.world.loop.time()))
+        kind.end(site, program)
+
+
+def _is_whole(site: Site, fault: Fault, but: Program | None = None) -> bool:
+    """All brokers of the name, but one, run, and the controllers have each as in sync."""
+    programs = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not but]
+    running = dict(site.servers.looked_into_by_name())
+    known = BrokerSet.decode(site.servers.etcd.sets()[broker_name(fault.whom)][0])
+    in_sync = {known.address_of(one) for one in known.sync_state_set}
+    return all(one.name in running and site.servers.address_of(one) in in_sync for one in programs)
+
+
+async def _elected(site: Site, fault: Fault, program: Program, *, but: Program | None = None) -> bool:
+    """An operator makes it master, tries again, and looks until all, but one, are in sync with it."""
+    deadline = site.world.loop.time() + _OPERATOR_S
+    while site.world.loop.time() < deadline:
+        if _master(site, fault) is not program:
+            HandOver().begin(site, program, 0.0)
+        elif _is_whole(site, fault, but):
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
+
+
 def _master(site: Site, fault: Fault) -> Program | None:
     """The one of that name, as the controllers have it; None where they have none."""
     name = broker_name(fault.whom)
@@ -199,4 +306,7 @@ SCRIPTS: dict[str, Script] = {
     "handed": Handed(),
     "filled": Filled(),
     "disaster": Disaster(),
+    "lying": Lying(),
+    "gone-back": GoneBack(),
+    "away": Away(),
 }

@@ -72,6 +72,12 @@ class SimEtcd:
     def sets(self) -> dict[str, tuple[bytes, int]]:
         return dict(self._sets)
 
+    def restore(self, sets: dict[str, tuple[bytes, int]]) -> None:
+        """Somebody puts back what there was: by new revisions, and nobody leads."""
+        self._revision += 1
+        self._held = None
+        self._sets = {name: (value, self._revision) for name, (value, _) in sets.items()}
+
     def put(self, leader: int, name: str, value: bytes, known: int) -> int | None:
         """The revision that wrote it; None when the leader's key is another, -1 when the broker set is."""
         if self.held is None or self.held.revision != leader:

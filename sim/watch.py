@@ -46,9 +46,9 @@ _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "tor
 _UNKNOWN = ("kill-all", "end-all", "disaster")
 #: A machine that is gone tells nobody. Its clients find out one after the other, and the last one commits what it knew
 #: when another has its queues already, here as in Java.
-_UNTOLD = ("power", "wreck")
+_UNTOLD = ("power", "wreck", "lying")
 #: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power", "lies", "wreck", "torn")
+_UNSEEN = ("cut", "slow", "stop", "power", "lies", "lying", "wreck", "torn")
 
 _Place = tuple[str, str, int]
 
@@ -202,7 +202,7 @@ class Watch:
         # The word of it is under way.
         await asyncio.sleep(_HEARD_S)
         if self._scene.plan.mode:
-            self.problems += await compare(servers)
+            self.problems += await compare(servers, self._scene.lied_until)
         elif self._are_deaths_seen:
             for program, broker in servers.looked_into():
                 self.problems += [

@@ -27,6 +27,7 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     messages.noted_at_once,
     replicas.one_master_acknowledges,
     replicas.one_message_has_a_place,
+    replicas.slaves_stand_in,
     programs.nobody_is_refused,
     programs.producers_get_on,
     programs.everybody_works,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 from sim.history import Sent
@@ -12,6 +13,9 @@ from sim.replicas_plan import ASYNC_MASTER, CONTROLLED
 
 if TYPE_CHECKING:
     from sim.run import Run
+
+#: What a master has its slave has after, a slave stands in after, and what is due then comes within, s.
+_COPIED_S, _STANDS_IN_S, _DELIVERED_S = 1.0, 20.0, 5.0
 
 
 def one_master_acknowledges(run: Run) -> Iterator[str]:
@@ -58,6 +62,25 @@ def one_message_has_a_place(run: Run) -> Iterator[str]:
             other = names.setdefault((one.broker, one.queue, one.offset), one.name)
             if other != one.name:
                 yield f"{one.group} had {one.name} at {(one.broker, one.queue, one.offset)}, where {other} was"
+
+
+def slaves_stand_in(run: Run) -> Iterator[str]:
+    """What comes due while a master is away is delivered meanwhile, where nothing else is wrong."""
+    absences = run.clients.scene.absences
+    if not run.plan.acting or any(fault.kind != "away" for fault in run.plan.faults) or len(absences) != 1:
+        return
+    name, since, until = absences[0]
+    first: dict[str, float] = {}
+    for one in run.history.received:
+        if one.group == "push":
+            first.setdefault(one.name, one.at)
+    for sent in run.history.sent.values():
+        # What was acknowledged a moment ago a slave of an ASYNC_MASTER may lack.
+        if sent.broker != name or not sent.not_before or sent.stored_at is None or sent.stored_at > since - _COPIED_S:
+            continue
+        due = max(sent.not_before, since + _STANDS_IN_S)
+        if due < until and first.get(sent.name, inf) > due + _DELIVERED_S:
+            yield f"push had {sent.name} of {name} at {first.get(sent.name, inf):.1f} s, and a slave stood in"
 
 
 def _is_lasting(run: Run) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -554,6 +555,28 @@ async def test_a_silent_connection_is_closed(handlers: Server) -> None:
         writer.write(frames.ping(payload, ack=True))
     await until(lambda: not server.connections)
     writer.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("is_error", [False, True], ids=["silent", "error"])
+async def test_a_silent_connection_that_takes_nothing_is_closed(handlers: Server, is_error: bool) -> None:
+    """It would never be written what it still gets."""
+    service = Service(handlers.handlers, 1024, 0)
+    server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=1.0, jobs=Jobs())
+    await server.start()
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", server.port))
+        peer.sendall(frames.PREFACE + frames.settings({}))
+        (connection,) = await until(lambda: list(server.connections))
+        # More than the buffers of both ends have; nothing of it is ever read.
+        assert connection._transport is not None
+        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.send(frames.ping(b"12345678") * 30_000)
+        if is_error:
+            peer.sendall(frames.window_update(0, 0))
+            await until(lambda: connection.is_closing)
+        await until(lambda: not server.connections)
     await server.stop()
 
 

@@ -15,7 +15,7 @@ from waiting import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.brokers import Brokers
-from gantrymq.proxy.clients import MAX_SETTINGS_BYTES, MAX_TOPICS, Clients
+from gantrymq.proxy.clients import CLIENT_BYTES, MAX_SETTINGS_BYTES, MAX_TOPICS, Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.statuses import ProxyError
@@ -70,6 +70,38 @@ async def test_a_broker_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
                 await brokers.stop()
 
 
+async def test_who_leaves_while_a_broker_is_told_is_not_there(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path) as cluster:
+        (broker,) = cluster.brokers
+        async with AdminClient(cluster.name_server.address) as admin:
+            await admin.ensure_topic("topic", queues=1)
+            brokers, clients, jobs = Brokers(cluster.name_server.address), Clients(), Jobs()
+            members = Members(ProxyConfig(), brokers, clients, jobs)
+            brokers.start()
+            members.start()
+            try:
+                await brokers.route("topic")
+                # Of a group's members the first stays, so that the lane of the second does.
+                for number, group in enumerate(("group", "other", "group", "other")):
+                    clients.tell(RecordedCall(client_id=f"{number}"), consumer(group, "topic"), monotonic())
+                await until(lambda: members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"]}))
+                os.kill(broker.pid, signal.SIGSTOP)
+                clients.tell(RecordedCall(client_id="4"), consumer("another", "topic"), monotonic())
+                await until(lambda: members._telling)
+                clients.remove("4")
+                os.kill(broker.pid, signal.SIGCONT)
+                await until(lambda: not members._telling and not members._leaving)
+                assert await members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"], "another": []})
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+                await members.stop()
+                await brokers.stop()
+
+
+async def members_of_all(admin: AdminClient, expected: dict[str, list[str]]) -> bool:
+    return {group: await members_of(admin, group) for group in expected} == expected
+
+
 async def test_topics_that_are_not_there_hold_up_no_heartbeat(cluster: EmbeddedCluster, admin: AdminClient) -> None:
     topic = await new_topic(admin)
     brokers, clients, jobs = Brokers(cluster.name_server), Clients(), Jobs()
@@ -96,7 +128,7 @@ def test_settings_of_all_clients_are_bounded() -> None:
     clients = Clients()
     for n in range(MAX_TOPICS // 1000):
         clients.tell(RecordedCall(client_id=f"{n}"), producer(*(f"t{m}" for m in range(1000))), 1.0)
-    with pytest.raises(ProxyError, match="too many topics") as error:
+    with pytest.raises(ProxyError, match="they too many topics") as error:
         clients.tell(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(1000))), 1.0)
     assert error.value.code == pb.TOO_MANY_REQUESTS
     assert clients.get("one more") is None
@@ -111,10 +143,27 @@ def test_the_bytes_of_settings_are_bounded() -> None:
     clients = Clients()
     large = producer("t")
     large.user_agent.hostname = "x" * 1_000_000
-    count = MAX_SETTINGS_BYTES // large.ByteSize()
+    count = MAX_SETTINGS_BYTES // (large.ByteSize() + CLIENT_BYTES)
     for n in range(count):
         clients.tell(RecordedCall(client_id=f"{n}"), large, 1.0)
     with pytest.raises(ProxyError):
         clients.tell(RecordedCall(client_id="one more"), large, 1.0)
     assert len(clients.expire(2.0)) == count
     clients.tell(RecordedCall(client_id="then"), large, 1.0)
+
+
+def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stays for two minutes, a kilobyte or two of memory, however little it has told."""
+    monkeypatch.setattr("gantrymq.proxy.clients.MAX_SETTINGS_BYTES", 1000 * CLIENT_BYTES)
+    clients = Clients()
+    tell_all(clients, 1900)
+    with pytest.raises(ProxyError, match="too many clients"):
+        tell_all(clients, 2001)
+    clients.expire(2.0)
+    assert len(clients) == 0
+    tell_all(clients, 1900)
+
+
+def tell_all(clients: Clients, count: int) -> None:
+    for n in range(count):
+        clients.tell(RecordedCall(client_id=f"{n}"), producer(), 1.0)

@@ -19,6 +19,7 @@ from gantrymq.protocol.bodies.subscription_group import GroupRetryPolicy, Subscr
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
+from gantrymq.proxy.receiving.handle import Handle
 from gantrymq.proxy.statuses import ProxyError, status_of
 from gantrymq.proxy.times import to_duration
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -254,6 +255,32 @@ async def test_a_slow_consumer_keeps_its_message(name_server: str, producer: Pro
         assert (await parts.ack(topic, group, message)).status.code == pb.OK
         assert len(parts.renewing.held) == 0
         assert (await parts.ack(topic, group, message)).status.code == pb.INVALID_RECEIPT_HANDLE
+
+
+async def test_an_error_that_nobody_foresaw_ends_no_renewal(
+    monkeypatch: pytest.MonkeyPatch, name_server: str, producer: Producer, topic: str, group: str
+) -> None:
+    config = quick_config()
+    config.default_invisible_time_mills, config.renew_ahead_time_millis = 60_000, 60_000
+    async with consuming_parts(name_server, config) as parts:
+        change = parts.requests.change_invisible_time
+        failed = []
+
+        async def change_later(handle: Handle, group: str, topic: str, invisible_ms: int) -> Handle:
+            if len(failed) < 2:
+                failed.append(handle)
+                raise RuntimeError("nobody foresaw it")
+            return await change(handle, group, topic, invisible_ms)
+
+        monkeypatch.setattr(parts.requests, "change_invisible_time", change_later)
+        parts.join(group)
+        await send(producer, topic, ["slow"])
+        (message,) = await parts.receive(topic, group, auto_renew=True, invisible_ms=0)
+        (held,) = parts.renewing.held.remove_all()
+        parts.renewing.held.add(held)
+        await until(lambda: held.renew_times)
+        assert len(failed) == 2
+        assert (await parts.ack(topic, group, message)).status.code == pb.OK
 
 
 async def test_what_a_client_had_is_for_others_when_it_goes(

@@ -17,7 +17,7 @@ from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.routing import _permissions
 from gantrymq.proxy.sending.queue_choice import QueueChoice, consistent_hash
-from gantrymq.proxy.sending.transactions import Half, Transactions
+from gantrymq.proxy.sending.transactions import MAX_TRANSACTIONS, Half, Transactions
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
@@ -244,3 +244,12 @@ def test_halves_are_remembered_for_a_while() -> None:
     for n in range(5000):
         transactions.remember(Half(f"{n}", "t", "b", n, n), 100.0 + n)
     assert len(transactions) < 2100
+
+
+def test_so_many_transactions_are_remembered() -> None:
+    transactions = Transactions(ProxyConfig())
+    for n in range(MAX_TRANSACTIONS + 1):
+        transactions.remember(Half(f"{n}", "t", "b", n, n), 1.0)
+    assert len(transactions) == MAX_TRANSACTIONS
+    assert transactions.take("t", "0", 1.0) is None
+    assert transactions.take("t", f"{MAX_TRANSACTIONS}", 1.0) is not None

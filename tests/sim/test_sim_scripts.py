@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sim.planted_plans import plan_with
+from sim.replicas_plan import SYNC_MASTER
 from sim.shrink import to_json
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,11 @@ PLANS = {
     "filled": plan_with("filled", 6.0, 0.5),
     "a slave filled": plan_with("filled", 6.0, 0.1, replicas=2),
     "disaster": plan_with("disaster", 2.0, 0.5, is_synced=True, in_sync=2),
+    "a master's syncs are lying": plan_with("lying", 4.0, 0.2, is_synced=True, in_sync=2),
+    "a slave's syncs are lying": plan_with(
+        "lying", 4.0, 0.8, is_synced=True, replicas=2, in_sync=2, mode=SYNC_MASTER, controllers=0
+    ),
+    "gone-back": plan_with("gone-back", 6.0, 0.2, replicas=2),
 }
 
 

@@ -18,6 +18,8 @@ from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 #: that want little, so much, are taken up to twice of it.
 MAX_TOPICS = 100_000
 MAX_SETTINGS_BYTES = 64 * 1024 * 1024
+#: What a client counts for beside its settings: it stays for two minutes, whether it does anything or not.
+CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
 _FEW_BYTES = 16 * 1024
 
@@ -58,6 +60,10 @@ def _topics_of(settings: Settings) -> list[str]:
     if settings.HasField("subscription"):
         return [entry.topic.name for entry in settings.subscription.subscriptions]
     return [topic.name for topic in settings.publishing.topics]
+
+
+def _size_of(settings: Settings) -> int:
+    return settings.ByteSize() + CLIENT_BYTES
 
 
 @dataclass
@@ -159,23 +165,23 @@ class Clients:
         return silent
 
     def _make_room(self, client: Client | None, settings: Settings) -> None:
-        size, topics = settings.ByteSize(), _topics_of(settings)
+        size, topics = _size_of(settings), _topics_of(settings)
         times = 2 if size <= _FEW_BYTES and len(topics) <= _FEW_TOPICS else 1
         if client is not None:
-            size -= client.settings.ByteSize()
+            size -= _size_of(client.settings)
         if size > 0 and (
             self._settings_bytes + size > times * MAX_SETTINGS_BYTES or self._topics + len(topics) > times * MAX_TOPICS
         ):
-            raise ProxyError(Code.TOO_MANY_REQUESTS, "the clients of this proxy have too many topics in their settings")
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "this proxy has too many clients, or they too many topics")
 
     def _list(self, client: Client) -> None:
-        self._settings_bytes += client.settings.ByteSize()
+        self._settings_bytes += _size_of(client.settings)
         self._topics += len(client.topics)
         for table, name in self._places(client):
             table.setdefault(name, {})[client] = None
 
     def _unlist(self, client: Client) -> None:
-        self._settings_bytes -= client.settings.ByteSize()
+        self._settings_bytes -= _size_of(client.settings)
         self._topics -= len(client.topics)
         for table, name in self._places(client):
             members = table.get(name)

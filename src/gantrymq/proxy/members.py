@@ -67,7 +67,7 @@ class _Member:
     client: Client
     group: str
     lane: Lane
-    #: The brokers that know it, host:port.
+    #: The brokers that know it, or are being told, host:port.
     known_to: set[str] = field(default_factory=set)
 
 
@@ -205,8 +205,9 @@ class Members:
                 ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        if await self._heartbeat(member.lane.api, address, data):
-            member.known_to.add(address)
+        # Before: who leaves while the broker is being told is to be taken off again.
+        member.known_to.add(address)
+        await self._heartbeat(member.lane.api, address, data)
 
     async def _beat_for_producers(self, address: str, topics: list[str]) -> None:
         data = HeartbeatData(
@@ -214,14 +215,12 @@ class Members:
         )
         await self._heartbeat(self._brokers.api, address, data)
 
-    async def _heartbeat(self, api: BrokerApi, address: str, data: HeartbeatData) -> bool:
-        """Whether the broker took it; if not, it is asked again with the next beat."""
+    async def _heartbeat(self, api: BrokerApi, address: str, data: HeartbeatData) -> None:
+        """A broker that doesn't take it is asked again with the next beat."""
         try:
             await api.heartbeat(address, data)
         except GantryError as e:
             self._brokers.client.troubles.tell(f"heartbeat to broker {address} for the proxy's clients failed", e)
-            return False
-        return True
 
     # -- where topics are ---------------------------------------------------------------------------------------
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from gantrymq.auth.policy import Acl
 from gantrymq.auth.users import User, subject_of
 from gantrymq.background.shared import result_of
-from gantrymq.errors import BodyError, BrokerError, GantryError, NoRouteInfo
+from gantrymq.errors import BodyError, BrokerError, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.route import TopicRouteData
@@ -20,6 +21,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.auth import AclRequestHeader, UserRequestHeader
 from gantrymq.protocol.headers.group import GetSubscriptionGroupConfigRequestHeader
+from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.config import ProxyConfig
@@ -29,6 +31,9 @@ from gantrymq.system.clock import monotonic
 log = peer_log(__name__)
 
 T = TypeVar("T")
+
+#: As long as there are other brokers, one has so long for an answer, ms: clients wait for it.
+_FIRST_MS = 1000
 
 #: The attribute that says what kind of message a topic takes (`TopicAttributes`).
 MESSAGE_TYPE = "message.type"
@@ -106,9 +111,14 @@ class Metadata:
         self._acls = _Remembered(self._ask_for_acl, config.acl_cache_refresh_seconds, config.acl_cache_max_num)
 
     async def topic_type(self, topic: str) -> str:
-        """One of TOPIC_TYPES; UNSPECIFIED for a topic that no broker can tell of."""
+        """One of TOPIC_TYPES; UNSPECIFIED for a topic that no broker can tell of.
+
+        Raises a RemotingError when none can be asked: what it doesn't say would be taken for a type.
+        """
         try:
             config = await self._topics.get(topic)
+        except RemotingError:
+            raise
         except GantryError:
             return UNSPECIFIED
         return _type_of(config)
@@ -119,9 +129,14 @@ class Metadata:
         return None if config is None else _type_of(config)
 
     async def group(self, group: str) -> SubscriptionGroupConfig | None:
-        """A consumer group; None when no broker can tell of it."""
+        """A consumer group; None when no broker can tell of it.
+
+        Raises a RemotingError when none can be asked: one that keeps order is not to be taken for one that doesn't.
+        """
         try:
             return await self._groups.get(group)
+        except RemotingError:
+            raise
         except GantryError:
             return None
 
@@ -134,8 +149,8 @@ class Metadata:
         return await self._acls.get(username)
 
     async def _ask_for_user(self, username: str) -> User | None:
-        request = RemotingCommand.request(RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
-        response = await self._brokers.remoting.call(await self._of_cluster(), request)
+        route = await self._brokers.route(self._cluster)
+        response = await self._ask_any(route, RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
         info = decode_json(response.body, UserInfo) if response.body else None
         try:
             # Without its password, which a broker shows to super users alone, nobody has signed as that user.
@@ -144,39 +159,42 @@ class Metadata:
             raise BodyError(f"user {username}: {e}") from e
 
     async def _ask_for_acl(self, username: str) -> Acl | None:
+        route = await self._brokers.route(self._cluster)
         header = AclRequestHeader(subject=subject_of(username))
-        request = RemotingCommand.request(RequestCode.AUTH_GET_ACL, header)
-        response = await self._brokers.remoting.call(await self._of_cluster(), request)
+        response = await self._ask_any(route, RequestCode.AUTH_GET_ACL, header)
         try:
             return Acl.from_info(decode_json(response.body, AclInfo).policies) if response.body else None
         except ValueError as e:
             raise BodyError(f"what user {username} may do: {e}") from e
 
-    async def _of_cluster(self) -> str:
-        """host:port of a broker of the cluster: each has a topic of the cluster's name."""
-        return _any_address(await self._brokers.route(self._cluster))
-
     async def _ask_for_topic(self, topic: str) -> TopicConfig:
-        address = _any_address(await self._brokers.route(topic))
-        request = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic=topic))
-        response = await self._brokers.remoting.call(address, request)
+        route = await self._brokers.route(topic)
+        response = await self._ask_any(route, RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic=topic))
         return decode_json(response.body, TopicConfig)
 
     async def _ask_for_group(self, group: str) -> SubscriptionGroupConfig | None:
         try:
-            address = await self._of_cluster()
+            route = await self._brokers.route(self._cluster)
         except NoRouteInfo:
             return None
-        request = RemotingCommand.request(
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GetSubscriptionGroupConfigRequestHeader(group=group)
-        )
+        header = GetSubscriptionGroupConfigRequestHeader(group=group)
         try:
-            response = await self._brokers.remoting.call(address, request)
+            response = await self._ask_any(route, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header)
         except BrokerError as e:
             if e.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 return None
             raise
         return decode_json(response.body, SubscriptionGroupConfig)
+
+    async def _ask_any(self, route: TopicRouteData, code: RequestCode, header: Header) -> RemotingCommand:
+        """The first answer of a topic's brokers: a cluster's own topic is on all of it. Raises the last one's error."""
+        addresses = _addresses(route)
+        if not addresses:
+            raise GantryError("the NameServers' route names no broker")
+        for address in addresses[:-1]:
+            with suppress(RemotingError):
+                return await self._brokers.remoting.call(address, RemotingCommand.request(code, header), _FIRST_MS)
+        return await self._brokers.remoting.call(addresses[-1], RemotingCommand.request(code, header))
 
 
 def _type_of(config: TopicConfig) -> str:
@@ -184,7 +202,11 @@ def _type_of(config: TopicConfig) -> str:
     return kind if kind in TOPIC_TYPES else UNSPECIFIED
 
 
-def _any_address(route: TopicRouteData) -> str:
-    """Of a broker that has the topic, its master if there is one."""
-    broker = randomness.choice(route.broker_datas)
-    return broker.master_address or next(iter(broker.broker_addrs.values()))
+def _addresses(route: TopicRouteData) -> list[str]:
+    """Of the brokers, their masters if there are, in any order."""
+    brokers = route.broker_datas
+    return [
+        broker.master_address or next(iter(broker.broker_addrs.values()))
+        for broker in randomness.sample(brokers, len(brokers))
+        if broker.broker_addrs
+    ]

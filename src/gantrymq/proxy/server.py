@@ -128,7 +128,9 @@ class ProxyServer:
             silent_s = now - connection.last_read
             if silent_s < self._max_idle_s / 2:
                 continue
-            if silent_s >= self._max_idle_s and (connection.is_asked or not connection.streams):
+            if connection.is_closing:
+                connection.abort()
+            elif silent_s >= self._max_idle_s and (connection.is_asked or not connection.streams):
                 log.info("closing the HTTP/2 connection with %s: silent for %d s", connection.peer, silent_s)
                 if connection.streams:
                     connection.abort()

@@ -15,6 +15,7 @@ from gantrymq.logs import peer_log
 from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.frames import ErrorCode
 from gantrymq.proxy.http2.hpack import SHRUNK_TABLE, TABLE_SIZE, HpackDecoder, HpackError, TooManyHeaders
+from gantrymq.proxy.http2.idle_frames import IdleFrames
 from gantrymq.proxy.http2.stream import Http2Stream, Receiver
 from gantrymq.proxy.http2.untaken import UntakenBytes
 from gantrymq.remoting.address import format_address
@@ -34,13 +35,10 @@ _MOST_FIELDS = 64 * 1024
 _WRITE_HIGH_WATER = 1024 * 1024
 #: Data that is written without waiting for what else this turn of the loop brings.
 _GATHERED = 256 * 1024
-#: Streams given up, and frames that carry nothing, which a peer may send at once, and how many of them per second. For
-#: what it is answered it may send more of them: gRPC's own core opens the connection's window after each answer by just
-#: its bytes, and pings now and then.
-_IDLE_FRAMES = 5000
-_IDLE_FRAMES_PER_S = 500
-#: A window that is opened by less is such a frame, too.
+#: A window that is opened by less is a frame that carries nothing.
 _SMALL_INCREMENT = 256
+#: To change so many streams' windows is as much work as such a frame.
+_WINDOWS_OF_FRAME = 32
 
 
 class Limits(NamedTuple):
@@ -78,7 +76,7 @@ class Http2Connection(asyncio.Protocol):
         #: A ping that wasn't answered yet was sent.
         self.is_asked = False
         self.streams: dict[int, Http2Stream] = {}
-        #: Those that wait for the connection's window or their own.
+        #: Those that wait for the connection: its window, or its socket. Who waits for a window of its own isn't here.
         self.blocked: dict[int, Http2Stream] = {}
         #: How many bytes the peer still takes on all streams; the largest frame it takes.
         self.window = frames.DEFAULT_WINDOW
@@ -98,8 +96,8 @@ class Http2Connection(asyncio.Protocol):
         self._last_stream_id = 0
         self._stream_window = frames.DEFAULT_WINDOW
         self._unacknowledged = 0
-        #: A header block that goes on: stream, flags, pieces.
-        self._headers: tuple[int, int, list[bytes]] | None = None
+        #: A header block that goes on: stream, flags, what came so far.
+        self._headers: tuple[int, int, bytearray] | None = None
         #: The peer wants a smaller table for the fields that it reads, and to hear that it is (RFC 7541, 4.2).
         self._must_shrink_table = False
         self._out: list[bytes] = []
@@ -107,9 +105,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_flush_due = False
         #: No more streams are taken; nothing is read any more.
         self._is_ending = self._is_over = False
-        #: How many frames that carry nothing the peer may send.
-        self.idle_frames = float(_IDLE_FRAMES)
-        self._idle_frames_at = self.last_read
+        self.idle_frames = IdleFrames(self.last_read)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -202,14 +198,14 @@ class Http2Connection(asyncio.Protocol):
             if flags & frames.END_HEADERS:
                 self._header_block(stream_id, flags, block)
             else:
-                self._headers = stream_id, flags, [block]
+                self._headers = stream_id, flags, bytearray(block)
         elif kind == frames.CONTINUATION:
             self._continuation(flags, payload)
         elif kind == frames.WINDOW_UPDATE:
             self._window_update(stream_id, payload)
         elif kind == frames.RST_STREAM:
             self._expect(payload, 4, stream_id > 0)
-            self._count_idle_frame()
+            self._count_idle_frames()
             stream = self.streams.pop(stream_id, None)
             if stream is not None:
                 stream.lost()
@@ -218,13 +214,13 @@ class Http2Connection(asyncio.Protocol):
         elif kind == frames.PING:
             self._expect(payload, 8, stream_id == 0)
             if not flags & frames.ACK:
-                self._count_idle_frame()
+                self._count_idle_frames()
                 self.send(frames.ping(payload, ack=True))
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "a client doesn't push")
         else:
             # PRIORITY and GOAWAY say nothing of use, other types aren't known.
-            self._count_idle_frame()
+            self._count_idle_frames()
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
@@ -239,7 +235,7 @@ class Http2Connection(asyncio.Protocol):
             self._unacknowledged = 0
         ended = bool(flags & frames.END_STREAM)
         if not size and not ended:
-            self._count_idle_frame()
+            self._count_idle_frames()
         if stream is None or not stream.is_remote_open:
             # Of a stream that was answered before its end.
             return
@@ -257,14 +253,14 @@ class Http2Connection(asyncio.Protocol):
     def _continuation(self, flags: int, payload: bytes) -> None:
         if self._headers is None:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "a header block that goes on and never began")
-        stream_id, first_flags, pieces = self._headers
-        pieces.append(payload)
-        self._count_idle_frame()
-        if sum(map(len, pieces)) > _MOST_FIELDS:
+        stream_id, first_flags, block = self._headers
+        block += payload
+        self._count_idle_frames()
+        if len(block) > _MOST_FIELDS:
             raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, "a header block that is too long")
         if flags & frames.END_HEADERS:
             self._headers = None
-            self._header_block(stream_id, first_flags, b"".join(pieces))
+            self._header_block(stream_id, first_flags, bytes(block))
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
         fields: Fields | None
@@ -287,7 +283,7 @@ class Http2Connection(asyncio.Protocol):
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, f"a client has no stream {stream_id}")
         self._last_stream_id = stream_id
         if fields is None or self._is_ending or len(self.streams) >= self._limits.streams:
-            self._count_idle_frame()
+            self._count_idle_frames()
             code = ErrorCode.ENHANCE_YOUR_CALM if fields is None else ErrorCode.REFUSED_STREAM
             self.send(frames.rst_stream(stream_id, code))
             return
@@ -302,7 +298,7 @@ class Http2Connection(asyncio.Protocol):
         self._expect(payload, 4, True)
         increment = frames.read_u32(payload)[0] & 0x7FFFFFFF
         if increment < _SMALL_INCREMENT:
-            self._count_idle_frame()
+            self._count_idle_frames()
         if not stream_id:
             self.window += increment
             if not increment or self.window > frames.MAX_WINDOW:
@@ -312,29 +308,27 @@ class Http2Connection(asyncio.Protocol):
         waiting = self.streams.get(stream_id)
         if waiting is None:
             return
-        waiting.window += increment
-        if not increment or waiting.window > frames.MAX_WINDOW:
+        if not increment:
             raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window of a stream")
-        waiting.pump()
+        self._open_window(waiting, increment)
 
     def _pump_all(self) -> None:
-        for stream in list(self.blocked.values()):
-            stream.pump()
+        """In turn, as long as the connection takes anything; who isn't done then waits behind the others."""
+        while self.blocked and self.window > 0 and self.is_writable:
+            self.blocked.pop(next(iter(self.blocked))).pump()
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or len(payload) % 6:
             raise ConnectionEnded(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame that can't be read")
         if flags & frames.ACK:
             return
-        self._count_idle_frame()
+        self._count_idle_frames()
+        stream_window = self._stream_window
         for key, value in frames.read_setting(payload):
             if key == frames.SETTING_INITIAL_WINDOW_SIZE:
                 if value > frames.MAX_WINDOW:
                     raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window")
-                change = value - self._stream_window
-                self._stream_window = value
-                for stream in self.streams.values():
-                    stream.window += change
+                stream_window = value
             elif key == frames.SETTING_MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
                     raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "an impossible size of frames")
@@ -343,7 +337,23 @@ class Http2Connection(asyncio.Protocol):
                 self._must_shrink_table = True
         # Before anything is sent that the peer takes by its new settings alone.
         self.send(frames.SETTINGS_ACK)
-        self._pump_all()
+        if stream_window != self._stream_window:
+            self._change_windows(stream_window)
+
+    def _change_windows(self, size: int) -> None:
+        """Streams begin with one of so many bytes, and those that there are get the difference."""
+        self._count_idle_frames(len(self.streams) // _WINDOWS_OF_FRAME)
+        change = size - self._stream_window
+        self._stream_window = size
+        for stream in list(self.streams.values()):
+            self._open_window(stream, change)
+
+    @staticmethod
+    def _open_window(stream: Http2Stream, increment: int) -> None:
+        stream.window += increment
+        if stream.window > frames.MAX_WINDOW:
+            raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window of a stream")
+        stream.pump()
 
     @staticmethod
     def _expect(payload: bytes, length: int, has_right_stream: bool) -> None:
@@ -352,17 +362,10 @@ class Http2Connection(asyncio.Protocol):
         if not has_right_stream:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "a frame of the wrong stream")
 
-    def _count_idle_frame(self) -> None:
+    def _count_idle_frames(self, count: int = 1) -> None:
         """Frames that cost their peer nothing: so many, and no more."""
-        if self.idle_frames > _IDLE_FRAMES:
-            self.idle_frames = _IDLE_FRAMES
-        self.idle_frames -= 1
-        if self.idle_frames < 0:
-            now = self.last_read
-            self.idle_frames = min((now - self._idle_frames_at) * _IDLE_FRAMES_PER_S, _IDLE_FRAMES)
-            self._idle_frames_at = now
-            if self.idle_frames < 1:
-                raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+        if not self.idle_frames.spend(count, self.last_read):
+            raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -435,6 +438,11 @@ class Http2Connection(asyncio.Protocol):
     def takes_nothing(self) -> None:
         log.warning("closing the HTTP/2 connection with %s, which asks and takes no answers", self.peer)
         self.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        """It closes as soon as its peer has taken what was sent, which some never do."""
+        return self._is_ending or self._is_over
 
     def abort(self) -> None:
         """Closes at once."""

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from gantrymq.proxy.http2.connection import Http2Connection
 
 
-#: By a frame of data a peer earns so many that carry nothing.
-EARNED = 4
-
-
 class Receiver(Protocol):
     """What is told of a stream's events."""
 
@@ -92,7 +88,7 @@ class Http2Stream:
         ):
             self.window -= size
             connection.window -= size
-            connection.idle_frames += EARNED
+            connection.idle_frames.earn()
             connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
             return
         if self._waiting is None:
@@ -131,12 +127,14 @@ class Http2Stream:
         while waiting:
             data = waiting[0]
             size = min(len(data), self.window, connection.window, connection.frame_size)
+            if self.window <= 0:
+                return
             if size <= 0 or not connection.is_writable:
                 connection.blocked[self.stream_id] = self
                 return
             self.window -= size
             connection.window -= size
-            connection.idle_frames += EARNED
+            connection.idle_frames.earn()
             connection.untaken.taken(connection, size)
             connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
             if size == len(data):

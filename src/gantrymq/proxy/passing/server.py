@@ -198,7 +198,7 @@ class RemotingSide(RemotingServer):
         if not self._is_known(topic):
             work.append(self._metadata.topic_type(topic))
         link.brokers.update((broker.broker_name, None) for broker in route.broker_datas)
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, RemotingError):
             async with asyncio.timeout(_PREPARE_S):
                 await asyncio.gather(*work)
         return self._routed(connection, route)

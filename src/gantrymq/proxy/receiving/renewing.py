@@ -122,6 +122,10 @@ class Renewing:
                 await self._prolong(held)
             else:
                 await self._end(held)
+        except Exception:
+            # Whatever it is, the message is tried again.
+            self.held.failed(held, clock.now_ms())
+            raise
         finally:
             held.renewal.set_result(None)
             held.renewal = None
@@ -142,10 +146,10 @@ class Renewing:
     async def _end(self, held: Held) -> None:
         """A message that is held for hours comes again as if its client had failed on it."""
         self.held.remove(held)
-        group = await self._metadata.group(held.group)
-        if group is None:
-            return
         try:
+            group = await self._metadata.group(held.group)
+            if group is None:
+                return
             await self._change(held, retry_delay_ms(group.group_retry_policy, held.reconsume_times))
         except GantryError as e:
             log.warning("message %s of group %s can't be given back: %s", held.key.message_id, held.group, e)

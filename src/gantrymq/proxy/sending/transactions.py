@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from gantrymq.proxy.config import ProxyConfig
 
+#: Transactions that are remembered at once, 700 bytes each; of older ones the broker asks.
+MAX_TRANSACTIONS = 100_000
 #: A table of so many is looked through for those that are over when half as many have come again.
 _LOOK_AT = 1000
 
@@ -40,7 +42,10 @@ class Transactions:
     def remember(self, half: Half, now: float) -> None:
         """For some seconds: a client that tells the end later is asked for it by the broker, and told anew."""
         self._forget_old(now)
-        halves = self._halves.setdefault((half.topic, half.transaction_id), [])
+        key = half.topic, half.transaction_id
+        if len(self._halves) >= MAX_TRANSACTIONS and key not in self._halves:
+            del self._halves[next(iter(self._halves))]
+        halves = self._halves.setdefault(key, [])
         halves[:] = [(until, known) for until, known in halves if known != half]
         halves.append((now + self._expire_s, half))
         del halves[: -self._most]
