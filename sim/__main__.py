@@ -12,8 +12,8 @@ from sim import system
 
 system.install()
 
-from sim import timeline  # noqa: E402
-from sim.many import Results, run_all, summary  # noqa: E402
+from sim import speed, timeline  # noqa: E402
+from sim.many import Results, learn_types, run_all, summary  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, Run, run_seed  # noqa: E402
@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="the smallest plan that fails as --seed does")
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
+    parser.add_argument("--speed", action="store_true", help="how fast a run without faults is")
     parser.add_argument(
         "--planted", nargs="?", const="", metavar="WORDS", help="whether each planted bug is found; those with WORDS"
     )
@@ -41,6 +42,8 @@ def main() -> int:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:
         return _one(args.seed, args.trace, args.timeline)
+    if args.speed:
+        return _speed()
     if args.planted is not None:
         return find_all(args.seeds, args.jobs, args.planted)
     return _many(range(args.begin, args.begin + args.seeds), args.jobs, args.results, stop_at_first=args.first)
@@ -59,6 +62,19 @@ def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
     sys.stdout.flush()
     # Nothing of the run is to go on while Python takes it apart.
     os._exit(1 if outcome.problems else 0)
+
+
+def _speed() -> int:
+    learn_types()
+    failed = 0
+    for name, plan in speed.plans():
+        # Each in a process of its own, as seeds are.
+        if not (pid := os.fork()):
+            problems, line = speed.measure(plan)
+            print(f"{name}: {line}", *problems, sep="\n  ", flush=True)
+            os._exit(1 if problems else 0)
+        failed |= os.waitpid(pid, 0)[1]
+    return 1 if failed else 0
 
 
 def _shrink(seed: str, jobs: int) -> int:

@@ -64,7 +64,7 @@ def run_all(
     seeds: Iterable[str], jobs: int, execute: Callable[[str], Outcome], *, stop_at_first: bool = False
 ) -> Iterator[Result]:
     """The results as they come; after the first that failed no more are begun, if so wanted."""
-    _learn_types()
+    learn_types()
     left = iter(seeds)
     has_failed = False
     running: dict[int, tuple[str, int, bytearray]] = {}
@@ -106,7 +106,7 @@ def summary(results: Iterable[Result], took_s: float) -> str:
     )
 
 
-def _learn_types() -> None:
+def learn_types() -> None:
     """Once, what msgspec finds out of each type when it is decoded first: some milliseconds of each run otherwise."""
     types = [msgspec.Struct]
     for known in types:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from inbox import Inbox
+from running_proxy import running_proxy
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -17,8 +18,6 @@ from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
-from gantrymq.proxy.config import ProxyConfig
-from gantrymq.proxy.proxy import Proxy
 from gantrymq.testing.embedded import EmbeddedCluster
 
 QUEUES_OF_BROKER = 2
@@ -35,14 +34,8 @@ def cluster() -> Iterator[EmbeddedCluster]:
 @pytest.fixture
 async def here(cluster: EmbeddedCluster) -> AsyncIterator[str]:
     """The proxy's address."""
-    proxy = Proxy(
-        ProxyConfig(
-            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
-        )
-    )
-    await proxy.start()
-    yield proxy.remoting_address
-    await proxy.stop()
+    async with running_proxy(cluster.name_server) as proxy:
+        yield proxy.remoting_address
 
 
 @pytest.fixture

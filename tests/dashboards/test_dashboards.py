@@ -50,7 +50,7 @@ _METRIC = re.compile(r"\b(?:rocketmq|gantry)_\w+")
 #: Panels that are empty while all is well.
 _ONLY_WHEN_BAD = re.compile(r"> 0$")
 #: What needs Spark, or a call by gRPC, which this test doesn't make: only that it can be asked is seen.
-_NOT_HERE = re.compile(r"gantry_spark_|gantry_proxy_call|gantry_proxy_clients")
+_NOT_HERE = re.compile(r"gantry_spark_|gantry_proxy_call|gantry_proxy_clients|gantry_proxy_remoting_requests_total")
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,

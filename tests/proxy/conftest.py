@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 from proxy_support import Rpc
+from running_proxy import running_proxy
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -29,14 +29,8 @@ async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
 
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
-    proxy = Proxy(
-        ProxyConfig(
-            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
-        )
-    )
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
+    async with running_proxy(cluster.name_server) as proxy:
+        yield proxy
 
 
 @pytest.fixture

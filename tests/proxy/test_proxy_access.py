@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic, producer_settings
+from running_proxy import running_proxy
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
@@ -23,7 +24,6 @@ from gantrymq.protocol.message import Message
 from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import signed
 from gantrymq.proxy.call import METHODS
-from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.doctor.diagnosis import diagnose_proxy
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.statuses import ProxyError
@@ -55,19 +55,13 @@ async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
 
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
-    config = ProxyConfig(
-        namesrv_addr=cluster.name_server,
-        bind_address="127.0.0.1",
-        grpc_server_port=0,
-        remoting_listen_port=0,
+    async with running_proxy(
+        cluster.name_server,
         authentication_enabled=True,
         authorization_enabled=True,
         inner_client_authentication_credentials=ROOT,
-    )
-    proxy = Proxy(config)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
+    ) as proxy:
+        yield proxy
 
 
 class SigningRpc(Rpc):

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic
+from running_proxy import proxy_config
 from waiting import until
 
 from gantrymq.background.jobs import Jobs
@@ -26,13 +27,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 
 def config(cluster: EmbeddedCluster, path: Path) -> ProxyConfig:
-    return ProxyConfig(
-        namesrv_addr=cluster.name_server,
-        bind_address="127.0.0.1",
-        grpc_server_port=0,
-        remoting_listen_port=0,
-        access_log_path=path,
-    )
+    return proxy_config(cluster.name_server, access_log_path=path)
 
 
 async def test_a_line_for_each_call(cluster: EmbeddedCluster, admin: AdminClient, tmp_path: Path) -> None:

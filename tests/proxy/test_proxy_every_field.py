@@ -12,10 +12,10 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from proxy_support import Rpc, message, new_topic, producer_settings
+from running_proxy import running_proxy
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.call import METHODS
-from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.times import to_duration, to_timestamp
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -113,19 +113,12 @@ def spoiled(request: Message) -> Iterator[tuple[str, Message]]:
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
     """One that doesn't wait for messages."""
-    proxy = Proxy(
-        ProxyConfig(
-            namesrv_addr=cluster.name_server,
-            bind_address="127.0.0.1",
-            grpc_server_port=0,
-            remoting_listen_port=0,
-            grpc_client_consumer_min_long_polling_timeout_millis=0,
-            grpc_client_consumer_max_long_polling_timeout_millis=10,
-        )
-    )
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
+    waits = {
+        "grpc_client_consumer_min_long_polling_timeout_millis": 0,
+        "grpc_client_consumer_max_long_polling_timeout_millis": 10,
+    }
+    async with running_proxy(cluster.name_server, **waits) as proxy:
+        yield proxy
 
 
 async def good_request(method: str, rpc: Rpc, admin: AdminClient) -> Any:

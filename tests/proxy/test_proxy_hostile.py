@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -21,7 +23,8 @@ from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 
 MOST_MIB = 300
-MOST_S = 0.25
+#: 0.02 on a machine that does nothing else; a process may stand still for some tenths of a second.
+MOST_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +51,21 @@ def memory_mib(server: ServerProcess) -> float:
     return int(match[1]) / 1024
 
 
+def starved_s(*pids: int) -> float:
+    """For how long the machine gave the threads of processes no processor, though they wanted one."""
+    total_ns = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                total_ns += int((task / "schedstat").read_text().split()[1])
+    return total_ns / 1e9
+
+
 class Innocent:
-    """A client beside the attack, asked all the while; the longest that it waited, s."""
+    """A client beside the attack, asked all the while; the longest that it waited for the proxy, s."""
 
     def __init__(self, server: ServerProcess) -> None:
+        self._pids = server.pid, os.getpid()
         self._channel = grpc.aio.insecure_channel(server.address)
         self.rpc = Rpc(self._channel, "innocent")
         self.longest_s = 0.0
@@ -59,9 +73,10 @@ class Innocent:
 
     async def ask(self) -> None:
         request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name="DefaultCluster"))
-        began = time.monotonic()
+        starved, began = starved_s(*self._pids), time.monotonic()
         response = await self.rpc.QueryRoute(request)
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        waited_s = time.monotonic() - began - (starved_s(*self._pids) - starved)
+        self.longest_s = max(self.longest_s, waited_s)
         self.count += 1
         assert response.status.code == pb.OK
 

@@ -8,6 +8,7 @@ import re
 import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic, producer_settings
+from running_proxy import proxy_config
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -15,7 +16,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message
-from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.proxy.config import MetricsExporterType
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.client import RemotingClient
@@ -31,11 +32,8 @@ async def page(port: int) -> str:
 
 
 async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, admin: AdminClient) -> None:
-    config = ProxyConfig(
-        namesrv_addr=cluster.name_server,
-        bind_address="127.0.0.1",
-        grpc_server_port=0,
-        remoting_listen_port=0,
+    config = proxy_config(
+        cluster.name_server,
         proxy_name="here",
         metrics_exporter_type=MetricsExporterType.PROM,
         metrics_prom_exporter_port=0,

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from proxy_support import Rpc, new_topic
+from running_proxy import proxy_config
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -34,7 +35,6 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
-from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.passing.link import Link
 from gantrymq.proxy.passing.server import MAX_TOPICS
 from gantrymq.proxy.proxy import Proxy
@@ -281,14 +281,7 @@ async def test_a_client_that_leaves_takes_its_connections_along(
 
 async def test_requests_go_to_the_broker_that_they_name() -> None:
     with EmbeddedCluster(brokers=2) as cluster:
-        proxy = Proxy(
-            ProxyConfig(
-                namesrv_addr=cluster.name_server,
-                bind_address="127.0.0.1",
-                grpc_server_port=0,
-                remoting_listen_port=0,
-            )
-        )
+        proxy = Proxy(proxy_config(cluster.name_server))
         await proxy.start()
         remoting = RemotingClient()
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from proxy_support import Rpc, members_of, message, new_topic, producer_settings
+from running_proxy import proxy_config
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -19,7 +20,6 @@ from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
-from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
@@ -199,11 +199,7 @@ async def test_brokers_forget_all_when_the_proxy_stops(
     cluster: EmbeddedCluster, admin: AdminClient, group: str
 ) -> None:
     topic = await new_topic(admin)
-    proxy = Proxy(
-        ProxyConfig(
-            namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0, remoting_listen_port=0
-        )
-    )
+    proxy = Proxy(proxy_config(cluster.name_server))
     await proxy.start()
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         rpc = Rpc(channel, "one")
@@ -349,14 +345,7 @@ async def test_an_operator_has_a_consumer_try_a_message(
 
 async def test_a_client_that_does_not_answer(cluster: EmbeddedCluster, admin: AdminClient, group: str) -> None:
     topic = await new_topic(admin)
-    config = ProxyConfig(
-        namesrv_addr=cluster.name_server,
-        bind_address="127.0.0.1",
-        grpc_server_port=0,
-        remoting_listen_port=0,
-        grpc_proxy_relay_request_timeout_in_seconds=1,
-    )
-    proxy = Proxy(config)
+    proxy = Proxy(proxy_config(cluster.name_server, grpc_proxy_relay_request_timeout_in_seconds=1))
     await proxy.start()
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         rpc = Rpc(channel, "silent")

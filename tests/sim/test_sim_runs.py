@@ -15,9 +15,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
+def sim(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "sim", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+        [sys.executable, "-m", "sim", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
     )
 
 
@@ -29,9 +35,9 @@ def test_the_summary_of_some_seeds() -> None:
 
 
 def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
-    """Alone, and after another one."""
+    """Alone, and after another one; with objects at other places in memory."""
     sim("--seed", "1", "--trace", str(tmp_path / "trace"))
-    sim("--seeds", "2", "--jobs", "1", "--results", str(tmp_path / "results"))
+    sim("--seeds", "2", "--jobs", "1", "--results", str(tmp_path / "results"), PYTHONMALLOC="malloc")
     trace = (tmp_path / "trace").read_bytes()
     assert trace.count(b"\n") > 1000
     digest = json.loads((tmp_path / "results").read_text().splitlines()[1])["digest"]
