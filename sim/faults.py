@@ -191,6 +191,36 @@ class ClockJump:
         program.host.clock_ahead_s = 0.0
 
 
+class ClockDrift:
+    """Its wall clock goes up to 5 % too fast or too slow, and is set right at last."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        program.host.clock_drift = (strength - 0.5) / 10
+
+    def end(self, site: Site, program: Program) -> None:
+        program.host.clock_drift = 0.0
+
+
+class SlowDisk:
+    """Its disk is slow: what its threads do takes up to 2 s."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        program.host.thread_s = 2 * strength
+
+    def end(self, site: Site, program: Program) -> None:
+        program.host.thread_s = 0.0
+
+
+class IoErrors:
+    """Reads and writes fail, now and then."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.world.disks[program.host.address].faults.io_errors = strength / 2
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].faults.io_errors = 0.0
+
+
 class OpenErrors:
     """No descriptor is left, now and then."""
 
@@ -363,6 +393,9 @@ KINDS: dict[str, Kind] = {
     "slow": Slow(),
     "reset": Reset(),
     "clock": ClockJump(),
+    "drift": ClockDrift(),
+    "slow-disk": SlowDisk(),
+    "io-errors": IoErrors(),
     "open-errors": OpenErrors(),
     "full": Full(),
     "sync-error": SyncError(),

@@ -241,7 +241,9 @@ class SimLoop(asyncio.BaseEventLoop):
                 else:
                     result.set_exception(error)
 
-        self.call_later(self._chance.uniform(0, _THREAD_S), run)
+        process = PROCESS.get()
+        longer_s = process.host.thread_s if process is not None else 0.0
+        self.call_later(self._chance.uniform(0, _THREAD_S + longer_s), run)
         return result
 
     # -- the network --------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class Host:
         #: The wall clock is so many seconds ahead of the simulated time, and goes so much faster (0.001: 1 ms in 1 s).
         self.clock_ahead_s = 0.0
         self.clock_drift = 0.0
+        #: What its threads do takes up to so much longer, s.
+        self.thread_s = 0.0
         self.process: Process | None = None
         #: What its process was, and from when on, s.
         self.states: list[tuple[float, State]] = []

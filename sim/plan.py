@@ -10,6 +10,8 @@ from random import Random
 
 #: Faults happen within so many s of simulated time, from the first send on.
 FAULTS_S = 90.0
+#: The share of seeds with a clock that drifts, a disk that is slow, or reads and writes that fail.
+_SLOWER_SHARE = 0.2
 #: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
 EXTRAS = (
     "broadcasts",
@@ -173,6 +175,12 @@ def make_plan(seed: str) -> Plan:
         at = round(later.uniform(1, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
         strength = round(later.random(), 2)
         plan.faults.append(Fault("rot-unread", later.choice(steady), at, round(later.uniform(0.5, 8), 2), strength))
+    slower = Random(f"{seed} slower")
+    if slower.random() < _SLOWER_SHARE:
+        kind = slower.choice(("drift", "slow-disk", "io-errors"))
+        whom = slower.choice(servers + clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
+        at, lasts = round(slower.uniform(0, FAULTS_S), 2), round(slower.uniform(1, 20), 2)
+        plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 

@@ -31,6 +31,19 @@ _LOOK_S = 1.0
 _SETTLE_S = 30.0
 #: A slave waits half a minute for its master's tables, and that may have begun at the end of a fault.
 _SLAVES_SETTLE_S = 60.0
+#: Their end undoes them, whenever it comes.
+_LASTING = (
+    "cut",
+    "slow",
+    "clock",
+    "drift",
+    "open-errors",
+    "io-errors",
+    "slow-disk",
+    "full",
+    "garble",
+    "trouble",
+)
 #: Of real calls that many are told.
 _FEW = 5
 
@@ -73,7 +86,9 @@ class Run:
 
     @property
     def had_disk_faults(self) -> bool:
-        return any(fault.kind in ("full", "filled", "sync-error", "open-errors") for fault in self.plan.faults)
+        return any(
+            fault.kind in ("full", "filled", "sync-error", "open-errors", "io-errors") for fault in self.plan.faults
+        )
 
     def execute(self) -> Outcome:
         tracing = _Tracing(self)
@@ -130,7 +145,7 @@ class Run:
     def _end_faults(self) -> None:
         """Faults may overlap: an end of one undoes another's, or not."""
         for fault in self.plan.faults:
-            if fault.kind in ("cut", "slow", "clock", "open-errors", "full", "garble", "trouble"):
+            if fault.kind in _LASTING:
                 KINDS[fault.kind].end(self._site, self._site.programs[fault.whom])
         for program in self.servers.all + self.clients.all:
             if program.host.process is not None:

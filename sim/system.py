@@ -242,7 +242,7 @@ class _Worker:
 
     def wake(self) -> None:
         if self._is_running and not self._is_over:
-            self._again(_now().chance.uniform(0, _WAKE_S))
+            self._again(_now().chance.uniform(0, _WAKE_S + _host().thread_s))
 
     def join(self) -> None:
         while self._is_running and not self._is_over:

@@ -10,7 +10,8 @@ from sim.faults import SCRIPTS
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: A wall clock that jumps makes a delayed message early by as much: half of what faults.ClockJump does, s.
+#: A wall clock that jumps makes a delayed message early by as much: half of what faults.ClockJump does, and more than
+#: ClockDrift, s.
 _JUMP_S = 10.0
 _EARLY_S = 0.002
 #: A timer's slots are a second long, and its messages are consumed as others are, s.
@@ -45,7 +46,7 @@ def nothing_is_invented(run: Run) -> Iterator[str]:
 
 def nothing_is_early(run: Run) -> Iterator[str]:
     """A delayed message isn't delivered before its time."""
-    jumps = any(fault.kind == "clock" for fault in run.plan.faults)
+    jumps = any(fault.kind in ("clock", "drift") for fault in run.plan.faults)
     for one in run.history.received:
         sent = run.history.sent.get(one.name)
         if sent is not None and one.at < sent.not_before - _EARLY_S - (_JUMP_S if jumps else 0.0):

@@ -68,3 +68,20 @@ def test_syncs_that_lie_lose_what_came_since(tmp_path: Path) -> None:
         # Mostly the last one: groups have had the others by then.
         assert all(begin <= stored[name] <= end for name in lost)
     assert "broker-0#2 WARNING: the last user of the store didn't close it" in trace
+
+
+def test_a_slow_disk_has_senders_wait(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, kind="slow-disk", at=3.0, lasts=4.0, strength=0.8)
+    begin, end = (float(at) for at in re.findall(r"^ *([\d.]+) (?:fault|over) .*slow-disk of", trace, re.MULTILINE))
+    asked = {name: float(at) for at, name in re.findall(r"^ *([\d.]+) send (\S+)", trace, re.MULTILINE)}
+    took = [
+        (asked[name], float(at) - asked[name])
+        for at, name in re.findall(r"^ *([\d.]+) stored (\S+)", trace, re.MULTILINE)
+    ]
+    assert max(took_s for at, took_s in took if begin < at < end) > 0.3
+    assert max(took_s for at, took_s in took if at < begin or at > end + 2) < 0.1
+
+
+def test_reads_and_writes_fail_and_are_tried_again(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, kind="io-errors", at=3.0, lasts=20.0, strength=1.0)
+    assert "Input/output error" in trace
