@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from struct import pack
 
 import pytest
 from plain_sends_support import NOW_S, PLAIN, Client, frame, known, properties_of, running, stored
@@ -291,3 +292,33 @@ async def test_a_code_that_is_answered_differently(tmp_path: Path, monkeypatch: 
         [answer] = client.answers(other)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert known(broker) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        frame("java", 7, bytes(2000), b="trades"),
+        frame("java", 7, b="trades", e=9),
+        frame("java", 7, b="trades").replace(b'"code":310', b'"code":320'),
+        frame("java", 7, b="trades", flag=1),
+        frame("java", 7, b="trades", m="true"),
+    ],
+    ids=["too large", "no such queue", "another code", "an answer", "a batch"],
+)
+async def test_what_is_said_of_one_is_not_taken_for_another(
+    asked: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that isn't stored is asked about; one with the same number, time and properties follows, and is plain."""
+    async with running(tmp_path, monkeypatch, of_store={"max_message_size": 1000}) as broker:
+        client = Client(broker)
+        client.read(frame("java", 1))
+        client.read(asked + frame("java", 7, b"other"))
+        orders, trades = broker.store.queue("orders", 0), broker.store.queue("trades", 0)
+        assert (orders.max_offset, known(broker)) == (2, 0)
+        # The same header once more; its body is small enough now.
+        again = asked.replace(bytes(2000), b"")
+        again = pack(">I", len(again) - 4) + again[4:]
+        before = trades.max_offset
+        client.read(again)
+        client.read(again)
+        assert (orders.max_offset, trades.max_offset) == (2, before + (2 if len(again) < len(asked) else 0))

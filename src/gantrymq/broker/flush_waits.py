@@ -188,10 +188,13 @@ class FlushWaits(Part):
         refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
 
-    @property
-    def is_full(self) -> bool:
-        """Disk or slaves are so far behind that no more messages should be taken."""
-        return self._count >= self._capacity
+    def check_room(self) -> None:
+        """Raises RequestRefused when disk or slaves are so far behind that no more messages should be taken."""
+        if self._count >= self._capacity:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                "[REJECTREQUEST]system busy, start flow control for a while: disk or slaves are behind",
+            )
 
     def reply(
         self,

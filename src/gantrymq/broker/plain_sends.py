@@ -38,12 +38,12 @@ class PlainSends:
         self._appender = appender
         self._append = appender.store.append_sends
         self._sends: interface.PlainSends[ConsumeQueue] | None = None
-        #: The next request of this connection has a header that `tell` may explain.
-        self.asked_about: Connection | None = None
+        #: What the last look at this connection ended before has a header that `tell` may explain.
+        self._asks: Connection | None = None
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
         """The broker answers so and adds these properties from now on; nothing is known."""
-        self._sends, self.asked_about = None, None
+        self._sends, self._asks = None, None
         appender = self._appender
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
             self._sends = self._native.PlainSends(
@@ -57,24 +57,30 @@ class PlainSends:
 
     def forget(self) -> None:
         """What headers mean may have changed."""
-        self.asked_about = None
+        self._asks = None
         if self._sends is not None:
             self._sends.revoke()
 
     def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
         """Stores the plain sends that `data` begins with: how many bytes they have, and their answers."""
+        self._asks = None
         # Who never sends has none, and costs nothing here.
         host, appender = connection.attributes.get("born_host"), self._appender
         if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or not appender.shows_at_once:
             return 0, b""
         sent = self._append(self._sends, data, host)
-        self.asked_about = connection if sent.is_asking else None
+        if sent.is_asking:
+            self._asks = connection
         appender.show(sent.queues)
         return sent.dealt, sent.answers
 
+    def asks_about(self, connection: Connection, request: RemotingCommand) -> bool:
+        """Whether it is this very request, and no other with the same number and properties, that `tell` is for."""
+        return self._asks is connection and connection.looked_at is request
+
     def tell(self, request: RemotingCommand, sent: SendRequest, queue: ConsumeQueue) -> None:
         """`Sending.send` has put the message of `request` into `queue` at once, as will be done with those like it."""
-        self.asked_about = None
+        self._asks = None
         target, options = sent.target, sent.options
         is_plain = not (
             request.flag

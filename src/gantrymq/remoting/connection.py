@@ -103,6 +103,8 @@ class Connection(FlowControl):
         self.attributes: dict[str, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
+        #: While a command is handled that the first look ended before.
+        self.looked_at: RemotingCommand | None = None
         # It would be a way past the hooks.
         self._first_look = first_look if not hooks else None
         self._frames = frames
@@ -159,7 +161,13 @@ class Connection(FlowControl):
                 self._batch.append(answers)
                 self._batch_bytes += len(answers)
                 data = data[dealt:]
-        if data:
+            commands = reader.feed(data)
+            for self.looked_at in commands:
+                yield self.looked_at
+                break
+            self.looked_at = None
+            yield from commands
+        elif data:
             yield from reader.feed(data)
 
     def room(self) -> memoryview | None:

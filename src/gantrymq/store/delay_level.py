@@ -17,6 +17,8 @@ _TAGS = TAGS.encode()
 #: Less is an address in consumequeue_ext: the least long and a place in it (`ConsumeQueueExt.decorate`).
 _LEAST_CODE = -(1 << 62)
 _ANOTHER_LOOK_MS = 10_000
+#: An int has no more digits in Java; a level is far below.
+_MOST_DIGITS = 10
 
 
 def parse_delay_levels(levels: str) -> list[int]:
@@ -48,3 +50,12 @@ def may_have_code(record: Record, code: int, expected: int) -> bool:
     if record.topic == _SCHEDULE_TOPIC:
         return abs(code - expected) < _ANOTHER_LOOK_MS
     return code == expected or code < _LEAST_CODE
+
+
+def delay_level(properties: bytes) -> int:
+    """The level that a message asks for, 0 for none. Java refuses what is no number; here it is no delay.
+
+    A level above the last one is the last one.
+    """
+    level = find_property(properties, _DELAY) or b""
+    return int(level[:_MOST_DIGITS]) if level.isdigit() else 0
