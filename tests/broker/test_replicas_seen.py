@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from bare_store import full_disk
 from controlled_support import Controlled
 from replicated_brokers import Replicas
 from waiting import until
@@ -74,6 +75,24 @@ async def test_doctor_says_that_a_slave_is_missing(tmp_path: Path) -> None:
         label = "broker broker-a (master)"
         assert findings[f"{label} has 1 registered slaves, of which 0 are connected with it"] is Severity.PROBLEM
         assert findings[f"{label} waits for 2 copies, and 0 slaves are connected"] is Severity.PROBLEM
+
+
+async def test_why_a_slave_does_not_follow_is_shown(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
+        replicas.master.config.replication.slave_timeout = 100
+        with full_disk(replicas.slave.store):
+            assert (await peer.send("orders", b"y")).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+            await until(lambda: replicas.slave.replicating.status().client.refusal)
+            async with AdminClient(replicas.name_server.address) as admin:
+                master, slave = await Topology(admin).look()
+            assert (master.refusal, slave.refusal) == (None, "the disk is too full")
+            findings = {finding.what: finding.severity for finding in await wrong(replicas.name_server.address)}
+            what = "broker broker-a (slave 1) doesn't follow its master: the disk is too full"
+            assert findings[what] is Severity.PROBLEM, findings
+        await until(lambda: replicas.slave.store.max_physical_offset == replicas.master.store.max_physical_offset)
+        await until(lambda: not replicas.slave.replicating.status().client.refusal)
 
 
 async def test_doctor_says_that_a_slave_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_json(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> N
     assert [broker["brokerName"] for broker in brokers] == ["broker-a", "broker-b"]
     assert brokers[0].keys() == {
         "cluster", "brokerName", "brokerId", "address", "version", "topics", "queues", "inTps", "outTps",
-            "logEnd", "lagBytes", "lagSeconds", "epoch", "inSync", "controllers", "error"
+            "logEnd", "lagBytes", "lagSeconds", "refusal", "epoch", "inSync", "controllers", "error"
     }  # fmt: skip
 
 

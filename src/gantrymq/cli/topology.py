@@ -85,7 +85,8 @@ def _table(brokers: Sequence[BrokerState], error: str | None = None) -> Table:
         table.add_column("In sync")
         caption.append(f"   controllers {', '.join(controllers)}")
     for broker in brokers:
-        last = Text(broker.error, "bold red") if broker.error else Text(broker.version or "?")
+        trouble = broker.error or broker.refusal
+        last = Text(trouble, "bold red") if trouble else Text(broker.version or "?")
         table.add_row(
             *(Text(text) for text in (broker.cluster, broker.broker_name, broker.role, broker.address)),
             last,

@@ -42,6 +42,8 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
     lag_bytes: int | None = None
     #: The age of the oldest message that a slave lacks; None where its master doesn't say.
     lag_seconds: float | None = None
+    #: Why a slave doesn't follow its master.
+    refusal: str | None = None
     #: In controller mode: the controller's epoch, and whether the broker is in its sync-state set.
     epoch: int | None = None
     in_sync: bool | None = None
@@ -117,6 +119,7 @@ class Topology:
             in_tps=_latest(figures.get("putTps")),
             out_tps=_latest(figures.get("getTransferredTps")),
             log_end=log_end,
+            refusal=(status.client.refusal or None) if status is not None else None,
         )
         return state, status
 

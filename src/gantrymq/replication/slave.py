@@ -157,6 +157,7 @@ class HaSlave:
                 self._written_ms,
                 0,
                 self._connection is not None,
+                self.refusal or "",
             )
         )
 
@@ -177,6 +178,7 @@ class HaSlave:
         except (OSError, ValueError) as e:
             # TimeoutError and tls.SSLError are OSErrors.
             log.warning("can't connect to the master %s: %s", address, str(e) or type(e).__name__)
+            self.refusal = None
             return self._next_pause()
         if connection is not self._connection:
             # Another master is to be followed, or it was lost at once.

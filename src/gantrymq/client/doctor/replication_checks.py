@@ -38,6 +38,14 @@ def _check_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
         return
     connections = master.ha_status.connections
     slaves = [broker for broker in brokers if not broker.is_master]
+    for broker in slaves:
+        if broker.ha_status is not None and (refusal := broker.ha_status.client.refusal):
+            yield problem(
+                f"{broker.label} doesn't follow its master: {refusal}",
+                "it gets no messages: they would be lost with the master's disk.",
+                "Make room on its disk if that is what it says. Where the logs differ move its store away and start "
+                "it anew.",
+            )
     if len(connections) < len(slaves):
         yield problem(
             f"{master.label} has {len(slaves)} registered slaves, of which {len(connections)} are connected with it",

@@ -27,7 +27,10 @@ class HaConnectionStatus(msgspec.Struct, rename="camel"):
 
 
 class HaClientStatus(msgspec.Struct, rename="camel"):
-    """A slave, as it sees itself; `master_addr` is the one for replication."""
+    """A slave, as it sees itself; `master_addr` is the one for replication.
+
+    `refusal` says why it doesn't follow, "" while it does or can't reach its master; told by our brokers only.
+    """
 
     master_addr: str = ""
     transferred_byte_in_second: int = 0
@@ -36,6 +39,7 @@ class HaClientStatus(msgspec.Struct, rename="camel"):
     last_write_timestamp: int = 0
     master_flush_offset: int = 0
     is_activated: bool = msgspec.field(default=False, name="activated")
+    refusal: str = ""
 
 
 class HaStatus(msgspec.Struct, rename="camel"):
