@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from weakref import WeakValueDictionary
 
 from gantrymq.background.tasks import Tasks
@@ -67,9 +67,7 @@ class Changes:
             before = self._replicas.any(broker_name)
             changed.check_follows(before)
             is_next_epoch = before is None or changed.master_epoch != before.master_epoch
-            with ExitStack() as stack:
-                if is_next_epoch:
-                    stack.enter_context(self._leases.ending(broker_name))
+            with self._leases.ending(broker_name) if is_next_epoch else nullcontext():
                 if await self._leadership.commit(changed):
                     self._replicas.apply(changed)
             if is_next_epoch:
