@@ -104,7 +104,9 @@ def below() -> Iterator[tuple[int, str]]:
         found |= further
     for pid in sorted(found):
         with suppress(OSError):
-            yield pid, kind_of(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+            # It is empty of what has ended and waits to be collected.
+            if command := Path(f"/proc/{pid}/cmdline").read_text():
+                yield pid, kind_of(command.replace("\0", " "))
 
 
 def kind_of(command: str) -> str:
