@@ -162,10 +162,10 @@ class Connection(FlowControl):
                 self._batch_bytes += len(answers)
                 data = data[dealt:]
             commands = reader.feed(data)
-            for self.looked_at in commands:
+            self.looked_at = next(commands, None)
+            if self.looked_at is not None:
                 yield self.looked_at
-                break
-            self.looked_at = None
+                self.looked_at = None
             yield from commands
         elif data:
             yield from reader.feed(data)
