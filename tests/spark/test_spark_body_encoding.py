@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    VariantType,
 )
 from registry_server import Registry, running_registry
 
@@ -325,6 +326,11 @@ OF_AVRO = {"bodyformat": "avro", "bodyschema": json.dumps(AVRO)}
         (StructType([StructField("id", StringType())]), OF_AVRO, r"value\.id is string, and bigint in the schema"),
         (StringType(), OF_AVRO, r"value is string, and struct<"),
         (MapType(IntegerType(), StringType()), {"bodyformat": "json"}, "value is a map with keys of int32"),
+        (
+            StructType([StructField("of", ArrayType(VariantType()))]),
+            {"bodyformat": "json"},
+            r"value\.of\[\] is variant, .* to_json\(it\)",
+        ),
         (ORDER, {"bodyformat": "json", "bodyschema": "id INT"}, "has no meaning in a write with bodyFormat json"),
         (ORDER, OF_AVRO | {"auto.register.schemas": "true"}, r"auto\.register\.schemas has no meaning without"),
         (ORDER, {"bodyschema": "id INT"}, "bodySchema has no meaning without bodyFormat"),

@@ -102,6 +102,11 @@ def test_types_that_json_has_nothing_for() -> None:
         json_decoder(pa.struct([("a", pa.duration("us"))]))
     with pytest.raises(ConfigError, match="keys of int32"):
         json_decoder(pa.map_(pa.int32(), pa.string()))
+    # As Spark marks what looks like a struct of binaries, and is none.
+    for name in ("variant", "geometry", "geography"):
+        marked = pa.field("bytes", pa.binary(), nullable=False, metadata={name: "true"})
+        with pytest.raises(ConfigError, match=f"value is {name}"):
+            json_decoder(pa.struct([marked]))
 
 
 @given(

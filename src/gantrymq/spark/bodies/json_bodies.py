@@ -36,6 +36,12 @@ _SIMPLE: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (types.is_timestamp, datetime),
     (types.is_date, date),
 ]
+#: Types that come as structs of binaries, and what Spark marks one of their fields with.
+_MARKED = {
+    b"variant": "write to_json(it) as the body; read the body as a string, and parse_json(it)",
+    b"geometry": "st_asbinary(it) is a binary",
+    b"geography": "st_asbinary(it) is a binary",
+}
 #: mypy knows it as a statement only.
 _make_typed_dict: Callable[[str, dict[str, Any]], Any] = cast(Any, TypedDict)
 
@@ -62,6 +68,9 @@ def _checked(kind: pa.DataType, name: str) -> Any:
     if types.is_struct(kind):
         fields: dict[str, Any] = {}
         for field in kind:
+            if marks := _MARKED.keys() & (field.metadata or {}).keys():
+                mark = marks.pop()
+                raise ConfigError(f"{name} is {mark.decode()}, which bodies of JSON don't have: {_MARKED[mark]}")
             checked = _field(field, f"{name}.{field.name}")
             fields[field.name] = NotRequired[checked] if field.nullable else checked
         return _make_typed_dict(name, fields)
