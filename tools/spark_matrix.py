@@ -6,7 +6,8 @@
     ./dev spark-matrix --kills       the tests that kill a driver once more, with 20 kills
 
 Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets.
-Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that only its tests use.
+Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that
+only its tests use. A client of Spark Connect has an environment of its own, too, with pyspark-client.
 Files of tests run one after the other, each in a process; what passed isn't run again while the package, the file and
 the environment are the same, so that a run that was stopped goes on where it was. The table is made of all results that
 are kept, and names the commits that they are of.
@@ -47,6 +48,8 @@ LAKES = {
     },
     "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
 }
+#: The pyspark-client that is tried with a version's Spark Connect: its own, or the newest that there is.
+CLIENTS = {"4.0": "4.0", "4.1": "4.1", "4.2": "4.2", "4.3": "4.2"}
 #: Files with tests of the mark `many_kills`, and what a run of these is called.
 KILL_FILES = ("test_spark_delta.py", "test_spark_exactly_once_kill.py", "test_spark_iceberg.py")
 MANY_KILLS = "many_kills"
@@ -167,8 +170,18 @@ def environment(version: str) -> Path:
     run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT])
     for lake, coordinates in LAKES.get(version, {}).items():
         fetch_lake(coordinates, home / "lakes" / lake)
+    make_client(uv, home / "client", f"pyspark-client=={CLIENTS[version]}.*", packages)
     (home / "stamp").write_text(stamp)
     return python
+
+
+def make_client(uv: Path, home: Path, spark: str, packages: Path) -> None:
+    """An environment with what docs/spark.md says that a client of Spark Connect needs, and nothing else."""
+    python = home / "bin" / "python"
+    if not python.exists():
+        run([uv, "venv", "--quiet", "--python", sys.executable, home])
+    install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--constraint", packages]
+    run([*install, "--editable", ROOT, spark, "pyarrow", "numpy", "pandas"])
 
 
 def locked_packages() -> list[str]:

@@ -1,4 +1,4 @@
-"""On a Spark Connect server: a client that has neither Java nor Spark's jars."""
+"""On a Spark Connect server: a client without a Java, with all of PySpark and with pyspark-client alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from spark_support import send_numbers
 from gantrymq.testing.embedded import EmbeddedCluster
 
 CLIENT = Path(__file__).parent / "connect_client.py"
+#: Where ./dev spark-matrix makes it.
+SMALL_CLIENT = Path(sys.prefix) / "client" / "bin" / "python"
 RUN_S = 240
 
 pytestmark = [
@@ -25,7 +27,22 @@ pytestmark = [
 ]
 
 
-def test_everything_from_afar(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "python",
+    [
+        pytest.param(Path(sys.executable), id="pyspark"),
+        pytest.param(
+            SMALL_CLIENT,
+            id="pyspark-client",
+            marks=pytest.mark.skipif(
+                not SMALL_CLIENT.exists(), reason="an environment with pyspark-client is made by ./dev spark-matrix"
+            ),
+        ),
+    ],
+)
+def test_everything_from_afar(
+    python: Path, cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
     source, target = new_topic(2), new_topic(2)
     send_numbers(cluster, source, range(500))
     settings = {
@@ -43,7 +60,7 @@ def test_everything_from_afar(cluster: EmbeddedCluster, new_topic: Callable[...,
         server += ["--conf", f"{name}={value}"]
     server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     with started(server, r"Spark Connect server started at: \S+?:(\d+)", tmp_path / "server.log", variables) as found:
-        client = [sys.executable, CLIENT, f"sc://127.0.0.1:{found[1]}", cluster.name_server, source, target, tmp_path]
+        client = [python, CLIENT, f"sc://127.0.0.1:{found[1]}", cluster.name_server, source, target, tmp_path]
         without_java = {name: value for name, value in environment().items() if name != "JAVA_HOME"}
         printed = run(list(map(str, client)), tmp_path, without_java, RUN_S)
     got = json.loads(printed.splitlines()[-1])
