@@ -99,15 +99,17 @@ def test_what_was_answered_survives(tmp_path: Path) -> None:
         text=True,
     ) as nursery:
         for number in range(ROUNDS):
-            lines = run_and_kill(nursery, tmp_path / "store", draw, tmp_path / f"fifo{number}")
+            # Soon, at the first answer, some time later.
+            count = (0, 1, draw.randrange(3000))[number % 3]
+            lines = run_and_kill(nursery, tmp_path / "store", draw, tmp_path / f"fifo{number}", count)
             total += len(lines)
             check(tmp_path / "store", [tuple(map(int, line.split())) for line in lines])
         nursery.kill()
     assert total > ROUNDS * 10, f"{total} messages only"
 
 
-def run_and_kill(nursery: subprocess.Popen[str], root: Path, draw: random.Random, fifo: Path) -> list[str]:
-    """Lets a writer write until it is killed; the whole lines that it wrote."""
+def run_and_kill(nursery: subprocess.Popen[str], root: Path, draw: random.Random, fifo: Path, count: int) -> list[str]:
+    """Lets a writer write so many lines before it is killed; the whole ones that it wrote."""
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     os.mkfifo(fifo)
@@ -116,7 +118,7 @@ def run_and_kill(nursery: subprocess.Popen[str], root: Path, draw: random.Random
         pid = int(reader.readline())
         lines = []
         try:
-            for _ in range(draw.choice((0, 1, draw.randrange(3000)))):
+            for _ in range(count):
                 lines.append(reader.readline())
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,71 @@
+"""Nobody can make native code believe that the header of others means what one of his own does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plain_sends_support import PLAIN, WAYS, Client, frame, known, running
+
+from gantrymq.kernels import native
+from gantrymq.protocol.codes import ResponseCode
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+
+BORN = 1_700_000_000_555
+
+
+def with_code(data: bytes, code: int) -> bytes:
+    """A frame's header with another code of as many digits."""
+    assert data.count(b'"code":310,') + data.count(b"\x01\x36\x00", 8, 11) == 1
+    return data.replace(b'"code":310,', b'"code":%d,' % code).replace(
+        b"\x01\x36\x00", code.to_bytes(2, "big") + b"\0", 1
+    )
+
+
+def sent_by(way: str, topic: str, body: bytes = b"body") -> bytes:
+    return frame(way, 77, body, b=topic, g=BORN)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refused_header_is_not_that_of_the_next_send(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that isn't there, then one that is, with the same number, born time and properties."""
+    async with running(tmp_path, monkeypatch, auto_create_topic_enable=False) as broker:
+        client = Client(broker)
+        client.read(frame(way, 1, b="trades"))
+        client.read(sent_by(way, "nobody") + sent_by(way, "trades"))
+        queue = broker.store.queue("trades", 0)
+        assert queue.max_offset == 2
+        [answer] = client.answers(frame(way, 78, b="nobody"))
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert queue.max_offset == 2
+
+
+@pytest.mark.parametrize("code", [320, 325, 999])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "java V1"])
+async def test_a_request_of_another_kind_is_no_send(
+    way: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches and replies have headers with the same fields."""
+    async with running(tmp_path, monkeypatch) as broker:
+        client = Client(broker)
+        client.read(frame(way, 1))
+        other = with_code(sent_by(way, "trades"), code)
+        client.read(other + sent_by(way, "orders"))
+        queue = broker.store.queue("orders", 0)
+        assert (queue.max_offset, known(broker)) == (2, 0)
+        client.read(other)
+        assert queue.max_offset == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_answer_is_no_send(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = Client(broker)
+        client.read(frame(way, 1))
+        answer = frame(way, 77, g=BORN, flag=1, properties=PLAIN)
+        client.read(answer + sent_by(way, "orders"))
+        assert client.read(answer) == b""
+        assert broker.store.queue("orders", 0).max_offset == 2
