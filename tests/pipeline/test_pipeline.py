@@ -10,7 +10,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -83,10 +86,19 @@ def test_a_new_project(tmp_path: Path) -> None:
     project = tmp_path / "shop"
     assert {path.name for path in project.iterdir()} == {".gitignore", "README.md", SPEC, "sample", "transformations"}
     spec = (project / SPEC).read_text()
-    assert "name: shop\n" in spec
+    assert 'name: "shop"\n' in spec
     assert "{{" not in spec + (project / "README.md").read_text()
     assert (project / SAMPLE).read_text().splitlines() == sample_orders()
     compile((project / "transformations" / "orders.py").read_text(), "orders.py", "exec")
+
+
+@pytest.mark.parametrize("name", ["123", "null", "shop: tea", "#1", 'tea "green"', "магазин"])
+def test_names_that_yaml_takes_for_something_else(name: str, tmp_path: Path) -> None:
+    project = create_project(tmp_path / name)
+    spec = msgspec.yaml.decode((project / SPEC).read_text())
+    assert spec["name"] == name
+    assert url2pathname(urlsplit(spec["storage"]).path) == str(project / STATE / "storage")
+    assert (project / "README.md").read_text().startswith(f"# {name}\n")
 
 
 def test_programs(tmp_path: Path) -> None:

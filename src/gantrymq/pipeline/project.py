@@ -44,7 +44,12 @@ def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
     if template != DECLARATIVE:
         _write_program(directory, programs[template])
         return directory
-    values = {"name": directory.name, "storage": (directory / STATE / "storage").as_uri()}
+    values = {
+        "name": directory.name,
+        # Text of JSON is YAML's, too, and a name like 2026 or null would be something else without quotes.
+        "quoted_name": json.dumps(directory.name, ensure_ascii=False),
+        "storage": (directory / STATE / "storage").as_uri(),
+    }
     _copy(files("gantrymq.pipeline") / "template", directory, values)
     sample = directory / SAMPLE
     sample.parent.mkdir()
