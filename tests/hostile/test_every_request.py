@@ -68,7 +68,8 @@ class Attacker:
             while waiting:
                 try:
                     data = await asyncio.wait_for(reader.read(1 << 20), _SILENCE_S)
-                except TimeoutError:
+                except (TimeoutError, ConnectionResetError):
+                    # A server that closes while more is on its way to it resets the connection.
                     break
                 if not data:
                     break
@@ -87,6 +88,8 @@ class Attacker:
             await asyncio.wait_for(reader.read(1 << 20), _SILENCE_S)
         except TimeoutError:
             return request.code in UNANSWERED
+        except ConnectionResetError:
+            return True
         finally:
             writer.close()
         return True
