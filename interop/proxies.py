@@ -24,11 +24,11 @@ _NODE = HERE / "client-node"
 _RUST = HERE / "client-rust"
 
 
-def java_proxy(directory: Path, namesrv: str) -> Server:
-    """Apache's proxy, in cluster mode."""
+def java_proxy(directory: Path, namesrv: str, port: int | None = None, **more: object) -> Server:
+    """Apache's proxy, in cluster mode; `more` are further keys."""
     # It opens a port for the remoting protocol, too.
-    port = free_port(1)
-    file = _config(directory, namesrv, port, localServeAddr="127.0.0.1", remotingListenPort=port + 1)
+    port = port or free_port(1)
+    file = _config(directory, namesrv, port, localServeAddr="127.0.0.1", remotingListenPort=port + 1, **more)
     command = java_command(
         *("org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(file), "-n", namesrv),
         home=directory,
@@ -38,10 +38,10 @@ def java_proxy(directory: Path, namesrv: str) -> Server:
     return start(command, "Java proxy", port, directory)
 
 
-def gantry_proxy(directory: Path, namesrv: str) -> Server:
-    """This project's."""
-    port = free_port(1)
-    file = _config(directory, namesrv, port, bindAddress="127.0.0.1", remotingListenPort=port + 1)
+def gantry_proxy(directory: Path, namesrv: str, port: int | None = None, **more: object) -> Server:
+    """This project's; `more` as for Apache's."""
+    port = port or free_port(1)
+    file = _config(directory, namesrv, port, bindAddress="127.0.0.1", remotingListenPort=port + 1, **more)
     return start(gantry_command("proxy", "-pc", str(file), "-n", namesrv), "gantry proxy", port, directory)
 
 
@@ -92,7 +92,7 @@ class Received:
 
 
 def message(body: str, **more: object) -> dict[str, object]:
-    """What is to be sent: `tag`, `keys`, `properties`, `message_group`, `delay_ms`, `transaction`."""
+    """What is to be sent; `more` are the other fields of a line, as GrpcProduce has them."""
     return {"body": base64.b64encode(body.encode()).decode(), **more}
 
 
@@ -110,10 +110,18 @@ class Client:
         return [line["message_id"] for line in _lines(result)]
 
     def consume(
-        self, proxy: str, group: str, topic: str, count: int, *, mode: str = "simple", expression: str = "*"
+        self,
+        proxy: str,
+        group: str,
+        topic: str,
+        count: int,
+        *,
+        mode: str = "simple",
+        expression: str = "*",
+        timeout_s: int = 60,
     ) -> list[Received]:
         """The first `count` deliveries, in the order in which they came."""
-        result = self._run("GrpcConsume", proxy, group, topic, expression, mode, str(count), "60")
+        result = self._run("GrpcConsume", proxy, group, topic, expression, mode, str(count), str(timeout_s))
         if result.returncode and '"settings" is null' in result.stderr:
             # Every 5 s it does so with those who have sent no heartbeat yet (GrpcClientSettingsManager.onWaitEnd).
             pytest.skip("Apache's proxy has forgotten the settings of a client that had just come")

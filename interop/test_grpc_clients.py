@@ -26,11 +26,13 @@ from proxies import (
     rust_client_missing,
 )
 from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
+from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.doctor.finding import Severity
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -54,8 +56,11 @@ PROXIES: dict[str, tuple[Callable[..., Server], Callable[..., Server], Callable[
     "gantry": (gantry_namesrv, gantry_broker, gantry_proxy),
     "gantry-over-java": (java_namesrv, java_broker, gantry_proxy),
 }
+#: Messages that are sent and consumed while a proxy is killed.
+MANY = 2000
 _BROKER_CONFIG = {
     "enablePropertyFilter": "true",
+    "recallMessageEnable": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 1000,
     # Apache's proxy tells brokers of producers every 20 s, by when a broker would have given up a half message.
@@ -71,6 +76,7 @@ class Cluster:
 
     name_server: str
     proxy: str
+    start_proxy: Callable[..., Server]
 
     def admin(self, work: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
         """What `work` does with an administrator's client, in a loop of its own."""
@@ -88,6 +94,19 @@ class Cluster:
         self.admin(lambda admin: admin.create_topic(config, cluster="DefaultCluster"))
         return topic
 
+    def stored(self, topic: str) -> int:
+        """Messages in a topic."""
+        queues = self.admin(lambda admin: admin.topic_stats(topic)).offset_table.values()
+        return sum(queue.max_offset - queue.min_offset for queue in queues)
+
+    def consumed(self, group: str) -> int:
+        """Messages that a group has acknowledged."""
+        try:
+            queues = self.admin(lambda admin: admin.consume_stats(group)).offset_table.values()
+        except GantryError:
+            return 0
+        return sum(queue.consumer_offset for queue in queues)
+
     def new_group(self, **config: Any) -> str:
         group = f"interop_group_{uuid.uuid4().hex[:8]}"
         self.admin(lambda admin: admin.create_group(SubscriptionGroupConfig(group, **config), cluster="DefaultCluster"))
@@ -103,7 +122,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         servers.append(start_namesrv(directory / "namesrv"))
         servers.append(start_broker(directory / "broker", servers[0].address, **_BROKER_CONFIG))
         servers.append(start_proxy(directory / "proxy", servers[0].address))
-        yield Cluster(servers[0].address, servers[2].address)
+        yield Cluster(servers[0].address, servers[2].address, start_proxy)
     finally:
         for server in reversed(servers):
             server.kill()
@@ -210,6 +229,44 @@ def test_delays(cluster: Cluster, client: Client) -> None:
     topic, group = cluster.new_topic("DELAY"), cluster.new_group()
     client.produce(cluster.proxy, topic, [message("late", delay_ms=3000)])
     assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["late"]
+
+
+def test_recalls(cluster: Cluster, client: Client) -> None:
+    if client.name == "rust":
+        pytest.skip("this client can't take messages back")
+    topic, group = cluster.new_topic("DELAY"), cluster.new_group()
+    # What isn't taken back would come first.
+    sent = [message("taken back", delay_ms=4000, recall=True), message("kept", delay_ms=6000)]
+    client.produce(cluster.proxy, topic, sent)
+    assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["kept"]
+
+
+def test_a_proxy_that_is_killed(cluster: Cluster, client: Client, tmp_path: Path) -> None:
+    """Whatever was sent comes, though the proxy is killed and started again while clients send and consume."""
+    _needs_more_than_simple(client)
+    if client.name == "python":
+        pytest.skip("this client doesn't open a lost telemetry stream again, and tells its settings minutes later")
+    topic, group = cluster.new_topic(), cluster.new_group()
+    sent = [message(f"{n}", again_s=60) for n in range(MANY)]
+    # What was under way comes again soon.
+    soon = {"defaultInvisibleTimeMills": 10_000, "renewAheadTimeMillis": 5000}
+    proxy = cluster.start_proxy(tmp_path / "proxy", cluster.name_server, **soon)
+    address = proxy.address
+    try:
+        with ThreadPoolExecutor(2) as thread:
+            consuming = thread.submit(client.consume, address, group, topic, MANY, mode="push", timeout_s=90)
+            producing = thread.submit(client.produce, address, topic, sent)
+            # A client that is just starting gives up.
+            wait_until(lambda: cluster.consumed(group) or consuming.done(), 60)
+            for share in (4, 2):
+                wait_until(lambda share=share: cluster.stored(topic) > MANY // share, 60)
+                proxy.kill()
+                proxy = cluster.start_proxy(tmp_path / "proxy", cluster.name_server, proxy.port, **soon)
+            producing.result()
+            received = consuming.result()
+    finally:
+        proxy.kill()
+    assert {one.body for one in received} == {f"{n}" for n in range(MANY)}
 
 
 @pytest.mark.parametrize("compression", [None, *CompressionType], ids=str)

@@ -83,7 +83,9 @@ def produce(endpoints: str, topic: str) -> int:
         for name, value in line.get("properties", {}).items():
             message.add_property(name, value)
         transaction = producer.begin_transaction() if "transaction" in line else None
-        receipt = producer.send(message, transaction)
+        receipt = send(producer, message, transaction, line.get("again_s", 0))
+        if line.get("recall"):
+            producer.recall_message(topic, receipt.recall_handle)
         if line.get("transaction") == "commit":
             transaction.commit()
         elif line.get("transaction") == "rollback":
@@ -96,15 +98,29 @@ def produce(endpoints: str, topic: str) -> int:
     return 1 if checker.left else 0
 
 
+def send(producer: Producer, message: Message, transaction: Any, again_s: float) -> Any:
+    deadline = time.monotonic() + again_s
+    while True:
+        try:
+            return producer.send(message, transaction)
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 class Listener(MessageListener):
     def __init__(self, mode: str, count: int) -> None:
         self.mode = mode
         self.left = count
+        self.bodies: set[bytes] = set()
         self.complete = threading.Event()
 
     def consume(self, message: Message) -> ConsumeResult:
         print_line(received(message))
-        self.left -= 1
+        if self.mode != "push" or message.body not in self.bodies:
+            self.bodies.add(message.body)
+            self.left -= 1
         if self.left <= 0:
             self.complete.set()
         fails = self.mode == "fail" or (self.mode == "retry" and message.delivery_attempt == 1)

@@ -29,6 +29,19 @@ function received(message) {
   };
 }
 
+async function send(producer, message, transaction, againS) {
+  for (const deadline = Date.now() + 1000 * againS; ;) {
+    try {
+      return await producer.send(message, transaction);
+    } catch (error) {
+      if (Date.now() > deadline) {
+        throw error;
+      }
+      await pause(50);
+    }
+  }
+}
+
 async function produce(endpoints, topic) {
   const lines = [];
   for await (const line of readline.createInterface({ input: process.stdin })) {
@@ -56,7 +69,10 @@ async function produce(endpoints, topic) {
       deliveryTimestamp: line.delay_ms && new Date(Date.now() + line.delay_ms),
     };
     const transaction = line.transaction && producer.beginTransaction();
-    const receipt = await producer.send(message, transaction);
+    const receipt = await send(producer, message, transaction, line.again_s || 0);
+    if (line.recall) {
+      await producer.recallMessage(topic, receipt.recallHandle);
+    }
     if (line.transaction === 'commit') {
       await transaction.commit();
     } else if (line.transaction === 'rollback') {

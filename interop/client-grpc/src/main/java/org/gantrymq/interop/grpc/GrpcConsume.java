@@ -2,6 +2,8 @@ package org.gantrymq.interop.grpc;
 
 import java.time.Duration;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.apis.ClientException;
@@ -16,7 +18,7 @@ import org.apache.rocketmq.client.apis.message.MessageView;
 /**
  * {@code GrpcConsume ENDPOINTS GROUP TOPIC EXPRESSION MODE COUNT TIMEOUT_S}: prints the messages that come, one a line.
  *
- * <p>Ends after COUNT messages, or after TIMEOUT_S with exit status 1. MODE is push, retry (every message is refused the first
+ * <p>Ends after COUNT messages, or after TIMEOUT_S with exit status 1. MODE is push (COUNT is of different bodies), retry (every message is refused the first
  * time, so COUNT is of deliveries), fail (always), simple (acknowledged) or again (given a second more the first time). An EXPRESSION with a
  * blank in it is SQL92, unless it has {@code ||}.
  */
@@ -40,13 +42,17 @@ public final class GrpcConsume {
 
     private static boolean push(String[] args, CountDownLatch missing, long timeoutMs) throws Exception {
         String mode = args[4];
+        Set<Object> bodies = ConcurrentHashMap.newKeySet();
         PushConsumer consumer = ClientServiceProvider.loadService().newPushConsumerBuilder()
             .setClientConfiguration(Lines.configuration(args[0]))
             .setConsumerGroup(args[1])
             .setSubscriptionExpressions(subscription(args))
             .setMessageListener(message -> {
-                Lines.print(Lines.received(message));
-                missing.countDown();
+                Map<String, Object> received = Lines.received(message);
+                Lines.print(received);
+                if (bodies.add(received.get("body")) || !mode.equals("push")) {
+                    missing.countDown();
+                }
                 boolean fails = mode.equals("fail") || mode.equals("retry") && message.getDeliveryAttempt() == 1;
                 return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
             })

@@ -6,7 +6,9 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.message.Message;
@@ -20,7 +22,8 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
  * {@code GrpcProduce ENDPOINTS TOPIC}: sends the messages on standard input, one a line, and prints the receipts.
  *
  * <p>A line has {@code body} and may have {@code tag, keys, properties, message_group, delay_ms} and {@code transaction}: commit,
- * rollback, or orphan, which is committed when the broker asks.
+ * rollback, or orphan, which is committed when the broker asks; {@code recall}: it is taken back at once; {@code again_s}: a send that
+ * fails is tried again for so long.
  */
 public final class GrpcProduce {
     private static final long ASKED_WITHIN_S = 60;
@@ -55,7 +58,10 @@ public final class GrpcProduce {
             String end = line.getString("transaction");
             SendReceipt receipt;
             if (end == null) {
-                receipt = producer.send(message);
+                receipt = send(producer, message, line.getLongValue("again_s"));
+                if (line.getBooleanValue("recall")) {
+                    producer.recallMessage(args[1], receipt.getRecallHandle());
+                }
             } else {
                 Transaction transaction = producer.beginTransaction();
                 receipt = producer.send(message, transaction);
@@ -72,6 +78,24 @@ public final class GrpcProduce {
         boolean complete = asked.await(ASKED_WITHIN_S, TimeUnit.SECONDS);
         producer.close();
         Runtime.getRuntime().halt(complete ? 0 : 1);
+    }
+
+    private static SendReceipt send(Producer producer, Message message, long againS) throws Exception {
+        if (againS == 0) {
+            return producer.send(message);
+        }
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(againS);
+        while (true) {
+            try {
+                // Without a limit of its own a send that is under way when the proxy is killed never ends, whoever's proxy it is.
+                return producer.sendAsync(message).get(5, TimeUnit.SECONDS);
+            } catch (ExecutionException | TimeoutException e) {
+                if (System.nanoTime() > deadline) {
+                    throw e;
+                }
+                Thread.sleep(50);
+            }
+        }
     }
 
     private static Message message(ClientServiceProvider provider, String topic, JSONObject line) {
