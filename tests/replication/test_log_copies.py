@@ -55,6 +55,41 @@ async def test_connection_cut_at_random(tmp_path: Path, count: int, cuts: int) -
         assert queue_units(first) == queue_units(second)
 
 
+@pytest.mark.parametrize("job", ["connecting", "putting"])
+async def test_a_job_that_fails_is_tried_again_before_senders_give_up(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        opened(tmp_path / "a") as first,
+        opened(tmp_path / "b", is_slave=True) as second,
+        master_of(first) as master,
+        slave_of(second, master.port) as slave,
+    ):
+        put_many(first, 10, Random(2))
+        await until(lambda: slave.state is LinkState.FOLLOWING)
+        repeating = getattr(slave, f"_{job}")
+        work = repeating._work
+
+        def fails_once() -> None:
+            monkeypatch.setattr(repeating, "_work", work)
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(repeating, "_work", fails_once)
+        connection = slave._connection
+        assert connection is not None
+        # As after a turn that was too short for all that had come, or when the connection is lost.
+        if job == "putting":
+            connection.pause()
+            repeating.wake()
+        else:
+            connection.abort()
+        await until(lambda: repeating.report.failures == 1)
+        put_many(first, 100, Random(1))
+        # What is tried again in ten seconds comes too late.
+        await until(lambda: second.max_physical_offset == first.max_physical_offset, 8)
+        assert log_hash(first) == log_hash(second)
+
+
 async def test_slave_that_is_too_far_behind_begins_anew(tmp_path: Path) -> None:
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
         first.set_slave(True)

@@ -80,8 +80,9 @@ class HaSlave:
         self.refusal: str | None = None
         #: The last link found something else than what is here.
         self._is_doubted = False
-        self._connecting = jobs.repeating("connect to the master", self._connect)
-        self._putting = jobs.repeating("put the master's log into the store", self._put)
+        # While either waits senders may wait for this slave.
+        self._connecting = jobs.repeating("connect to the master", self._connect, after_error_s=_TROUBLE_PAUSE_S)
+        self._putting = jobs.repeating("put the master's log into the store", self._put, after_error_s=_TROUBLE_PAUSE_S)
         heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
         self._looking = jobs.repeating("look at the master", self._look, min(_LOOK_S, heartbeat_s / 4))
         now = monotonic()
