@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from struct import pack
 
 import pytest
-from plain_sends_support import PLAIN, WAYS, Client, frame, known, running
+from plain_sends_support import PLAIN, WAYS, Client, frame, known, running, stored
 
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
@@ -69,3 +70,30 @@ async def test_an_answer_is_no_send(way: str, tmp_path: Path, monkeypatch: pytes
         client.read(answer + sent_by(way, "orders"))
         assert client.read(answer) == b""
         assert broker.store.queue("orders", 0).max_offset == 2
+
+
+async def test_what_looks_like_fields_in_a_value_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header with long names in binary, one of whose values has fields with short names in it."""
+
+    def field(name: str, value: bytes) -> bytes:
+        return pack(">H", len(name)) + name.encode() + pack(">i", len(value)) + value
+
+    def odd_frame(opaque: int, born: bytes, properties: bytes) -> bytes:
+        short = field("g", born) + field("h", b"0") + field("i", properties)
+        values = {"producerGroup": b"p", "topic": b"orders", "defaultTopic": b"TBW102", "defaultTopicQueueNums": b"4"}
+        values |= {"queueId": b"0", "sysFlag": b"0", "bornTimestamp": b"1700000000123", "flag": b"0"}
+        values |= {"properties": PLAIN.encode(), "other": short}
+        ext = b"".join(field(name, value) for name, value in values.items())
+        header = pack(">hBhiiii", 10, 0, 479, opaque, 0, 0, len(ext)) + ext
+        return pack(">II", 4 + len(header), 1 << 24 | len(header)) + header
+
+    results = []
+    for natively in (False, True):
+        async with running(tmp_path / str(natively), monkeypatch, natively=natively) as broker:
+            client = Client(broker)
+            for opaque in (1, 2):
+                client.read(odd_frame(opaque, b"1700000000123", PLAIN.encode()))
+            client.read(odd_frame(3, b"1800000000000", PLAIN.replace("red", "bad").encode()))
+            results.append(stored(broker))
+            assert broker.store.queue("orders", 0).max_offset == 3
+    assert results[0] == results[1]
