@@ -113,6 +113,14 @@ async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -
     assert broker._transactions.commits["orders"] == 1201
 
 
+async def test_what_is_known_of_ended_ones_takes_no_memory_for_each(pair: Pair) -> None:
+    """Of 10,000,000 half messages it took 650 MiB until the next round."""
+    broker, producer = pair
+    await end_all(producer, [await prepare_many(producer, "orders", numbers(0, 1000)) for _ in range(4)])
+    check = broker._transactions._check
+    assert (len(check._ended), len(check._ended_late), check.progress[0]) == (0, 0, 4000)
+
+
 async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte, but for places and times."""
     broker, producer = pair
