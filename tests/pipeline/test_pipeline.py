@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import msgspec
 import pyarrow.parquet as pq
@@ -92,13 +90,23 @@ def test_a_new_project(tmp_path: Path) -> None:
     compile((project / "transformations" / "orders.py").read_text(), "orders.py", "exec")
 
 
-@pytest.mark.parametrize("name", ["123", "null", "shop: tea", "#1", 'tea "green"', "магазин"])
-def test_names_that_yaml_takes_for_something_else(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["123", "null", "~", "магазин", "订单"])
+def test_names_that_yaml_or_a_uri_takes_for_something_else(name: str, tmp_path: Path) -> None:
     project = create_project(tmp_path / name)
     spec = msgspec.yaml.decode((project / SPEC).read_text())
     assert spec["name"] == name
-    assert url2pathname(urlsplit(spec["storage"]).path) == str(project / STATE / "storage")
+    # Spark doesn't take escapes back: tables would be in a directory beside the project.
+    assert spec["storage"] == f"file://{project / STATE / 'storage'}"
     assert (project / "README.md").read_text().startswith(f"# {name}\n")
+
+
+@pytest.mark.parametrize("name", ["my shop", "shop#1", "50%", "a;b", "what?", 'tea"s', "[shop]"])
+def test_names_that_spark_has_no_directories_of(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="takes no spaces"):
+        create_project(tmp_path / name)
+    assert not (tmp_path / name).exists()
+    # A program has no paths but those that it is given.
+    create_project(tmp_path / name, "sessions")
 
 
 def test_programs(tmp_path: Path) -> None:

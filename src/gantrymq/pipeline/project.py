@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -19,6 +20,10 @@ SAMPLE = Path("sample") / "orders.jsonl"
 #: Where a run keeps tables, checkpoints and a cluster of its own.
 STATE = ".pipeline"
 
+#: Paths that Spark leaves as they are. Of others it escapes a part, once or twice, and puts tables and checkpoints into
+#: directories of other names, and at a space it ends the options of its JVM.
+_GOOD_PATH = re.compile(r"[\w/.~!()*,:$&+=@-]+")
+
 _ITEMS = (("tea", 450), ("coffee", 990), ("chocolate", 320), ("teapot", 4900), ("grinder", 8900))
 _ORDERS = 500
 
@@ -33,8 +38,18 @@ def templates() -> dict[str, Traversable]:
     return {path.name.removesuffix(".py").replace("_", "-"): path for path in programs}
 
 
+def local_uri(path: Path) -> str:
+    """As Spark takes it. Raises ConfigError for a path with a space or others of the characters that URIs escape."""
+    if not _GOOD_PATH.fullmatch(str(path)):
+        raise ConfigError(f"{path}: in a project's path Spark takes no spaces, quotes, semicolons, #, % and the like")
+    return f"file://{path}"
+
+
 def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
-    """Makes the project `directory`, named after it. Raises ConfigError when it is there, or no such template is."""
+    """Makes the project `directory`, named after it.
+
+    Raises ConfigError when it is there, or no such template is, or its path is nothing for Spark.
+    """
     directory = directory.absolute()
     programs = templates()
     if template != DECLARATIVE and template not in programs:
@@ -48,7 +63,7 @@ def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
         "name": directory.name,
         # Text of JSON is YAML's, too, and a name like 2026 or null would be something else without quotes.
         "quoted_name": json.dumps(directory.name, ensure_ascii=False),
-        "storage": (directory / STATE / "storage").as_uri(),
+        "quoted_storage": json.dumps(local_uri(directory / STATE / "storage"), ensure_ascii=False),
     }
     _copy(files("gantrymq.pipeline") / "template", directory, values)
     sample = directory / SAMPLE

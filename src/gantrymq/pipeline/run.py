@@ -22,7 +22,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.extras import need
-from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE
+from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE, local_uri
 from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
 from gantrymq.spark.versions import HAS_PIPELINES
@@ -91,7 +91,7 @@ def _local_settings(directory: Path) -> dict[str, str]:
     """Where tables and their names are kept on this machine; a cluster has its own places."""
     state = directory / STATE
     return {
-        "spark.sql.warehouse.dir": (state / "tables").as_uri(),
+        "spark.sql.warehouse.dir": local_uri(state / "tables"),
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={state / 'names'};create=true",
         "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={state / 'derby.log'}",
