@@ -180,7 +180,10 @@ def make_plan(seed: str) -> Plan:
         kind = slower.choice(("drift", "slow-disk", "io-errors"))
         whom = slower.choice(servers + clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
         at, lasts = round(slower.uniform(0, FAULTS_S), 2), round(slower.uniform(1, 20), 2)
-        plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
+        # What a slow disk hasn't yet groups have had, and skip what comes in its place after a power failure.
+        is_lossy = any(fault.kind in ("power", "lies") for fault in plan.faults)
+        if kind != "slow-disk" or not is_lossy:
+            plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 
