@@ -16,8 +16,10 @@ from gantrymq.proxy.http2.untaken import UntakenBytes
 
 STREAMS = 1024
 CONNECTIONS = 10
-#: For all of them. What they send took 2 to 40 s before it was bounded, and takes 0.1 s.
+#: For all of them. What they send took 1.3 to 37 s before it was bounded, and takes 0.1 to 0.3 s.
 MOST_S = 1.0
+#: The same for settings one by one, which took 9.6 s and take 0.4 to 0.7 s.
+MOST_FOR_SETTINGS_S = 3.0
 _READ = 256 * 1024
 
 
@@ -89,22 +91,23 @@ NEXT = 2 * STREAMS + 1
 
 
 @pytest.mark.parametrize(
-    ("sent", "is_closed"),
+    ("sent", "is_closed", "most_s"),
     [
-        (frames.window_update(0, 256) * 20_000, False),
-        ((frames.frame_head(frames.SETTINGS, 0, 0, len(MANY_SETTINGS)) + MANY_SETTINGS) * 20, False),
-        (b"".join(frames.settings({key: value}) for key, value in window_settings(4900)), True),
+        (frames.window_update(0, 256) * 20_000, False, MOST_S),
+        ((frames.frame_head(frames.SETTINGS, 0, 0, len(MANY_SETTINGS)) + MANY_SETTINGS) * 20, False, MOST_S),
+        (b"".join(frames.settings({key: value}) for key, value in window_settings(4900)), True, MOST_FOR_SETTINGS_S),
         (
             frames.frame_head(frames.HEADERS, 0, NEXT, 0) + frames.frame_head(frames.CONTINUATION, 0, NEXT, 0) * 4900,
             False,
+            MOST_S,
         ),
     ],
     ids=["windows", "settings of many windows", "many settings", "continuations"],
 )
-async def test_frames_that_are_cheap_to_send(sent: bytes, is_closed: bool) -> None:
+async def test_frames_that_are_cheap_to_send(sent: bytes, is_closed: bool, most_s: float) -> None:
     began = time.process_time()
     closed = [flooded(sent) for _ in range(CONNECTIONS)]
-    assert time.process_time() - began < MOST_S
+    assert time.process_time() - began < most_s
     assert closed == [is_closed] * CONNECTIONS
 
 
