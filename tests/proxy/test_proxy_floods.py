@@ -105,9 +105,10 @@ NEXT = 2 * STREAMS + 1
     ids=["windows", "settings of many windows", "many settings", "continuations"],
 )
 async def test_frames_that_are_cheap_to_send(sent: bytes, is_closed: bool, most_s: float) -> None:
-    began = time.process_time()
+    # Of this thread alone: servers of other tests may still be ending in this process.
+    began = time.thread_time()
     closed = [flooded(sent) for _ in range(CONNECTIONS)]
-    assert time.process_time() - began < most_s
+    assert time.thread_time() - began < most_s
     assert closed == [is_closed] * CONNECTIONS
 
 

@@ -183,7 +183,7 @@ def test_a_broker_that_keeps_no_account(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As Java's: it takes the request for any other."""
-    monkeypatch.setattr("gantrymq.broker.send.AFTER_MARK", b"\xff nothing has this")
+    monkeypatch.setattr("gantrymq.broker.send_batch.AFTER_MARK", b"\xff nothing has this")
     topic = new_topic(1)
     options = options_for(cluster, topic)
     with caplog.at_level(logging.WARNING):

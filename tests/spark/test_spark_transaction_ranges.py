@@ -87,7 +87,7 @@ def test_brokers_that_take_no_batches(
     cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Java's: what was sent one by one is ended one by one."""
-    monkeypatch.setattr("gantrymq.broker.send.TRANSACTION_PREPARED", -1)
+    monkeypatch.setattr("gantrymq.broker.send_batch.TRANSACTION_PREPARED", -1)
     topic = new_topic(2)
     options = options_for(cluster, topic)
     task = sent(options, 0, keyed=True)

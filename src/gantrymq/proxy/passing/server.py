@@ -250,7 +250,12 @@ class RemotingSide(RemotingServer):
 
     async def _pass_on(self, link: Link, name: str, request: RemotingCommand) -> Reply:
         name = name or await self._sole_broker(link, topic_of(request))
-        return await link.ask(name, await self._address(name), request, _timeout_ms(request))
+        address, timeout_ms = await self._address(name), _timeout_ms(request)
+        await link.connect(name, address)
+        # Answers to what is passed now are written before more is read of the broker, unlike those to `ask`.
+        if link.pass_now(address, request, timeout_ms):
+            return None
+        return await link.ask(name, address, request, timeout_ms)
 
     async def _sole_broker(self, link: Link, topic: str) -> str:
         """For clients that don't name it: the one that has the topic, or the one that the client knows."""
