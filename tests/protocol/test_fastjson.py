@@ -172,7 +172,8 @@ def test_the_objects_of_a_large_body_are_not_searched_for_cycles_while_it_is_rea
             kept = decode_json(text, dict[str, list[dict[str, int]]])
             during = len(collections)
             assert len(kept["names"]) == 30_001
-            assert during <= 2
+            # 86 where it is searched: one before and one after it are nobody's fault.
+            assert during < 10
     finally:
         gc.callbacks.remove(count)
     assert gc.isenabled()
