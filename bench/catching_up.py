@@ -25,6 +25,7 @@ from pathlib import Path
 
 # systems comes first: it makes interop's modules known.
 import systems
+from disk_room import check_room
 from measures import figure, progress
 from servers import Server, call, gantry_command
 from systems import GANTRY, Cluster
@@ -38,8 +39,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 #: What a message takes of the disk besides its body: in the log, its queue and the index. By the format of these files.
 MESSAGE_BYTES = 240
-#: From so much of the disk on brokers delete (diskSpaceCleanForciblyRatio).
-FULL = 0.85
 _BATCH_BYTES = 256 * 1024
 _READ_BYTES = MIB
 _NO_PROGRESS_S = 60.0
@@ -65,7 +64,7 @@ def main() -> None:
     args = parse_args()
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         root = Path(directory)
-        check_room(root, needed_bytes(args))
+        check_room(root, needed_bytes(args), "fewer --gib, or another --directory")
         limit = {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": args.limit_mib * MIB}
         with systems.cluster(GANTRY, root, **limit) as master:
             size = fill(master, args)
@@ -106,17 +105,6 @@ def gib(text: str) -> float:
 def needed_bytes(args: argparse.Namespace) -> int:
     """Of two copies, and of a file of each that is made ahead."""
     return int(2 * (args.gib * GIB * (1 + MESSAGE_BYTES / args.size) + 2 * GIB))
-
-
-def check_room(directory: Path, needed: int) -> None:
-    """Raises SystemExit where brokers would begin to delete."""
-    disk = shutil.disk_usage(directory)
-    room = FULL * (disk.used + disk.free) - disk.used
-    if needed > room:
-        raise SystemExit(
-            f"it takes about {needed / 1e9:.1f} GB, and {directory.parent} has {room / 1e9:.1f} GB until it is "
-            f"{FULL:.0%} full, when brokers delete: fewer --gib, or another --directory"
-        )
 
 
 def fill(master: Cluster, args: argparse.Namespace) -> int:

@@ -15,7 +15,6 @@ import asyncio
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
+from disk_room import check_room
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark import fill
@@ -43,8 +43,6 @@ MODES = {"plain": {}, "exactlyOnce": {"exactlyOnce": "true"}, "transactional": {
 MODE_BYTES = {"plain": (240, 1), "exactlyOnce": (270, 1), "transactional": (790, 2)}
 #: The same of a key of nine digits, twice in a log.
 KEY_BYTES = 50
-#: From so much of the disk on brokers delete (diskSpaceCleanForciblyRatio).
-FULL = 0.85
 QUEUES = 4
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _START_S = 60.0
@@ -54,7 +52,7 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        check_room(directory, needed_bytes(args))
+        check_room(directory, needed_bytes(args), "fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere")
         cluster = stack.enter_context(ProcessCluster(directory / "brokers", brokers=args.brokers))
         master = stack.enter_context(standalone(directory, args.workers)) if args.workers else "local[2]"
         spark = start_spark(master)
@@ -153,17 +151,6 @@ def needed_bytes(args: argparse.Namespace) -> int:
     of_modes = [MODE_BYTES[mode] for mode in args.modes]
     a_row = sum(own + bodies * args.size + (KEY_BYTES if args.keys else 0) for own, bodies in of_modes)
     return int(args.rows * args.rounds * a_row)
-
-
-def check_room(directory: Path, needed: int) -> None:
-    """Raises SystemExit where brokers would begin to delete."""
-    disk = shutil.disk_usage(directory)
-    room = FULL * (disk.used + disk.free) - disk.used
-    if needed > room:
-        raise SystemExit(
-            f"it takes about {needed / 1e9:.1f} GB, and {directory.parent} has {room / 1e9:.1f} GB until it is "
-            f"{FULL:.0%} full, when brokers delete: fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere"
-        )
 
 
 class Progress:

@@ -166,14 +166,15 @@ def test_the_objects_of_a_large_body_are_not_searched_for_cycles_while_it_is_rea
     def count(phase: str, info: dict[str, int]) -> None:
         collections.append(phase)
 
+    # Else one may be due before the body is read, besides that after it.
+    gc.collect()
     gc.callbacks.append(count)
     try:
         with suppress(BodyError):
             kept = decode_json(text, dict[str, list[dict[str, int]]])
             during = len(collections)
             assert len(kept["names"]) == 30_001
-            # 86 where it is searched: one before and one after it are nobody's fault.
-            assert during < 10
+            assert during <= 2
     finally:
         gc.callbacks.remove(count)
     assert gc.isenabled()
