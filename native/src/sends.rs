@@ -20,13 +20,16 @@ const FLAG_AT: usize = 9;
 const REMARK_LENGTH_AT: usize = 13;
 const EXT_LENGTH_AT: usize = 17;
 const EXT_AT: usize = 21;
+/// How a binary header begins whose fields have names of one letter: SEND_MESSAGE_V2.
+const SEND_MESSAGE_V2: &[u8] = &310_u16.to_be_bytes();
 /// Name and length of the born time; what stands between its digits and the length of the properties, a flag of 0.
 const BEFORE_BORN: &[u8] = b"\x00\x01g\x00\x00\x00\x0D";
 const BEHIND_BORN: &[u8] = b"\x00\x01h\x00\x00\x00\x010\x00\x01i";
 const BORN_DIGITS: usize = 13;
 
-/// How JSON begins where fields have long names.
-const SEND_MESSAGE: &[u8] = b"{\"code\":10,";
+/// How JSON begins where fields have long names, and where they have those of one letter.
+const LONG_NAMES: &[u8] = b"{\"code\":10,";
+const SHORT_NAMES: &[u8] = b"{\"code\":310,";
 
 /// Where the header begins in a key, behind the encoding and the places that it is cut at.
 const BINARY_KEY_AT: usize = 5;
@@ -102,6 +105,9 @@ impl Cutter {
     }
 
     fn cut_binary(&self, header: &[u8], parts: &mut Parts) -> Option<(i32, i64)> {
+        if !header.starts_with(SEND_MESSAGE_V2) {
+            return None; // Its fields have long names: short ones stand in a value.
+        }
         let ext = header.get(EXT_AT..)?;
         if i32_at(header, REMARK_LENGTH_AT)? != 0 || usize::try_from(i32_at(header, EXT_LENGTH_AT)?) != Ok(ext.len()) {
             return None;
@@ -131,7 +137,11 @@ impl Cutter {
     }
 
     fn cut_json(&self, header: &[u8], parts: &mut Parts) -> Option<(i32, i64)> {
-        let names = if header.starts_with(SEND_MESSAGE) { &self.long } else { &self.short };
+        let names = match header {
+            _ if header.starts_with(SHORT_NAMES) => &self.short,
+            _ if header.starts_with(LONG_NAMES) => &self.long,
+            _ => return None,
+        };
         let born_at = end_of(&names.born, header, 0)?;
         let born_end = born_at + BORN_DIGITS;
         let born_timestamp = digits(header.get(born_at..born_end)?)?;
@@ -167,14 +177,14 @@ impl Cutter {
 pub fn is_sure(key: &[u8]) -> bool {
     let is_binary = key.first() == Some(&BINARY);
     let fields = key.get(if is_binary { BINARY_KEY_AT } else { JSON_KEY_AT }..).unwrap_or_default();
-    let once = |names: [&[u8]; 3]| names.iter().all(|name| memmem::find_iter(fields, name).count() == 1);
+    let once = |names: &[&[u8]]| names.iter().all(|name| memmem::find_iter(fields, name).count() == 1);
     if is_binary {
-        return once([b"\x00\x01g", b"\x00\x01h", b"\x00\x01i"]);
+        return once(&[b"\x00\x01g", b"\x00\x01h", b"\x00\x01i"]);
     }
     let [born, properties]: [&[u8]; 2] =
-        if fields.starts_with(SEND_MESSAGE) { [b"\"bornTimestamp\"", b"\"properties\""] } else { [b"\"g\"", b"\"i\""] };
-    // With an escape a name may be written in another way.
-    memchr(b'\\', fields).is_none() && once([born, properties, b"\"opaque\""])
+        if fields.starts_with(LONG_NAMES) { [b"\"bornTimestamp\"", b"\"properties\""] } else { [b"\"g\"", b"\"i\""] };
+    // With an escape a name may be written in another way, and with a second code fields have other names.
+    memchr(b'\\', fields).is_none() && once(&[born, properties, b"\"opaque\"", b"\"code\""])
 }
 
 fn end_of(name: &Finder<'_>, header: &[u8], from: usize) -> Option<usize> {
@@ -306,9 +316,19 @@ mod tests {
     }
 
     fn binary(opaque: i32, fields: &[(&str, &str)]) -> Vec<u8> {
+        binary_of(310, opaque, fields)
+    }
+
+    fn binary_of(code: u16, opaque: i32, fields: &[(&str, &str)]) -> Vec<u8> {
         let ext: Vec<u8> = fields.iter().flat_map(|(name, value)| field(name, value)).collect();
-        let head =
-            [&[1, 54, 0, 1, 223], &opaque.to_be_bytes()[..], &[0; 8], &(ext.len() as u32).to_be_bytes()].concat();
+        let head = [
+            &code.to_be_bytes()[..],
+            &[0, 1, 223],
+            &opaque.to_be_bytes()[..],
+            &[0; 8],
+            &(ext.len() as u32).to_be_bytes(),
+        ]
+        .concat();
         frame(BINARY, &[head, ext].concat(), b"body")
     }
 
@@ -340,6 +360,10 @@ mod tests {
         assert_ne!(cut(&of(7, BORN, PROPERTIES, "4")).unwrap().1.key, parts.key);
         for (born, properties) in [("0700000000123", "A"), ("170000000012", "A"), (BORN, ""), (BORN, "a\0")] {
             assert_eq!(cut(&of(7, born, properties, "3")), None);
+        }
+        for code in [10, 320, 325] {
+            let fields = [("a", "p"), ("g", BORN), ("h", "0"), ("i", PROPERTIES)];
+            assert_eq!(cut(&binary_of(code, 7, &fields)), None);
         }
         for more in [("i", "B"), ("k", "i")] {
             let twice = binary(7, &[("a", "p"), ("g", BORN), ("h", "0"), ("i", "A"), more]);
@@ -393,8 +417,14 @@ mod tests {
         let key = go("7", "p").unwrap();
         assert!(is_sure(&key));
         assert_eq!(go("1234567", "p").unwrap(), key);
-        for ambiguous in [r"\u0067", r#"p","g":"x"#, r#"p","opaque":"x"#, "g", "i", "opaque"] {
+        for ambiguous in
+            [r"\u0067", r#"p","g":"x"#, r#"p","opaque":"x"#, r#"p"},"code":10,"x":{"y":""#, "g", "i", "opaque"]
+        {
             assert!(go("7", ambiguous).is_none_or(|key| !is_sure(&key)), "{ambiguous}");
+        }
+        for before in [r#"{"code":320,"#, r#"{ "code":310,"#, r#"{"version":479,"code":310,"#] {
+            let header = format!(r#"{before}"opaque":7,"extFields":{{"a":"p","g":"{BORN}","i":"A"}}}}"#);
+            assert_eq!(cut(&frame(JSON, header.as_bytes(), b"")), None, "{before}");
         }
     }
 

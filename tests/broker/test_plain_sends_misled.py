@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from struct import pack
 
@@ -14,6 +16,8 @@ from gantrymq.protocol.codes import ResponseCode
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
 BORN = 1_700_000_000_555
+#: As long as `PLAIN`, and without a property.
+NONE = "A" * len(PLAIN)
 
 
 def with_code(data: bytes, code: int) -> bytes:
@@ -72,28 +76,46 @@ async def test_an_answer_is_no_send(way: str, tmp_path: Path, monkeypatch: pytes
         assert broker.store.queue("orders", 0).max_offset == 2
 
 
-async def test_what_looks_like_fields_in_a_value_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header with long names in binary, one of whose values has fields with short names in it."""
+def in_binary(fields: dict[str, str], opaque: int) -> bytes:
+    """A header with long names, one of whose values has fields with short names in it."""
 
-    def field(name: str, value: bytes) -> bytes:
-        return pack(">H", len(name)) + name.encode() + pack(">i", len(value)) + value
+    def field(name: str, value: str) -> bytes:
+        return pack(">H", len(name)) + name.encode() + pack(">i", len(value)) + value.encode()
 
-    def odd_frame(opaque: int, born: bytes, properties: bytes) -> bytes:
-        short = field("g", born) + field("h", b"0") + field("i", properties)
-        values = {"producerGroup": b"p", "topic": b"orders", "defaultTopic": b"TBW102", "defaultTopicQueueNums": b"4"}
-        values |= {"queueId": b"0", "sysFlag": b"0", "bornTimestamp": b"1700000000123", "flag": b"0"}
-        values |= {"properties": PLAIN.encode(), "other": short}
-        ext = b"".join(field(name, value) for name, value in values.items())
-        header = pack(">hBhiiii", 10, 0, 479, opaque, 0, 0, len(ext)) + ext
-        return pack(">II", 4 + len(header), 1 << 24 | len(header)) + header
+    short = b"".join(field(name, fields[name]) for name in "ghi").decode()
+    values = {name: value for name, value in fields.items() if len(name) > 1} | {"other": short}
+    ext = b"".join(field(name, value) for name, value in values.items())
+    header = pack(">hBhiiii", 10, 0, 479, opaque, 0, 0, len(ext)) + ext
+    return pack(">II", 4 + len(header), 1 << 24 | len(header)) + header
+
+
+def with_the_code_last(fields: dict[str, str], opaque: int) -> bytes:
+    header = json.dumps({"extFields": fields, "opaque": opaque, "code": 10}, separators=(",", ":")).encode()
+    return pack(">II", 4 + len(header), len(header)) + header
+
+
+def with_two_codes(fields: dict[str, str], opaque: int) -> bytes:
+    command = {"code": 310, "extFields": fields, "opaque": opaque, "other": 0}
+    header = json.dumps(command, separators=(",", ":")).replace("other", "code").replace(":0}", ":10}").encode()
+    return pack(">II", 4 + len(header), len(header)) + header
+
+
+@pytest.mark.parametrize("write", [in_binary, with_the_code_last, with_two_codes])
+async def test_a_send_with_long_names_may_have_short_ones_that_mean_nothing(
+    write: Callable[[dict[str, str], int], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent(opaque: int, born: str, properties: str) -> bytes:
+        fields = {"producerGroup": "p", "topic": "orders", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"}
+        fields |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1700000000123", "flag": "0", "properties": NONE}
+        return write(fields | {"g": born, "h": "0", "i": properties}, opaque)
 
     results = []
     for natively in (False, True):
         async with running(tmp_path / str(natively), monkeypatch, natively=natively) as broker:
             client = Client(broker)
             for opaque in (1, 2):
-                client.read(odd_frame(opaque, b"1700000000123", PLAIN.encode()))
-            client.read(odd_frame(3, b"1800000000000", PLAIN.replace("red", "bad").encode()))
+                client.read(sent(opaque, "1700000000123", NONE))
+            client.read(sent(3, "1800000000000", PLAIN))
             results.append(stored(broker))
             assert broker.store.queue("orders", 0).max_offset == 3
     assert results[0] == results[1]

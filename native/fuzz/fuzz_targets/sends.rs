@@ -17,7 +17,19 @@ fn header(kind: u8, [head, properties, between, tail]: [&[u8]; 4]) -> Vec<u8> {
             let fixed = [1, 54, 0, 1, 223, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0];
             [&fixed[..], &(ext.len() as u32).to_be_bytes(), &ext].concat()
         }
-        2 => [head, b"\"g\":\"", BORN, between, b"\"i\":\"", properties, b"\"", tail, b"\"opaque\":7}"].concat(),
+        2 => [
+            b"{\"code\":310,",
+            head,
+            b"\"g\":\"",
+            BORN,
+            between,
+            b"\"i\":\"",
+            properties,
+            b"\"",
+            tail,
+            b"\"opaque\":7}",
+        ]
+        .concat(),
         _ => {
             let start = b"{\"code\":10,\"opaque\":7";
             [start, head, b"\"bornTimestamp\":\"", BORN, between, b"\"properties\":\"", properties, tail].concat()

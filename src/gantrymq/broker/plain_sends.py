@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from gantrymq.broker.appender import Appender
 from gantrymq.kernels import Native, interface
-from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand, SerializeType
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
 from gantrymq.protocol.send_request import SendRequest
 from gantrymq.protocol.send_response import SendResponses
@@ -89,8 +88,6 @@ class PlainSends:
             or options.reconsume_times
             or target.sys_flag & TRANSACTION_MASK
             or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
-            # Its fields have long names; native code has found short ones, maybe in a value.
-            or (request.code == RequestCode.SEND_MESSAGE and request.serialize_type == SerializeType.ROCKETMQ)
         )
         if is_plain and self._sends is not None:
             self._sends.allow(

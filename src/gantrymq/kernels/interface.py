@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 10
+INTERFACE = 11
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
