@@ -16,9 +16,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from struct import Struct
-
-from micro import Sink
 
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
@@ -32,6 +31,10 @@ from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.remoting.connection import Connection
 
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from transports import Swallowing  # isort: skip
+
 TOPIC, BROKER, ADDRESS = "BenchmarkTest", "broker-a", "127.0.0.1:10911"
 QUEUES = 8
 BATCH = 32
@@ -43,7 +46,7 @@ _LENGTH, _OPAQUE, _OPAQUE_AT = Struct(">i"), Struct(">i"), 13
 _QUEUE_ID = b"\x00\x01e\x00\x00\x00\x01"
 
 
-class Answering(Sink):
+class Answering(Swallowing):
     """Answers what is written to it as a broker does."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

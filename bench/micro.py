@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -27,42 +26,16 @@ from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.turns import TURN_S, Turns
 from gantrymq.store.config import StoreConfig
 
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from transports import Swallowing  # isort: skip
+
 TOPIC = "BenchmarkTest"
 QUEUES = 8
 #: As many requests come in one read when 32 threads send over one connection and the broker is busy.
 FRAMES_PER_READ = 32
 PULL_BATCH = 32
 BORN_HOST = encode_host("127.0.0.1", 40000)
-
-
-class Sink(asyncio.Transport):
-    """A transport that counts what is written and drops it."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 40000)})
-        self.written = 0
-
-    def write(self, data: Any) -> None:
-        self.written += len(data)
-
-    def writelines(self, data: Any) -> None:
-        for piece in data:
-            self.written += len(piece)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
 
 
 def main() -> int:
@@ -94,8 +67,8 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     await broker.start()
     turns = Turns()
     connection = Connection(broker._handlers, is_server=True, turns=turns)
-    sink = Sink()
-    connection.connection_made(sink)
+    transport = Swallowing()
+    connection.connection_made(transport)
     store, queue = broker.store, broker.store.queue("micro", 0)
     send = broker._handlers[RequestCode.SEND_MESSAGE_V2]
     topic = TOPIC.encode()
@@ -147,7 +120,7 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
             print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
     # An error's answer is quick, too.
     least = count * size * (1 + repeat)
-    assert sink.written > least, f"{sink.written} bytes were answered, the pulls alone ask for {least}"
+    assert transport.written > least, f"{transport.written} bytes were answered, the pulls alone ask for {least}"
     connection.connection_lost(None)
     await broker.stop()
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import pack
-from typing import Any
 
 import pytest
 from broker_support import config
+from transports import Keeping
 
 from gantrymq.broker import broker as broker_module
 from gantrymq.broker import send
@@ -30,52 +29,23 @@ NOW_S = 1_700_000_000.5
 TOPICS = ("orders", "trades")
 
 
-class Sink(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        super().__init__({"peername": (host, 40_000)})
-        self.data = b""
-
-    def write(self, data: Any) -> None:
-        self.data += bytes(data)
-
-    def writelines(self, data: Any) -> None:
-        self.data += b"".join(map(bytes, data))
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 class Client:
     """One connection, whose reads are given to the broker as they are."""
 
     def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
         self._turns = Turns()
-        self._sink = Sink(host)
+        self._transport = Keeping(host)
         server = broker._server
         self.connection = Connection(server._handlers, is_server=True, turns=self._turns, first_look=server.first_look)
-        self.connection.connection_made(self._sink)
+        self.connection.connection_made(self._transport)
 
     def read(self, data: bytes) -> bytes:
         """Has the broker handle a read; what it answers."""
-        self._sink.data = b""
+        self._transport.data = b""
         self.connection.data_received(data)
         while self.connection.is_behind or self._turns.used > TURN_S:
             self._turns._new_round()
-        return self._sink.data
+        return self._transport.data
 
     def answers(self, data: bytes) -> list[RemotingCommand]:
         return list(FrameReader().feed(self.read(data)))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from broker_support import config
+from nursery import nursery
 
 from gantrymq.kernels import native
 from gantrymq.protocol.record import encode_host
@@ -21,11 +18,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't th
 
 ROUNDS = 20
 
-# The writers are forked from a process that has imported everything.
-NURSERY = """
-import os, random, sys
+WRITER = """
+import os, random
 from pathlib import Path
-sys.path[:0] = sys.argv[1:]
 from broker_support import config
 from plain_sends_support import PLAIN, frame
 from gantrymq.kernels import native
@@ -37,10 +32,8 @@ from gantrymq.store.message_store import MessageStore
 
 HOST = encode_host("127.0.0.1", 10911)
 
-def write(root, seed, fifo):
+def write(fd, root, seed):
     draw = random.Random(int(seed))
-    fd = os.open(fifo, os.O_WRONLY)
-    os.write(fd, b"%d\\n" % os.getpid())
     store = MessageStore(config(Path(root)).store, HOST)
     store.open()
     answers = SendResponses(HOST, "r", True)
@@ -73,16 +66,6 @@ def write(root, seed, fifo):
             put = store.append(queue, 0, 0, 1, HOST, 0, request.body, decoded.properties, 0)
             os.write(fd, b"%d %d %d\\n" % (queue.queue_id, put.queue_offset, request.opaque))
             data = data[4 + int.from_bytes(data[:4], "big") :]
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            write(*line.split())
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
-    print("ended", flush=True)
 """
 
 
@@ -92,39 +75,14 @@ def test_what_was_answered_survives(tmp_path: Path) -> None:
     draw = random.Random(seed)
     total = 0
     here = Path(__file__).parent
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(here), str(here.parent)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as nursery:
+    with nursery(WRITER, here, here.parent) as writers:
         for number in range(ROUNDS):
             # Soon, at the first answer, some time later.
             count = (0, 1, draw.randrange(3000))[number % 3]
-            lines = run_and_kill(nursery, tmp_path / "store", draw, tmp_path / f"fifo{number}", count)
+            lines = writers.run_and_kill(tmp_path / f"fifo{number}", count, tmp_path / "store", draw.randrange(1 << 32))
             total += len(lines)
             check(tmp_path / "store", [tuple(map(int, line.split())) for line in lines])
-        nursery.kill()
     assert total > ROUNDS * 10, f"{total} messages only"
-
-
-def run_and_kill(nursery: subprocess.Popen[str], root: Path, draw: random.Random, fifo: Path, count: int) -> list[str]:
-    """Lets a writer write so many lines before it is killed; the whole ones that it wrote."""
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    os.mkfifo(fifo)
-    print(root, draw.randrange(1 << 32), fifo, file=nursery.stdin, flush=True)
-    with fifo.open() as reader:
-        pid = int(reader.readline())
-        lines = []
-        try:
-            for _ in range(count):
-                lines.append(reader.readline())
-        finally:
-            os.kill(pid, signal.SIGKILL)
-        lines += reader.readlines()
-    assert nursery.stdout.readline() == "ended\n"
-    return [line for line in lines if line.endswith("\n")]
 
 
 def check(root: Path, answered: list[tuple[int, ...]]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 
 import pytest
+from transports import Swallowing
 
 from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.connection import Fields, Http2Connection, Limits
@@ -21,26 +21,6 @@ MOST_S = 1.0
 #: The same for settings one by one, which took 9.6 s and take 0.4 to 0.7 s.
 MOST_FOR_SETTINGS_S = 3.0
 _READ = 256 * 1024
-
-
-class Unread(asyncio.Transport):
-    """What is written to it is thrown away."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.closed = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def write(self, data: object) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Answered:
@@ -65,7 +45,7 @@ def flooded(sent: bytes) -> bool:
         return Answered()
 
     connection = Http2Connection(accept, Limits(STREAMS), UntakenBytes(), lambda opened: None, lambda closed: None)
-    transport = Unread()
+    transport = Swallowing()
     connection.connection_made(transport)
     connection.data_received(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
     block = b"\x83\x86" + literal(b":path", b"/")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 from remoting_support import ECHO, echo, frame
+from transports import Keeping
 
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
@@ -21,30 +21,7 @@ PLAIN = 7
 LOOK_S = 0.0015
 
 
-class Written(asyncio.Transport):
-    """Keeps what is written, and in how many calls."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 40_000)})
-        self.data = b""
-        self.calls = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.data += bytes(data)
-        self.calls += 1
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
+class Written(Keeping):
     def answers(self) -> list[int]:
         """Opaque numbers, in their order."""
         return [command.opaque for command in FrameReader().feed(self.data)]

@@ -6,11 +6,12 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 from remoting_support import ECHO, address, calling, echo, frame, only_connection, peer_of, serving
+from transports import Swallowing
 from waiting import until
 
 from gantrymq.errors import RequestTimeout
@@ -24,30 +25,6 @@ from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
-
-
-class OneRead(asyncio.Transport):
-    """A peer whose bytes come in one read, however many they are, and that takes every answer."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 40000)})
-        self.is_read = True
-        self.written = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += len(data)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        self.is_read = True
 
 
 def busy(seconds: float) -> None:
@@ -101,7 +78,7 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
 
     turns_of_all = Turns()
     connection = Connection({ECHO: handler}, is_server=True, turns=turns_of_all)
-    transport = OneRead()
+    transport = Swallowing()
     connection.connection_made(transport)
     answer = len(frame(code))
     read = b"".join(frame(code, opaque=n) for n in range(count))
@@ -118,7 +95,7 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
 
 async def test_answers_that_nobody_asked_for_take_turns_too() -> None:
     connection = Connection({}, is_server=True)
-    transport = OneRead()
+    transport = Swallowing()
     connection.connection_made(transport)
     answer = RemotingCommand.response()
     read = answer.encode() * 100_000
@@ -140,19 +117,19 @@ def connections_of(count: int, request_s: float) -> tuple[list[Connection], Turn
     turns = Turns()
     connections = [Connection({7: handler, ECHO: echo}, is_server=True, turns=turns) for _ in range(count)]
     for connection in connections:
-        connection.connection_made(OneRead())
+        connection.connection_made(Swallowing())
     return connections, turns
 
 
 def is_read(connection: Connection) -> bool:
     transport = connection._transport
-    assert isinstance(transport, OneRead)
+    assert isinstance(transport, Swallowing)
     return transport.is_read
 
 
 def written_to(connection: Connection) -> int:
     transport = connection._transport
-    assert isinstance(transport, OneRead)
+    assert isinstance(transport, Swallowing)
     return transport.written
 
 
@@ -214,7 +191,7 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
     assert is_read(innocent)
     assert not any(is_read(connection) for connection in others)
     late = Connection({ECHO: echo}, is_server=True, turns=turns)
-    late.connection_made(OneRead())
+    late.connection_made(Swallowing())
     assert not is_read(late)
     with longest_turns():
         await until(lambda: not turns.is_full)
@@ -446,7 +423,7 @@ async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool
         connection.respond_with(request, answer())
         return None
 
-    class Untaken(OneRead):
+    class Untaken(Swallowing):
         """Takes nothing."""
 
         aborted = False
@@ -455,10 +432,6 @@ async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool
             super().write(data)
             if self.written > WRITE_HIGH_WATER and not connection.is_full:
                 connection.pause_writing()
-
-        def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
-            for piece in pieces:
-                self.write(piece)
 
         def get_write_buffer_size(self) -> int:
             return self.written

@@ -1,19 +1,13 @@
-"""SIGKILL at random moments: whatever was acknowledged is there, once and in order, and the index agrees.
-
-Writers are forked from one process that has imported everything, so that a round takes some hundredths of a second.
-"""
+"""SIGKILL at random moments: whatever was acknowledged is there, once and in order, and the index agrees."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nursery import Nursery, nursery
 from store_support import finish, open_store, read_all
 
 from gantrymq.protocol.properties import find_property
@@ -22,16 +16,13 @@ from gantrymq.store.verify import verify
 ROUNDS = 50
 ROUNDS_PER_STORE = 5
 
-NURSERY = """
-import os, random, sys
+WRITER = """
+import os, random
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 from store_support import open_store, put
 
-def write(root, mode, seed, fifo):
+def write(fd, root, mode, seed):
     rng = random.Random(seed)
-    fd = os.open(fifo, os.O_WRONLY)
-    os.write(fd, b"%d\\n" % os.getpid())
     store = open_store(Path(root), flush_disk_type=mode, flush_interval_commit_log_ms=rng.choice((1, 5, 500)))
     for n in range(1_000_000):
         queue = store.queue(rng.choice("ABC"), rng.randrange(3))
@@ -45,35 +36,17 @@ def write(root, mode, seed, fifo):
             os.write(fd, line)
         if n % 50 == 49:
             store.keys.build_index(rng.choice((0, 0.01)))
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            write(*line.split())
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
-    print("ended", flush=True)
 """
 
 
-@pytest.fixture
-def nursery() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(Path(__file__).parent)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Nursery]:
+    with nursery(WRITER, Path(__file__).parent) as writers:
+        yield writers
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_what_was_acknowledged_survives(nursery, mode, tmp_path):
+def test_what_was_acknowledged_survives(writers, mode, tmp_path):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -83,7 +56,8 @@ def test_what_was_acknowledged_survives(nursery, mode, tmp_path):
         if number % ROUNDS_PER_STORE == 0:
             acknowledged = {}
         root = tmp_path / str(number // ROUNDS_PER_STORE)
-        lines = run_and_kill(nursery, root, mode, rng, tmp_path / f"fifo{number}")
+        count = rng.choice((0, 1, rng.randrange(200)))
+        lines = writers.run_and_kill(tmp_path / f"fifo{number}", count, root, mode, rng.randrange(1 << 32))
         total += len(lines)
         for line in lines:
             topic, queue_id, offset, key = line.split()
@@ -91,25 +65,6 @@ def test_what_was_acknowledged_survives(nursery, mode, tmp_path):
         check(root, acknowledged)
     # 1,600 and more usually; of 2,000 runs one has chosen so that it is less than a third of that.
     assert total > ROUNDS * 4, f"{total} messages only"
-
-
-def run_and_kill(nursery: subprocess.Popen[str], root: Path, mode: str, rng: random.Random, fifo: Path) -> list[str]:
-    """Lets a writer write until it is killed; the whole lines that it wrote."""
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    os.mkfifo(fifo)
-    print(root, mode, rng.randrange(1 << 32), fifo, file=nursery.stdin, flush=True)
-    with fifo.open() as reader:
-        pid = int(reader.readline())
-        lines = []
-        try:
-            for _ in range(rng.choice((0, 1, rng.randrange(200)))):
-                lines.append(reader.readline())
-        finally:
-            os.kill(pid, signal.SIGKILL)
-        lines += reader.readlines()
-    assert nursery.stdout.readline() == "ended\n"
-    return [line for line in lines if line.endswith("\n")]
 
 
 def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> None:

@@ -1,20 +1,16 @@
 """SIGKILL of a slave at random moments, as it takes its master's log, cuts its own, or begins anew.
 
 What it has then is the beginning of its master's log, at least as much as it has reported; its queues fit to it.
-Slaves are forked from one process that has imported everything.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nursery import Nursery, nursery
 from replica_support import assert_equal, follow, log_bytes, open_slave, queues_of, write_without_deleting
 from store_support import open_store, read_all
 
@@ -23,17 +19,14 @@ from gantrymq.store.verify import verify
 ROUNDS = 30
 ROUNDS_PER_STORE = 6
 
-NURSERY = """
-import os, random, sys
+SLAVE = """
+import os, random
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 from replica_support import append, open_slave
 from store_support import LOG_FILE
 
-def take(root, log, seed, fifo):
+def write(fd, root, log, seed):
     rng = random.Random(seed)
-    fd = os.open(fifo, os.O_WRONLY)
-    os.write(fd, b"%d\\n" % os.getpid())
     log = Path(log)
     data = log.read_bytes()
     places = [int(place) for place in log.with_suffix(".places").read_text().split()]
@@ -54,34 +47,16 @@ def take(root, log, seed, fifo):
             os.write(fd, b"%d\\n" % slave.max_physical_offset)
         if rng.random() < 0.1:
             slave.keys.build_index(rng.choice((0, 0.01)))
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            take(*line.split())
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
-    print("ended", flush=True)
 """
 
 
 @pytest.fixture
-def nursery() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(Path(__file__).parent)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def slaves() -> Iterator[Nursery]:
+    with nursery(SLAVE, Path(__file__).parent) as slaves:
+        yield slaves
 
 
-def test_what_a_slave_has_is_its_masters(nursery: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_what_a_slave_has_is_its_masters(slaves: Nursery, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -94,7 +69,9 @@ def test_what_a_slave_has_is_its_masters(nursery: subprocess.Popen[str], tmp_pat
     ends = set()
     for number in range(ROUNDS):
         root = tmp_path / str(number // ROUNDS_PER_STORE)
-        reported = run_and_kill(nursery, root, tmp_path / "log", rng, tmp_path / f"fifo{number}")
+        count = rng.choice((0, 1, rng.randrange(150)))
+        lines = slaves.run_and_kill(tmp_path / f"fifo{number}", count, root, tmp_path / "log", rng.randrange(1 << 32))
+        reported = int(lines[-1]) if lines else 0
         slave = open_slave(root)
         first, end = slave.min_physical_offset, slave.max_physical_offset
         ends.add(end)
@@ -115,23 +92,3 @@ def test_what_a_slave_has_is_its_masters(nursery: subprocess.Popen[str], tmp_pat
         assert verify(slave.config).problems == []
     assert len(ends) > ROUNDS // 4
     master.close()
-
-
-def run_and_kill(nursery: subprocess.Popen[str], root: Path, log: Path, rng: random.Random, fifo: Path) -> int:
-    """Lets a slave take the log until it is killed; up to where it has reported to have it, and keeps it."""
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    os.mkfifo(fifo)
-    print(root, log, rng.randrange(1 << 32), fifo, file=nursery.stdin, flush=True)
-    with fifo.open() as reader:
-        pid = int(reader.readline())
-        lines = []
-        try:
-            for _ in range(rng.choice((0, 1, rng.randrange(150)))):
-                lines.append(reader.readline())
-        finally:
-            os.kill(pid, signal.SIGKILL)
-        lines += reader.readlines()
-    assert nursery.stdout.readline() == "ended\n"
-    whole = [line for line in lines if line.endswith("\n")]
-    return int(whole[-1]) if whole else 0
