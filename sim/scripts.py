@@ -26,7 +26,7 @@ _IN_SYNC_S = 30.0
 #: So long after a controller's lease its requests go on, and so long before that a broker dies, s.
 _OVER_S, _ASKED_S = 0.1, 2.0
 #: How often a master's place is handed over, and how long a turn of a busy loop takes, s.
-_ROUNDS, _BUSY_TURN_S = 5, 0.004
+HANDOVERS, _BUSY_TURN_S = 5, 0.004
 #: Who comes back with less of its log stays away until no controller has it as in sync, s.
 _MISSED_S = 15.0
 #: How often an operator looks, and for how long, s.
@@ -123,11 +123,11 @@ class Handed:
     async def play(self, site: Site, fault: Fault) -> None:
         loop = site.world.loop
         loop.turn_s = _BUSY_TURN_S * (0.2 + fault.strength)
-        for _ in range(_ROUNDS):
+        for _ in range(HANDOVERS):
             master = _master(site, fault)
             others = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not master]
             HandOver().begin(site, others[0], 0.0)
-            await asyncio.sleep(fault.lasts / _ROUNDS)
+            await asyncio.sleep(fault.lasts / HANDOVERS)
         loop.turn_s = TURN_S
 
 

@@ -7,8 +7,9 @@ from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader
+from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broke
     """It has pulled up to 3 and handled nothing: what it has pulled before where the queue ended, it drops, too."""
     recovered.offsets.commit("consumers", "orders", 0, 0)
     assert (await peer.pull("orders", 3)).ext_fields["nextBeginOffset"] == "0"
+
+
+async def test_what_one_has_dealt_with_is_not_hidden_by_a_commit_of_what_was_lost(
+    recovered: Broker, peer: Peer
+) -> None:
+    """One of the group has pulled all there is and dealt with half; another comes that knows the queue from before."""
+    await peer.pull("orders", 1)
+    recovered.offsets.commit("consumers", "orders", 0, 2)
+    flags = PULL_COMMIT_OFFSET | PULL_SUBSCRIPTION
+    answer = await peer.pull("orders", 5, sys_flag=flags, commit_offset=5)
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "2")
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=5)
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
+    assert recovered.offsets.query("consumers", "orders", 0) == 2
+    header.commit_offset = 3
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert recovered.offsets.query("consumers", "orders", 0) == 3
 
 
 async def test_an_administrator_who_skips_messages_has_the_last_word(recovered: Broker, peer: Peer) -> None:

@@ -244,6 +244,7 @@ class Broker:
             config=config,
             jobs=jobs,
             long_requests=long_requests,
+            is_of_lost=self._pulling.is_of_lost,
         )
         self._registration = Registration(config, self.address, topics, replicating, jobs)
         replicating.look_again = self._registration.again

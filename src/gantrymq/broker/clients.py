@@ -30,6 +30,7 @@ from gantrymq.protocol.headers.offset import (
 from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
@@ -65,9 +66,11 @@ class Clients(Part):
         config: BrokerConfig,
         jobs: Jobs,
         long_requests: LongRequests,
+        is_of_lost: Callable[[ConsumeQueue, str, int], bool],
     ) -> None:
         self._config = config
         self._long_requests = long_requests
+        self._is_of_lost = is_of_lost
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -262,11 +265,13 @@ class Clients(Part):
         if self._groups.find(header.consumer_group) is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
         has_queue = header.queue_id < max(topic.read_queue_nums, topic.write_queue_nums)
-        if not has_queue and self._store.find_queue(header.topic, header.queue_id) is None:
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        if not has_queue and queue is None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"topic {header.topic} has no queue {header.queue_id}")
         if header.queue_id < 0 or header.commit_offset < 0:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
             )
-        self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if queue is None or not self._is_of_lost(queue, header.consumer_group, header.commit_offset):
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response()

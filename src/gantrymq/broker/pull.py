@@ -105,6 +105,11 @@ class Pulling(Part):
         if self._reused is not None:
             self._reused.answered(queue, group, offset)
 
+    def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
+        """A group has got so far only in what the queue had before it lost its end: not to be committed."""
+        reused = self._reused
+        return reused is not None and self._loop.time() < reused.until and reused.is_of_lost(queue, group, offset)
+
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
         header = decode_pull_request(request)
@@ -115,7 +120,7 @@ class Pulling(Part):
             return self._long_requests.run(connection, request, steps)
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
-            self._commit(header)
+            self._commit(queue, header)
         result = self._get(queue, header, wanted)
         if result.status is GetStatus.FOUND:
             # The hot path.
@@ -135,8 +140,8 @@ class Pulling(Part):
             )
         return self._filters.of_group(group, header.topic, header.sub_version)
 
-    def _commit(self, header: PullMessageRequestHeader) -> None:
-        if header.commit_offset >= 0:
+    def _commit(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> None:
+        if header.commit_offset >= 0 and not self.is_of_lost(queue, header.consumer_group, header.commit_offset):
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
 
     def _pull_filtered(
@@ -152,7 +157,7 @@ class Pulling(Part):
         yield from compiling(expression)
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
-            self._commit(header)
+            self._commit(queue, header)
         result = yield from self._get_filtered(connection, queue, header, wanted)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 

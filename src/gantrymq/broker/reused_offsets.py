@@ -37,6 +37,15 @@ class ReusedOffsets:
         # What was pulled and isn't dealt with yet is dropped by who goes back.
         return max(min(known, committed), queue.min_offset)
 
+    def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
+        """A commit of what the group had before the queue lost it: who makes it hasn't heard yet that it goes back.
+
+        It would hide what others of the group, who have gone back, have dealt with.
+        """
+        if queue.recovered_end is None or self._offsets.query(group, queue.topic, queue.queue_id) is None:
+            return False
+        return offset > self._known.get((queue, group), queue.recovered_end)
+
     def answered(self, queue: ConsumeQueue, group: str, next_offset: int) -> None:
         """The group was told to go on there, or somebody wants it to."""
         if queue.recovered_end is not None:
