@@ -16,7 +16,8 @@ from writer_support import TOPIC, Writer, numbered
 
 from gantrymq.broker import writers
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.writers import FILE_NAME, WriterTable, Written
+from gantrymq.broker.writer_table import WriterTable, Written
+from gantrymq.broker.writers import FILE_NAME
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import IllegalMessage
 from gantrymq.protocol import binary_header

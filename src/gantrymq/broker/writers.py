@@ -15,29 +15,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from copy import copy
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import Saving, in_pieces
+from gantrymq.broker.writer_rows import (
+    ROW_ID,
+    SEQUENCE,
+    Rows,
+    count_known,
+    lost_rows,
+    other_rows,
+    row_of,
+    sent_row,
+    without,
+)
+from gantrymq.broker.writer_table import WriterTable, Written, key_of
 from gantrymq.errors import IllegalMessage, RecordError, RequestRefused, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.properties import find_property
-from gantrymq.protocol.record import Record, record_properties
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.row_ids import (
     AFTER_FIELD,
     BEGINNING,
-    GANTRY_ID,
-    GANTRY_SEQ,
-    Place,
     RowId,
     decode_place,
     decode_row_id,
@@ -52,8 +57,6 @@ from gantrymq.system.clock import monotonic, now_ms
 log = peer_log(__name__)
 
 FILE_NAME = "gantryWriters.json"
-_ID = GANTRY_ID.encode()
-_SEQ = GANTRY_SEQ.encode()
 #: How often it is looked what isn't needed any more, s.
 _LOOK_S = 10.0
 #: The table is written anew when the log has grown by so much, for a start has to read what came after it.
@@ -63,63 +66,6 @@ _START_S = 0.2
 _SLICE_S = 0.005
 #: So long a request waits for that: a client's own patience ends then, too, s.
 _WAIT_S = 2.0
-
-
-class Written(NamedTuple):
-    """What a writer wrote last into a queue: `queue_offset` is its last row's, `at_ms` when it was stored."""
-
-    batch: int
-    row: int
-    chain: int
-    queue_offset: int
-    at_ms: int
-
-
-class WriterTable(msgspec.Struct):
-    """The file's content: all up to the physical offset `position`. What was written last is at the end.
-
-    A key is `topic@queue@writer`.
-    """
-
-    position: int = 0
-    ranges: dict[str, Written] = {}
-
-    def put(self, key: str, written: Written, most: int) -> Written | None:
-        """Remembers it, in place of the oldest ones if there would be more than `most`; returns the last of these."""
-        self.ranges.pop(key, None)
-        self.ranges[key] = written
-        dropped = None
-        while len(self.ranges) > most:
-            dropped = self.ranges.pop(next(iter(self.ranges)))
-        return dropped
-
-    def forget(self, before_ms: int) -> int:
-        """Forgets what was written before; how many that were."""
-        old = []
-        for key, written in self.ranges.items():
-            if written.at_ms >= before_ms:
-                break
-            old.append(key)
-        for key in old:
-            del self.ranges[key]
-        return len(old)
-
-
-class Rows(NamedTuple):
-    """The rows of one request: `new` are those that the queue hasn't got yet, `total` is how many there are in all.
-
-    `last_row` is what the queue has when `new` is stored. `first_offset` is the queue offset of the first row when none
-    is new, as far as it is known, else -1.
-    """
-
-    key: str
-    queue: ConsumeQueue
-    last: RowId
-    chain: int
-    total: int
-    new: RecordBatch | None
-    last_row: int
-    first_offset: int = -1
 
 
 class Writers(Part):
@@ -181,7 +127,7 @@ class Writers(Part):
         """Takes over what the log says, for so long; whether that was all."""
         end = monotonic() + seconds
         if self._records is None:
-            self._records = self._store.look_for_records(b"\x02" + _SEQ + b"\x01", self._start)
+            self._records = self._store.look_for_records(b"\x02" + SEQUENCE + b"\x01", self._start)
         try:
             for record in self._records:
                 if record is not None:
@@ -242,7 +188,7 @@ class Writers(Part):
     def _learn(self, record: Record) -> None:
         """Takes over what a record of the log says."""
         topic, queue_id = record.topic.decode(errors="replace"), record.queue_id
-        chain = decode_sequence(find_property(record.properties, _SEQ) or b"", target_of(topic, queue_id))
+        chain = decode_sequence(find_property(record.properties, SEQUENCE) or b"", target_of(topic, queue_id))
         queue = self._store.find_queue(topic, queue_id)
         if chain is None or queue is None:
             return
@@ -250,10 +196,10 @@ class Writers(Part):
         if unit is None or unit[:2] != (record.physical_offset, record.size):
             return
         try:
-            row = decode_row_id(find_property(record.properties, _ID) or b"")
+            row = decode_row_id(find_property(record.properties, ROW_ID) or b"")
         except IllegalMessage:
             return
-        key = _key(topic, queue_id, row.writer)
+        key = key_of(topic, queue_id, row.writer)
         before = self._table.ranges.get(key)
         if before is None or before[:2] < (row.batch, row.row):
             written = Written(row.batch, row.row, chain, record.queue_offset, record.store_timestamp)
@@ -281,28 +227,28 @@ class Writers(Part):
             after = decode_place(request.ext_fields.get(AFTER_FIELD, ""))
         except IllegalMessage as e:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
-        first, _ = self._sent_row(batch.records[0])
-        last, chain = self._sent_row(batch.records[-1], target_of(topic, queue_id))
+        first, _ = sent_row(batch.records[0])
+        last, chain = sent_row(batch.records[-1], target_of(topic, queue_id))
         if first[:2] != last[:2] or not after.row < first.row <= last.row:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"rows {first} to {last} after {after.row} are no part of a writer's rows"
             )
         self._look_at_queue(batch.queue)
-        key = _key(topic, queue_id, last.writer)
+        key = key_of(topic, queue_id, last.writer)
         written = self._table.ranges.get(key)
         if written is not None and not self._is_there(batch.queue, last.writer, written):
             written = None
         if written is None and after != BEGINNING and len(self._table.ranges) < self._config.idempotent_writer_max_num:
             # None had to make room for others: it would be known.
-            raise _lost_rows(last, after, BEGINNING)
-        known = 0 if written is None else self._known(written, first, last, after, batch)
+            raise lost_rows(last, after, BEGINNING)
+        known = 0 if written is None else count_known(written, first, last, after, batch)
         rows = Rows(key, batch.queue, last, chain, len(batch), batch, last.row)
         if written is None or not known:
             return rows
         if last.row == written.row and chain != written.chain:
-            raise _other_rows(last, written)
+            raise other_rows(last, written)
         if known < len(batch):
-            return rows._replace(new=_without(batch, known))
+            return rows._replace(new=without(batch, known))
         offset = written.queue_offset - len(batch) + 1
         is_last = last.row == written.row and self._row_at(batch.queue, offset) == first
         return rows._replace(new=None, last_row=written.row, first_offset=offset if is_last else -1)
@@ -362,39 +308,6 @@ class Writers(Part):
             )
         return (first_offset, offsets) if len(offsets) == rows.total else (-1, [])
 
-    def _known(self, written: Written, first: RowId, last: RowId, after: Place, batch: RecordBatch) -> int:
-        """How many of the rows the queue has. Raises RequestRefused when it has others."""
-        if written.batch < first.batch:
-            if after != BEGINNING:
-                raise _lost_rows(last, after, BEGINNING)
-            return 0
-        if written.batch > first.batch:
-            raise RequestRefused(
-                ResponseCode.ILLEGAL_OPERATION,
-                f"batch {first.batch} of the writer {first.writer} comes after its batch {written.batch}: was a "
-                "checkpoint taken back? A query with a new checkpoint, or another txnAppId, is another writer",
-            )
-        if first.row > written.row:
-            if after == (written.row, written.chain):
-                return 0
-            if after.row > written.row:
-                raise _lost_rows(last, after, Place(written.row, written.chain))
-            raise _other_rows(first, written)
-        if last.row <= written.row:
-            return len(batch)
-        # Some are known: the rows are in order.
-        low, high = 0, len(batch)
-        while low < high:
-            middle = (low + high) // 2
-            if self._sent_row(batch.records[middle])[0].row <= written.row:
-                low = middle + 1
-            else:
-                high = middle
-        row, chain = self._sent_row(batch.records[low - 1], target_of(batch.queue.topic, batch.queue.queue_id))
-        if (row.row, chain) != (written.row, written.chain):
-            raise _other_rows(row, written)
-        return low
-
     def _look_at_queue(self, queue: ConsumeQueue) -> None:
         """Forgets all rows of a queue that was deleted and made anew."""
         place = queue.topic, queue.queue_id
@@ -402,7 +315,7 @@ class Writers(Part):
         if before is not queue:
             self._queues[place] = queue
             if before is not None:
-                start = _key(*place, "")
+                start = key_of(*place, "")
                 for key in [key for key in self._table.ranges if key.startswith(start)]:
                     del self._table.ranges[key]
                 self._file.changed()
@@ -420,53 +333,6 @@ class Writers(Part):
         if unit is None:
             return None
         try:
-            return self._row(self._store.record_bytes(unit[0]))[0]
+            return row_of(self._store.record_bytes(unit[0]))[0]
         except (IllegalMessage, RecordError, StoreError):
             return None
-
-    def _sent_row(self, record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
-        """As `_row`. Raises RequestRefused."""
-        try:
-            return self._row(record, target)
-        except IllegalMessage as e:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
-
-    @staticmethod
-    def _row(record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
-        """A record's row and, for a `target`, the checksum. Raises IllegalMessage."""
-        properties = record_properties(record)
-        row = decode_row_id(find_property(properties, _ID) or b"")
-        if target is None:
-            return row, 0
-        chain = decode_sequence(find_property(properties, _SEQ) or b"", target)
-        if chain is None:
-            raise IllegalMessage(f"row {row.row} of {row.writer} has no {GANTRY_SEQ} for this queue")
-        return row, chain
-
-
-def _key(topic: str, queue_id: int, writer: str) -> str:
-    return f"{topic}@{queue_id}@{writer}"
-
-
-def _without(batch: RecordBatch, count: int) -> RecordBatch:
-    """The batch but for its first records."""
-    rest = copy(batch)
-    rest.records, rest.sizes, rest.tags_codes = batch.records[count:], batch.sizes[count:], batch.tags_codes[count:]
-    return rest
-
-
-def _lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.ILLEGAL_OPERATION,
-        f"batch {row.batch} of the writer {row.writer} goes on after row {after.row}, and the queue has its rows up to "
-        f"{had.row}: the broker has lost some, they must be sent again",
-    )
-
-
-def _other_rows(row: RowId, written: Written) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.ILLEGAL_OPERATION,
-        f"batch {row.batch} of the writer {row.writer} comes with other rows, or in another order, than when it was "
-        f"sent first, up to row {written.row}: they can't be told apart. Make the same rows in the same order (sort "
-        "within the partitions before the write, no random functions), or leave exactlyOnce out, and rows may repeat",
-    )

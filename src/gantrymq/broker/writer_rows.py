@@ -1,0 +1,123 @@
+"""Rows of an idempotent writer's request, and which of them a queue has: told by what was written into it last."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import NamedTuple
+
+from gantrymq.broker.writer_table import Written
+from gantrymq.errors import IllegalMessage, RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.record import record_properties
+from gantrymq.protocol.row_ids import (
+    BEGINNING,
+    GANTRY_ID,
+    GANTRY_SEQ,
+    Place,
+    RowId,
+    decode_row_id,
+    decode_sequence,
+    target_of,
+)
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.record_batch import RecordBatch
+
+#: The names of a row's properties.
+ROW_ID = GANTRY_ID.encode()
+SEQUENCE = GANTRY_SEQ.encode()
+
+
+class Rows(NamedTuple):
+    """The rows of one request: `new` are those that the queue hasn't got yet, `total` is how many there are in all.
+
+    `last_row` is what the queue has when `new` is stored. `first_offset` is the queue offset of the first row when none
+    is new, as far as it is known, else -1.
+    """
+
+    key: str
+    queue: ConsumeQueue
+    last: RowId
+    chain: int
+    total: int
+    new: RecordBatch | None
+    last_row: int
+    first_offset: int = -1
+
+
+def count_known(written: Written, first: RowId, last: RowId, after: Place, batch: RecordBatch) -> int:
+    """How many of the rows the queue has. Raises RequestRefused when it has others."""
+    if written.batch < first.batch:
+        if after != BEGINNING:
+            raise lost_rows(last, after, BEGINNING)
+        return 0
+    if written.batch > first.batch:
+        raise RequestRefused(
+            ResponseCode.ILLEGAL_OPERATION,
+            f"batch {first.batch} of the writer {first.writer} comes after its batch {written.batch}: was a "
+            "checkpoint taken back? A query with a new checkpoint, or another txnAppId, is another writer",
+        )
+    if first.row > written.row:
+        if after == (written.row, written.chain):
+            return 0
+        if after.row > written.row:
+            raise lost_rows(last, after, Place(written.row, written.chain))
+        raise other_rows(first, written)
+    if last.row <= written.row:
+        return len(batch)
+    # Some are known: the rows are in order.
+    low, high = 0, len(batch)
+    while low < high:
+        middle = (low + high) // 2
+        if sent_row(batch.records[middle])[0].row <= written.row:
+            low = middle + 1
+        else:
+            high = middle
+    row, chain = sent_row(batch.records[low - 1], target_of(batch.queue.topic, batch.queue.queue_id))
+    if (row.row, chain) != (written.row, written.chain):
+        raise other_rows(row, written)
+    return low
+
+
+def sent_row(record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
+    """As `row_of`. Raises RequestRefused."""
+    try:
+        return row_of(record, target)
+    except IllegalMessage as e:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
+
+
+def row_of(record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
+    """A record's row and, for a `target` (`target_of`), the checksum. Raises IllegalMessage."""
+    properties = record_properties(record)
+    row = decode_row_id(find_property(properties, ROW_ID) or b"")
+    if target is None:
+        return row, 0
+    chain = decode_sequence(find_property(properties, SEQUENCE) or b"", target)
+    if chain is None:
+        raise IllegalMessage(f"row {row.row} of {row.writer} has no {GANTRY_SEQ} for this queue")
+    return row, chain
+
+
+def without(batch: RecordBatch, count: int) -> RecordBatch:
+    """The batch but for its first records."""
+    rest = copy(batch)
+    rest.records, rest.sizes, rest.tags_codes = batch.records[count:], batch.sizes[count:], batch.tags_codes[count:]
+    return rest
+
+
+def lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.ILLEGAL_OPERATION,
+        f"batch {row.batch} of the writer {row.writer} goes on after row {after.row}, and the queue has its rows up to "
+        f"{had.row}: the broker has lost some, they must be sent again",
+    )
+
+
+def other_rows(row: RowId, written: Written) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.ILLEGAL_OPERATION,
+        f"batch {row.batch} of the writer {row.writer} comes with other rows, or in another order, than when it was "
+        f"sent first, up to row {written.row}: they can't be told apart. Make the same rows in the same order (sort "
+        "within the partitions before the write, no random functions), or leave exactlyOnce out, and rows may repeat",
+    )
