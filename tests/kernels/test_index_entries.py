@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gantrymq.kernels import native
 from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.sys_flag import STORE_HOST_V6, TRANSACTION_ROLLBACK
-from gantrymq.store import message_index
+from gantrymq.store import index_entries
 from gantrymq.store.index_keys import LEFT_OUT
-from gantrymq.store.message_index import MessageIndex
+from gantrymq.store.message_index import MessageIndex, index_paths
 
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
@@ -85,7 +85,7 @@ def built(log: Log, directory: Path, slots: int, entries: int) -> list[bytes]:
             raise AssertionError(f"it stays at {index.position} of {log.position}")
     finally:
         index.close(flush=False)
-    return [path.read_bytes() for path in message_index.index_paths(directory)]
+    return [path.read_bytes() for path in index_paths(directory)]
 
 
 @given(st.lists(records(), min_size=1, max_size=8), st.integers(1, 5), st.integers(2, 12), st.data())
@@ -98,7 +98,7 @@ def test_both_build_the_same_index(some: list[bytes], slots: int, entries: int, 
     with tempfile.TemporaryDirectory() as native_files, tempfile.TemporaryDirectory() as python_files:
         by_native = built(log, Path(native_files), slots, entries)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(message_index, "native", None)
+            patch.setattr(index_entries, "native", None)
             by_python = built(log, Path(python_files), slots, entries)
     assert by_native == by_python
 

@@ -19,7 +19,7 @@ from gantrymq.errors import StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import message_index, message_writer
+from gantrymq.store import index_entries, message_index, message_writer
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import KeyHash, keys_of
@@ -40,7 +40,7 @@ FOREVER = 1 << 62
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs both ways."""
     if request.param == "python":
-        monkeypatch.setattr(message_index, "native", None)
+        monkeypatch.setattr(index_entries, "native", None)
 
 
 def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
@@ -183,8 +183,8 @@ def test_half_messages_of_batches_are_left_out(tmp_path, monkeypatch, was_javas)
     half_topic, mark = "RMQ_SYS_TRANS_HALF_TOPIC", b"GANTRY_HALF\x01true\x02"
     with monkeypatch.context() as javas:
         if was_javas:
-            javas.setattr(message_index, "is_left_out", lambda *_: False)
-            javas.setattr(message_index, "native", None)
+            javas.setattr(index_entries, "is_left_out", lambda *_: False)
+            javas.setattr(index_entries, "native", None)
         store = open_store(tmp_path / "store")
         put(store, store.queue(half_topic, 0), b"alone", properties=properties("U0", "a"))
         put(store, store.queue(half_topic, 0), b"of a batch", properties=properties("U1", "a") + mark)
@@ -274,7 +274,7 @@ def test_disabled(tmp_path):
 
 def test_built_in_slices(store, monkeypatch):
     # Slices of native code are larger.
-    monkeypatch.setattr(message_index, "_NATIVE_TIMES", 1)
+    monkeypatch.setattr(index_entries, "_NATIVE_TIMES", 1)
     queue = store.queue("T", 0)
     for n in range(1000):
         put(store, queue, b"%d" % n, properties=properties(f"U{n}"))

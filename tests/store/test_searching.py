@@ -15,7 +15,7 @@ from store_support import finish, flushed, open_store, put
 from waiting import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, index_file, key_lookup, message_index
+from gantrymq.store import cleaner, index_entries, index_file, key_lookup, message_index
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.message_store import MessageStore
@@ -210,7 +210,7 @@ def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, er
     for turn in range(20):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fails_at(turn, original, error))
-            patch.setattr(message_index, "_SLICE", 3)
+            patch.setattr(index_entries, "_RECORDS", 3)
             try:
                 store.keys.build_index(0)
             except (OSError, StoreError, ValueError):

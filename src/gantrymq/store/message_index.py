@@ -16,34 +16,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
-from gantrymq.kernels import native
 from gantrymq.kernels.interface import IndexEntries
-from gantrymq.protocol.record import (
-    BLANK_SIZE,
-    BODY_AT_V4,
-    FIXED_SIZE_V4,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    decode_record,
-    unpacker,
-)
-from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
+from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.index_entries import entries_of
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
-from gantrymq.store.index_keys import LEFT_OUT, KeyHash, is_left_out, keys_of
+from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
 from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import clock, files
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at the clock so many records are looked at, but no more keys than this: a record may have 16,000;
-#: and no more when these had so many bytes of properties.
-_SLICE = 64
-_SLICE_KEYS = 2048
-_SLICE_BYTES = 32 * 1024
-#: Native code does so many times as much meanwhile.
-_NATIVE_TIMES = 8
 #: So many entries are walked over for one query: with a key that every message has that would be all of them.
 _MAX_STEPS = 200_000
 #: Dropping so many entries takes about 0.1 s.
@@ -51,9 +35,6 @@ _MOST_DROPPED = 100_000
 #: After so many of them the caller may pause.
 _STEPS = 64
 
-_unpack_plain = unpacker("size", "magic", "sys_flag", "store_timestamp", "body_length")
-_unpack_head = unpacker("size", "magic")
-_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
 _NEW = IndexHeader(0, 0, 0, 0, 0, 1)
 
 
@@ -210,82 +191,9 @@ class MessageIndex:
         assert found is not None
         view, base = found
         end = min(len(view), self._log.position - base)
-        at = position - base
-        last: int | None = None
-        if not self._keys_done and self._build_native(view, base, at, end):
-            return
-        entries: list[Entry] = []
-        # Of the first record, and of that at which the next slice begins.
-        skip, keys_done = self._keys_done, 0
-        read = 0
-        key_hash = self._hash
-        for _ in range(_SLICE):
-            if at + BLANK_SIZE > end:
-                at = end
-                break
-            size, magic, sys_flag, timestamp, body_length = (
-                _unpack_plain(view, at) if at + BODY_AT_V4 <= end else (*_unpack_head(view, at), 0, 0, 0)
-            )
-            if (
-                magic == MAGIC_V1
-                and not sys_flag & _HOSTS_V6
-                and 0 <= body_length <= size - FIXED_SIZE_V4
-                and at + size <= end
-            ):
-                tail = bytes(view[at + BODY_AT_V4 + body_length : at + size])
-                topic_end = 1 + tail[0]
-                topic = tail[1:topic_end]
-                properties = tail[topic_end + 2 :]
-            elif magic == MAGIC_BLANK:
-                at = end
-                break
-            else:
-                try:
-                    record = decode_record(view, at, check_crc=False)
-                except RecordError as e:
-                    log.warning("no record at %d, the index goes on in the next file of the log: %s", base + at, e)
-                    at = end
-                    break
-                size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag
-                topic, properties = record.topic, record.properties
-            if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK and not is_left_out(topic, properties):
-                keys = keys_of(properties)[skip:]
-                room = _SLICE_KEYS - len(entries)
-                if not room and keys:
-                    break
-                for key in keys[:room]:
-                    entries.append((key_hash(topic + b"#" + key), base + at, timestamp))
-                if len(keys) > room:
-                    last, keys_done = at, skip + room
-                    break
-            skip = 0
-            last = at
-            at += size
-            read += len(properties)
-            if read >= _SLICE_BYTES:
-                break
-        self._put(entries, self._keys_done)
-        self._reached(None if last is None else base + last, base + at, keys_done)
-
-    def _build_native(self, view: memoryview, base: int, at: int, end: int) -> bool:
-        """As `_build_slice`, as far as the records are such that native code does them; whether any was."""
-        if native is None:
-            return False
-        entries, last, following = native.index_entries(
-            view,
-            at,
-            end,
-            base,
-            _SLICE * _NATIVE_TIMES,
-            _SLICE_KEYS * _NATIVE_TIMES,
-            _SLICE_BYTES * _NATIVE_TIMES,
-            LEFT_OUT,
-        )
-        if following == at:
-            return False
-        self._put(entries, 0)
-        self._reached(base + last, base + following, 0)
-        return True
+        piece = entries_of(view, base, position - base, end, self._keys_done, self._hash)
+        self._put(piece.entries, self._keys_done)
+        self._reached(piece.last, piece.following, piece.keys_done)
 
     def _reached(self, last: int | None, following: int, keys_done: int) -> None:
         """All is in before the record at `following`, and some of its keys; `last`, if any, was looked at last."""

@@ -1,0 +1,127 @@
+"""The index's entries of a piece of the log: read from its records, in native code where they are plain."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from gantrymq.errors import RecordError
+from gantrymq.kernels import native
+from gantrymq.kernels.interface import IndexEntries
+from gantrymq.protocol.record import (
+    BLANK_SIZE,
+    BODY_AT_V4,
+    FIXED_SIZE_V4,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    decode_record,
+    unpacker,
+)
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_ROLLBACK
+from gantrymq.store.index_file import Entry
+from gantrymq.store.index_keys import LEFT_OUT, KeyHash, is_left_out, keys_of
+
+log = logging.getLogger(__name__)
+
+#: A piece has so many records at most, but no more keys than this: a record may have 16,000; and it ends when these had
+#: so many bytes of properties.
+_RECORDS = 64
+_KEYS = 2048
+_PROPERTY_BYTES = 32 * 1024
+#: Native code does so many times as much meanwhile.
+_NATIVE_TIMES = 8
+
+_unpack_plain = unpacker("size", "magic", "sys_flag", "store_timestamp", "body_length")
+_unpack_head = unpacker("size", "magic")
+_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
+
+
+class Piece(NamedTuple):
+    """All entries of the records before the physical offset `following`, and of that one's the first `keys_done`.
+
+    `last` is the last record that was looked at, if any.
+    """
+
+    entries: list[Entry] | IndexEntries
+    last: int | None
+    following: int
+    keys_done: int
+
+
+def entries_of(view: memoryview, base: int, at: int, end: int, skip: int, key_hash: KeyHash) -> Piece:
+    """The entries of some records from `at` to `end` of a file of the log, which begins at the physical offset `base`.
+
+    Of the first record so many are left out.
+    """
+    if not skip and (piece := _native_entries_of(view, base, at, end)) is not None:
+        return piece
+    last: int | None = None
+    entries: list[Entry] = []
+    # Of the record at which the next piece begins.
+    keys_done = 0
+    read = 0
+    for _ in range(_RECORDS):
+        if at + BLANK_SIZE > end:
+            at = end
+            break
+        size, magic, sys_flag, timestamp, body_length = (
+            _unpack_plain(view, at) if at + BODY_AT_V4 <= end else (*_unpack_head(view, at), 0, 0, 0)
+        )
+        if (
+            magic == MAGIC_V1
+            and not sys_flag & _HOSTS_V6
+            and 0 <= body_length <= size - FIXED_SIZE_V4
+            and at + size <= end
+        ):
+            tail = bytes(view[at + BODY_AT_V4 + body_length : at + size])
+            topic_end = 1 + tail[0]
+            topic = tail[1:topic_end]
+            properties = tail[topic_end + 2 :]
+        elif magic == MAGIC_BLANK:
+            at = end
+            break
+        else:
+            try:
+                record = decode_record(view, at, check_crc=False)
+            except RecordError as e:
+                log.warning("no record at %d, the index goes on in the next file of the log: %s", base + at, e)
+                at = end
+                break
+            size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag
+            topic, properties = record.topic, record.properties
+        if sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK and not is_left_out(topic, properties):
+            keys = keys_of(properties)[skip:]
+            room = _KEYS - len(entries)
+            if not room and keys:
+                break
+            for key in keys[:room]:
+                entries.append((key_hash(topic + b"#" + key), base + at, timestamp))
+            if len(keys) > room:
+                last, keys_done = at, skip + room
+                break
+        skip = 0
+        last = at
+        at += size
+        read += len(properties)
+        if read >= _PROPERTY_BYTES:
+            break
+    return Piece(entries, None if last is None else base + last, base + at, keys_done)
+
+
+def _native_entries_of(view: memoryview, base: int, at: int, end: int) -> Piece | None:
+    """Those of the records up to one that native code doesn't do; None if that is the first."""
+    if native is None:
+        return None
+    entries, last, following = native.index_entries(
+        view,
+        at,
+        end,
+        base,
+        _RECORDS * _NATIVE_TIMES,
+        _KEYS * _NATIVE_TIMES,
+        _PROPERTY_BYTES * _NATIVE_TIMES,
+        LEFT_OUT,
+    )
+    if following == at:
+        return None
+    return Piece(entries, base + last, base + following, 0)
