@@ -61,6 +61,13 @@ def test_checked_frames_in_any_pieces(sent: list[Frame], cuts: list[int]) -> Non
     assert reader.checked
 
 
+@given(frames, st.lists(st.integers(0, 2000), max_size=8))
+def test_frames_stay_as_they_are_while_more_comes(sent: list[Frame], cuts: list[int]) -> None:
+    # In pieces of every kind of memory; a body is a view of it.
+    kept = list(read_all(FrameReader(), encode(sent, checked=False), cuts))
+    assert [Frame(frame.offset, bytes(frame.body)) for frame in kept if isinstance(frame, Frame)] == sent
+
+
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 10_000), st.integers(1, 255))
 def test_one_wrong_byte_is_noticed(body: bytes, place: int, change: int) -> None:
     greeting = encode_greeting(MASTER)

@@ -135,7 +135,7 @@ class Links:
 
     async def _master(self, program: Program) -> None:
         store = self._open(program)
-        config = ReplicationConfig(ha_listen_port=PORT, ha_transfer_batch_size=5000, **TIMING)
+        config = ReplicationConfig(ha_listen_port=PORT, ha_transfer_batch_size=625, **TIMING)
 
         def acknowledged() -> None:
             self.acknowledged = max(self.acknowledged, master.slaves.replicated(2))

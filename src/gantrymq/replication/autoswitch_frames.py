@@ -13,8 +13,10 @@ from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import FrameError
+from gantrymq.protocol.record import Buffer
 from gantrymq.replication.epochs import Epoch
 from gantrymq.replication.frames import MAX_FRAME, not_negative
+from gantrymq.replication.received import Received
 
 #: Ordinals of Java's HAConnectionState.
 HANDSHAKE = 1
@@ -61,7 +63,7 @@ class Transfer(NamedTuple):
     epoch: int
     epoch_start: int
     confirm_offset: int
-    body: bytes
+    body: Buffer
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -86,28 +88,28 @@ class AutoSwitchFrameReader:
     """A master's frames out of the bytes that come; keeps no more than one and what came with its end."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._received = Received()
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self._received.add(data)
 
     def next(self) -> MasterEpochs | Transfer | None:
         """The next whole frame, None until there is one. Raises FrameError for what can't be one."""
-        buffer = self._buffer
-        if len(buffer) < _MASTER.size:
+        received = self._received
+        if len(received) < _MASTER.size:
             return None
-        state, size, offset, epoch = _MASTER.unpack_from(buffer)
+        state, size, offset, epoch = _MASTER.unpack_from(*received.place)
         start = _header_size(state)
         most = MAX_EPOCHS * _EPOCH.size if state == HANDSHAKE else MAX_FRAME - start
         if not 0 <= size <= most or (state == HANDSHAKE and size % _EPOCH.size):
             raise FrameError(f"a frame of {size} bytes at {offset}")
-        if len(buffer) < start + size:
+        if len(received) < start + size:
             return None
-        head, body = bytes(buffer[:start]), bytes(buffer[start : start + size])
-        del buffer[: start + size]
+        frame = received.take(start + size)
+        body = frame[start:]
         if state == HANDSHAKE:
             return MasterEpochs(offset, epoch, tuple(Epoch._make(each) for each in _EPOCH.iter_unpack(body)))
-        *_, epoch_start, confirm_offset = _TRANSFER.unpack(head)
+        *_, epoch_start, confirm_offset = _TRANSFER.unpack_from(frame)
         return Transfer(offset, epoch, epoch_start, confirm_offset, body)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from gantrymq.errors import FrameError, ReplicationError
 from gantrymq.logs import peer_log
+from gantrymq.protocol.record import Buffer
 from gantrymq.replication.autoswitch_frames import (
     AutoSwitchFrameReader,
     Hello,
@@ -46,7 +47,7 @@ class AutoSwitchLink:
         self._epochs = file.epochs
         self._append, self._save = file.append, file.save
         self._frames = AutoSwitchFrameReader()
-        self._waiting = b""
+        self._waiting: Buffer = b""
         self._replica.restart()
         self._own_end = store.max_physical_offset
         self._begins = self._own_end == store.min_physical_offset
@@ -138,7 +139,7 @@ class AutoSwitchLink:
             self._save()
         return point
 
-    def _checked(self, frame: Transfer) -> bytes:
+    def _checked(self, frame: Transfer) -> Buffer:
         """What of a frame is to be put into the log. Raises as `step` does."""
         if self._next is None:
             raise FrameError("the master sends its log before its epochs")

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from gantrymq.errors import FrameError
+from gantrymq.protocol.record import Buffer
+from gantrymq.replication.received import Received
 
 #: A Java slave's buffer has 4 MiB, so no frame can be larger (`DefaultHAClient.READ_MAX_BUFFER_SIZE`).
 MAX_FRAME = 4 * 1024 * 1024
@@ -47,7 +49,7 @@ class Frame(NamedTuple):
     """What a master sent: bytes of its log from a physical offset on; none is a sign of life."""
 
     offset: int
-    body: bytes
+    body: Buffer
 
 
 class Greeting(NamedTuple):
@@ -97,30 +99,30 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.checked = False
-        self._buffer = bytearray()
+        self._received = Received()
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self._received.add(data)
 
     def next(self) -> Frame | Greeting | None:
         """The next whole frame, None until there is one. Raises FrameError for what can't be one."""
-        buffer = self._buffer
-        if len(buffer) < HEADER_SIZE:
+        received = self._received
+        if len(received) < HEADER_SIZE:
             return None
-        offset, size = _HEADER.unpack_from(buffer)
+        offset, size = _HEADER.unpack_from(*received.place)
         greeted = not self.checked and offset == GREETING
         start = CHECKED_HEADER_SIZE if self.checked or greeted else HEADER_SIZE
         if not 0 <= size <= MAX_FRAME - start:
             raise FrameError(f"a frame of {size} bytes at {offset}")
-        if len(buffer) < start + size:
+        if len(received) < start + size:
             return None
-        with memoryview(buffer) as view:
-            body = bytes(view[start : start + size])
-        if start == CHECKED_HEADER_SIZE:
-            head, crc = bytes(buffer[:HEADER_SIZE]), _CRC.unpack_from(buffer, HEADER_SIZE)[0]
-            if crc32(body, crc32(head)) != crc:
-                raise FrameError(f"a frame of {size} bytes at {offset} has the wrong CRC")
-        del buffer[: start + size]
+        frame = received.take(start + size)
+        body = frame[start:]
+        if (
+            start == CHECKED_HEADER_SIZE
+            and crc32(body, crc32(frame[:HEADER_SIZE])) != _CRC.unpack_from(frame, HEADER_SIZE)[0]
+        ):
+            raise FrameError(f"a frame of {size} bytes at {offset} has the wrong CRC")
         if not greeted:
             return Frame(offset, body)
         if size < _GREETED.size:

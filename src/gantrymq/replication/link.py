@@ -18,6 +18,7 @@ from enum import Enum
 
 from gantrymq.errors import FrameError, ReplicationError
 from gantrymq.logs import peer_log
+from gantrymq.protocol.record import Buffer
 from gantrymq.replication.frames import VERSION, Frame, FrameReader, Greeting, encode_opening, encode_report
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
@@ -65,7 +66,7 @@ class Link:
         self._whole_log = whole_log
         self._frames = FrameReader()
         #: Bytes that the store had no room for yet.
-        self._waiting = b""
+        self._waiting: Buffer = b""
         self._replica.restart()
         #: Where the slave's own log ends, up to which is compared what comes.
         self._own_end = store.max_physical_offset
@@ -176,7 +177,7 @@ class Link:
             replica.begin_at(offset)
         self._own_end = offset
 
-    def _checked(self, frame: Frame) -> bytes:
+    def _checked(self, frame: Frame) -> Buffer:
         """What of a frame is to be put into the log. Raises as `step` does."""
         offset, body = frame
         if self.state is LinkState.ASKING:
@@ -192,7 +193,7 @@ class Link:
             )
         return self._compared(offset, body)
 
-    def _first(self, offset: int, body: bytes) -> bytes:
+    def _first(self, offset: int, body: Buffer) -> Buffer:
         size = self._store.config.mapped_file_size_commit_log
         is_last_file = self._next == LAST_FILE and not self.is_ours and self._begins
         if offset != self._next and not (is_last_file and offset > 0 and offset % size == 0):
@@ -217,14 +218,14 @@ class Link:
                 f"{self._own_end}: it isn't this one's master, or begins behind it"
             )
 
-    def _compared(self, offset: int, body: bytes) -> bytes:
+    def _compared(self, offset: int, body: Buffer) -> Buffer:
         """What is behind the end of the slave's own log; before it all must be equal."""
         known = same_log(self._store, self._own_end, offset, body)
         self.state = LinkState.FOLLOWING if self._next >= self._own_end else LinkState.COMPARING
         return body[known:]
 
 
-def same_log(store: MessageStore, end: int, offset: int, body: bytes) -> int:
+def same_log(store: MessageStore, end: int, offset: int, body: Buffer) -> int:
     """How many bytes of `body`, which are at `offset`, a log that ends at `end` has.
 
     Raises ReplicationError when it has others.

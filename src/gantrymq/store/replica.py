@@ -195,10 +195,10 @@ class Replica:
             raise
         except BaseException:
             self._repeated = len(data)
-            self._unfinished = bytearray(buffer[at:])
+            self._unfinished = bytearray(memoryview(buffer)[at:])
             self._wanted = 0
             raise
-        self._unfinished = bytearray(buffer[at:])
+        self._unfinished = bytearray(memoryview(buffer)[at:])
         return self._tell()
 
     def confirm(self, physical_offset: int) -> list[ConsumeQueue]:
@@ -239,7 +239,7 @@ class Replica:
             if self._held.next_offset(queue) != run.first:
                 return 0
             all_units.append(Units(queue, run.first, run.units))
-        self._put(buffer[at : runs.end], all_units, runs.last_timestamp)
+        self._put(memoryview(buffer)[at : runs.end], all_units, runs.last_timestamp)
         return runs.end - at
 
     def _take(self, buffer: bytes, at: int) -> int:
@@ -320,10 +320,10 @@ class Replica:
             timestamp = stored
             pos = stop
         if pos > at:
-            self._put(buffer[at:pos], list(queues.values()), timestamp)
+            self._put(memoryview(buffer)[at:pos], list(queues.values()), timestamp)
         return pos - at
 
-    def _put(self, data: bytes, all_units: list[Units], timestamp: int) -> None:
+    def _put(self, data: Buffer, all_units: list[Units], timestamp: int) -> None:
         """Writes what was checked. Raises StoreBusy, StoreFull, StoreError; then nothing is written."""
         commit_log, held = self._log, self._held
         try:
