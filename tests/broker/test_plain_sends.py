@@ -176,7 +176,7 @@ async def take_smaller_ones(broker: Broker) -> None:
 
 
 async def become_slave(broker: Broker) -> None:
-    await broker._become_slave()
+    await broker._roles.become_slave()
 
 
 @pytest.mark.parametrize(
@@ -361,11 +361,11 @@ async def test_a_role_counts_from_the_moment_on_that_it_changes(
             codes.extend(answer.code for answer in client.answers(frame("java", 3)))
 
         monkeypatch.setattr(broker._registration, "become_slave", send)
-        await broker._become_slave()
+        await broker._roles.become_slave()
         await send()
         assert codes == [ResponseCode.SYSTEM_BUSY] * 2
         assert broker.store.queue("orders", 0).max_offset == 2
-        await broker._become_master()
+        await broker._roles.become_master()
         for opaque in (4, 5):
             assert client.answers(frame("java", opaque))[0].code == ResponseCode.SUCCESS
         assert known(broker) == 1

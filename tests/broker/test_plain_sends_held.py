@@ -65,8 +65,8 @@ async def go_back_in_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def be_a_slave_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    await broker._become_slave()
-    await broker._become_master()
+    await broker._roles.become_slave()
+    await broker._roles.become_master()
 
 
 CHANGES: list[Change] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -40,7 +40,7 @@ from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.message_filter import MessageFilters
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.new_topics import NewTopics
-from gantrymq.broker.part import Part, handler_table
+from gantrymq.broker.part import Part
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
 from gantrymq.broker.pop.query_assignment import Assignments
 from gantrymq.broker.pop.service import PopService
@@ -50,14 +50,15 @@ from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.replication.credentials import inner_client_hooks
 from gantrymq.broker.replication.metadata_sync import MetadataSync
-from gantrymq.broker.replication.refusals import STAND_IN_CODES, as_slave
 from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.reply import Replies
 from gantrymq.broker.retry import RetryTopics
+from gantrymq.broker.role_changes import RoleChanges
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.send import Sending
+from gantrymq.broker.serving import Draining, GoingOn, Serving
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.recall import Recall
 from gantrymq.broker.timer.timer import Timer
@@ -76,45 +77,6 @@ from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
-
-
-class Serving(Part):
-    """Takes connections from `start` on; `stop` closes them, after what was answered is written."""
-
-    def __init__(self, server: RemotingServer) -> None:
-        self._server = server
-
-    async def start(self) -> None:
-        await self._server.serve()
-
-    async def stop(self) -> None:
-        await self._server.stop()
-
-
-class Draining(Part):
-    """Has what arrived before `stop` answered, while all that can answer it is still at work."""
-
-    def __init__(self, server: RemotingServer) -> None:
-        self._server = server
-
-    async def stop(self) -> None:
-        await self._server.drain()
-
-
-class GoingOn(Part):
-    """Requests that take more than a turn of the loop; those that wait are answered before the connections close."""
-
-    def __init__(self, long_requests: LongRequests) -> None:
-        self._long_requests = long_requests
-
-    async def start(self) -> None:
-        self._long_requests.start()
-
-    async def stop(self) -> None:
-        await self._long_requests.stop()
-
-    def connection_closed(self, connection: Connection) -> None:
-        self._long_requests.connection_closed(connection)
 
 
 class Broker:
@@ -249,8 +211,6 @@ class Broker:
         self._registration = Registration(config, self.address, topics, replicating, jobs)
         replicating.look_again = self._registration.again
         self.acting = Acting(config, self.address, replicating, flush_waits, self._remoting, jobs)
-        self.acting.begin = self._stand_in
-        self.acting.end = self._stand_back
         self.acting.register = self._registration.again
         if config.enable_slave_acting_master:
             replicating.acknowledged = self.acting.acknowledged
@@ -258,8 +218,6 @@ class Broker:
         self.controlled: Controlled | None = None
         if config.enable_controller_mode:
             self.controlled = Controlled(config, self.address, store, replicating, appender, flush_waits, jobs)
-            self.controlled.make_master = self._become_master
-            self.controlled.make_slave = self._become_slave
             self.controlled.register = self._registration.role_changed
         self.runtime = RuntimeInfo(config, store, deliveries, self._schedule, self._timer, jobs)
         relay = ClientRelay(config, store, topics, groups, members)
@@ -297,8 +255,6 @@ class Broker:
             replicating,
             self.acting,
         )
-        #: What a slave does that stands in for its master.
-        self._acting_parts: tuple[Part, ...] = (tables, self._transactions, self._timer, self._schedule, self.pops)
         #: In the order in which they start; they stop in the opposite one.
         self._parts: list[Part] = [
             saving,
@@ -374,9 +330,20 @@ class Broker:
             self._parts.append(metrics)
         # Nobody is to find a broker that can't start.
         self._parts += [Draining(self._server), self._registration]
-        self._as_master = handler_table(self._parts)
-        self._as_slave = as_slave(self._as_master, config)
-        self._handlers.update(self._as_master)
+        self._roles = roles = RoleChanges(
+            config,
+            self._handlers,
+            self._parts,
+            (tables, self._transactions, self._timer, self._schedule, self.pops),
+            replicating,
+            appender,
+            self._escaping,
+            self._sending.forget_plain,
+            self._config_changed,
+        )
+        self.acting.begin, self.acting.end = roles.stand_in, roles.stand_back
+        if self.controlled is not None:
+            self.controlled.make_master, self.controlled.make_slave = roles.become_master, roles.become_slave
         #: What `stop` has to undo.
         self._running = AsyncExitStack()
 
@@ -401,11 +368,11 @@ class Broker:
             stack.push_async_callback(self._remoting.close)
             for part in self._parts:
                 part.load()
-            for handlers in (self._as_master, self._as_slave):
+            for handlers in (self._roles.as_master, self._roles.as_slave):
                 self.access.guard(handlers)
             if not self.access.is_on:
                 self._server.first_look = self._sending.first_look
-            self._answer_as(self._as_slave if self._is_slave else self._as_master)
+            self._roles.begin(is_slave=self._is_slave)
             stack.callback(self._save_at_last)
             for part in self._parts:
                 stack.push_async_callback(part.stop)
@@ -423,46 +390,6 @@ class Broker:
         Nothing is left out when one of it raises; that is raised at the end. Once more does no harm.
         """
         await self._running.aclose()
-
-    async def _become_master(self) -> None:
-        """The controller has made a slave master. Raises GantryError; it may be tried again."""
-        # Before those that write into the log.
-        await self.replicating.become_master()
-        for part in self._parts:
-            if part is not self.replicating:
-                await part.become_master()
-        self._config_changed()
-        self._answer_as(self._as_master)
-
-    async def _become_slave(self) -> None:
-        """Another is master now. Raises GantryError; it may be tried again."""
-        self._answer_as(self._as_slave)
-        for part in reversed(self._parts):
-            if part is not self.replicating:
-                await part.become_slave()
-        await self.replicating.become_slave()
-        self._config_changed()
-
-    async def _stand_in(self) -> None:
-        """The master is gone, and this slave does in its place what only a master does."""
-        self.appender.elsewhere = self._escaping.append_again
-        self.appender.begin_elsewhere = self._escaping.begin
-        for part in self._acting_parts:
-            await part.stand_in()
-        self._handlers.update({code: self._as_master[code] for code in STAND_IN_CODES})
-
-    async def _stand_back(self) -> None:
-        """It is there again, or another slave stands in."""
-        self._answer_as(self._as_slave)
-        for part in reversed(self._acting_parts):
-            await part.become_slave()
-        self.appender.elsewhere = self.appender.begin_elsewhere = None
-        await self._escaping.end()
-
-    def _answer_as(self, handlers: Mapping[int, RequestHandler]) -> None:
-        """Requests go to these from now on, also those that no handler would have seen."""
-        self._handlers.update(handlers)
-        self._sending.forget_plain()
 
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed(names)
