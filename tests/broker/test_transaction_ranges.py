@@ -118,7 +118,7 @@ async def test_what_is_known_of_ended_ones_takes_no_memory_for_each(pair: Pair) 
     broker, producer = pair
     await end_all(producer, [await prepare_many(producer, "orders", numbers(0, 1000)) for _ in range(4)])
     check = broker._transactions._check
-    assert (len(check._ended), len(check._ended_late), check.progress[0]) == (0, 0, 4000)
+    assert (len(check._ends._ended), len(check._ends._ended_late), check.progress[0]) == (0, 0, 4000)
 
 
 async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ A round is an iterator that gives control back after each few messages, so that 
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Generator, Iterator
 from struct import error as StructError
 from typing import NamedTuple
@@ -24,8 +23,8 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
-from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
+from gantrymq.broker.transaction.known_ends import KnownEnds
 from gantrymq.broker.transaction.next_step import (
     CanAsk,
     NextStep,
@@ -57,8 +56,6 @@ log = peer_log(__name__)
 _BATCH = 32
 _OP_BATCH = 8
 _BATCH_BYTES = 1024 * 1024
-#: Half messages known to be done with that are stepped over in one slice.
-_STEPS = 4096
 #: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
 _MOST_WAITING = 10_000
 
@@ -91,20 +88,9 @@ class TransactionCheck:
         self._store = appender.store
         self._topics = topics
         self._offsets = offsets
-        self._ops = ops
         self._reader = QueueReader(appender.store, "transactions")
-        self._half_offset = 0
-        #: All op messages before this one are known.
-        self._op_read = 0
-        #: Half offset -> the op message that names it: of those still ahead, and of those that were passed before.
-        self._ended = EndedHalves()
-        self._ended_late: dict[int, int] = {}
-        #: Op message -> how many of its half offsets are in one of the two, the oldest first.
-        self._waiting_for: dict[int, int] = {}
-        #: (queue offset, first queue offset) of half messages ahead that were stored again too young to be asked about:
-        #: their producer names the first. And how often each first one is in it.
-        self._renewed: deque[tuple[int, int]] = deque()
-        self._renewed_from: Counter[int] = Counter()
+        #: What is known of half messages that have ended, and up to where all are dealt with.
+        self._ends = KnownEnds(ops)
         #: The last step of a round met a file that is being made: the next one is for ROOM_S later.
         self.waits_for_room = False
         #: Of those before this one it isn't known: they were there at the start, and are read in time.
@@ -116,11 +102,10 @@ class TransactionCheck:
 
     def load(self) -> None:
         """Goes on where it stopped, or where its master did; the store is open, and consumer offsets are loaded."""
-        self._ended, self.decisions = EndedHalves(), Decisions()
-        for known in (self._ended_late, self._waiting_for, self._renewed, self._renewed_from):
-            known.clear()
-        self._half_offset = self._start_of(half_queue(self._store), self._offsets)
-        self._op_read = self._start_of(op_queue(self._store), self._offsets)
+        self.decisions = Decisions()
+        self._ends.begin(
+            self._start_of(half_queue(self._store), self._offsets), self._start_of(op_queue(self._store), self._offsets)
+        )
         self._loaded_end = half_queue(self._store).max_offset
 
     @staticmethod
@@ -132,14 +117,13 @@ class TransactionCheck:
     @property
     def progress(self) -> tuple[int, int]:
         """(half offset, op offset): all before them is done with."""
-        return self._half_offset, next(iter(self._waiting_for), self._op_read)
+        return self._ends.half_offset, self._ends.first_op_offset
 
     @property
     def open_count(self) -> int:
         """How many half messages wait for their transaction's end, by what is known of the op messages."""
-        half_offset, ended = self._half_offset, self._ended
-        unwritten = sum(1 for offset in self._ops if offset >= half_offset and offset not in ended)
-        return half_queue(self._store).max_offset - half_offset - len(ended) - unwritten
+        end = half_queue(self._store).max_offset
+        return end - self._ends.half_offset - self._ends.count_ahead()
 
     @property
     def skipped(self) -> int:
@@ -148,53 +132,59 @@ class TransactionCheck:
 
     def read_ops(self) -> bool:
         """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
-        start = self._op_read
+        ends = self._ends
+        start = ends.op_read
         for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
             if record is not None and is_decision(record):
                 if (decision := Decision.read(record)) is not None:
                     self._decided(decision)
             elif record is not None:
-                self._note(record.queue_offset, half_offsets(record))
-            self._op_read = next_offset
-        return self._op_read != start
+                ends.note(record.queue_offset, half_offsets(record))
+            ends.op_read = next_offset
+        return ends.op_read != start
 
     def op_written(self, op_offset: int, offsets: list[int]) -> None:
         """An op message was written: it needn't be read, if all before it are known."""
-        if op_offset == self._op_read:
-            self._note(op_offset, offsets)
-            self._op_read += 1
+        if op_offset == self._ends.op_read:
+            self._ends.note(op_offset, offsets)
+            self._ends.op_read += 1
 
     def decision_written(self, decision: Decision) -> None:
         """All op messages before it are known."""
-        self._op_read = decision.op_offset + 1
+        self._ends.op_read = decision.op_offset + 1
         self._decided(decision)
 
     def decision_done(self, decision: Decision) -> None:
         """Its half messages have ended."""
         del self.decisions.open[decision.op_offset]
-        del self._waiting_for[decision.op_offset]
+        self._ends.let_go(decision.op_offset)
+
+    def _decided(self, decision: Decision) -> None:
+        self.decisions.open[decision.op_offset] = decision
+        # Until it is carried out it isn't left behind.
+        self._ends.keep(decision.op_offset)
 
     def is_ended(self, half_offset: int) -> bool:
         """Whether a half message is known to be done with."""
-        return self._is_ended(half_offset)
+        return self._ends.has(half_offset)
 
     def step_over(self) -> None:
         """Steps over some half messages that have ended: what is known of them needn't be kept until the next round."""
-        self._step_over_ended()
+        self._ends.step_over()
 
     def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
         # What is stored again meanwhile is for the next round.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
-        while self.read_ops() or self._step_over_ended():
+        while self.read_ops() or self._ends.step_over():
             yield []
         has_work = self._appender.elsewhere is not None or (yield from self._has_work(now_ms, end, can_ask))
         while has_work:
             # Ops before halves, every time: what ended meanwhile isn't asked about.
             while self.read_ops():
                 yield []
-            if self._step_over_ended():
+            if self._ends.step_over():
                 yield []
                 continue
             questions, is_more = self._check_batch(now_ms, end, can_ask)
@@ -203,87 +193,14 @@ class TransactionCheck:
                 break
         if self.dropped > dropped:
             log.warning("%d half messages of batches weren't ended in time: rolled back", self.dropped - dropped)
-        self._forget_passed()
-
-    # -- op messages --------------------------------------------------------------------------------------------
-
-    def _decided(self, decision: Decision) -> None:
-        self.decisions.open[decision.op_offset] = decision
-        # Until it is carried out it isn't left behind.
-        self._waiting_for[decision.op_offset] = 1
-
-    def _note(self, op_offset: int, offsets: list[int]) -> None:
-        ahead = [offset for offset in offsets if offset >= self._half_offset]
-        count = 0
-        if len(ahead) < len(offsets):
-            late = {offset for offset in offsets if offset < self._half_offset and offset not in self._ended_late}
-            self._ended_late.update(dict.fromkeys(late, op_offset))
-            count = len(late)
-        count += self._ended.add_all(ahead, op_offset)
-        if count:
-            self._waiting_for[op_offset] = count
-
-    def _take(self, half_offset: int) -> bool:
-        """Whether a half message is done with; if so, nothing more needs to be known of it."""
-        return self._take_written(half_offset) or half_offset in self._ops
-
-    def _take_written(self, half_offset: int) -> bool:
-        """As `_take`, if an op message says so."""
-        is_ahead = half_offset >= self._half_offset
-        op_offset = self._ended.pop(half_offset) if is_ahead else self._ended_late.pop(half_offset, None)
-        if op_offset is not None:
-            self._release(op_offset, 1)
-        return op_offset is not None
-
-    def _release(self, op_offset: int, count: int) -> None:
-        """So many that an op message names needn't be known any more."""
-        self._waiting_for[op_offset] -= count
-        if not self._waiting_for[op_offset]:
-            del self._waiting_for[op_offset]
-
-    def _pass_to(self, half_offset: int) -> None:
-        """Goes on at a half message; those before it are dealt with, deleted, or can't be read."""
-        start = self._half_offset
-        self._half_offset = half_offset
-        self._ended_late.update(self._ended.pop_between(start, half_offset))
-
-    def _forget_passed(self) -> None:
-        """Drops the ends of half messages that were passed before they ended, but for those of copies still ahead."""
-        while self._renewed and self._renewed[0][0] < self._half_offset:
-            _, first = self._renewed.popleft()
-            self._renewed_from[first] -= 1
-            if not self._renewed_from[first]:
-                del self._renewed_from[first]
-        if self._half_offset < self._loaded_end:
-            return
-        for offset in [offset for offset in self._ended_late if offset not in self._renewed_from]:
-            self._take(offset)
+        self._ends.forget_passed(loaded_end=self._loaded_end)
 
     # -- half messages ------------------------------------------------------------------------------------------
-
-    def _step_over_ended(self) -> bool:
-        """Up to the first one that no op message names.
-
-        One that is passed before it is named would be noted as late, by itself, until the round's end: 65 bytes for
-        each half message of a transaction with millions.
-        """
-        start = self._half_offset
-        while self._half_offset < start + _STEPS:
-            run = self._ended.pop_run(self._half_offset)
-            if run is not None:
-                end, op_offset = run
-                self._release(op_offset, end - self._half_offset)
-                self._half_offset = end
-            elif self._take_written(self._half_offset):
-                self._half_offset += 1
-            else:
-                break
-        return self._half_offset > start
 
     def _has_work(self, now_ms: int, end: int, can_ask: CanAsk) -> Generator[list[Question], None, bool]:
         """Whether there is more to do before a half offset than to store again what waits; in steps."""
         queue = half_queue(self._store)
-        offset = self._half_offset
+        offset = self._ends.half_offset
         if end - offset > _MOST_WAITING:
             return True
         while offset < end:
@@ -293,7 +210,7 @@ class TransactionCheck:
                 return True
             size = 0
             for physical_offset, length, _ in UNIT.iter_unpack(units):
-                if not self._is_ended(offset):
+                if not self._ends.has(offset):
                     try:
                         record = self._store.read_record(physical_offset)
                         what = self._next(record, decode_properties(record.properties), now_ms, can_ask)
@@ -314,14 +231,14 @@ class TransactionCheck:
         """(questions, whether there may be more half messages to look at in this round)."""
         questions: list[Question] = []
         queue = half_queue(self._store)
-        start, size = self._half_offset, 0
+        start, size = self._ends.half_offset, 0
         self.waits_for_room = False
         for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
-                if self._half_offset >= end:
+                if self._ends.half_offset >= end:
                     return questions, False
                 try:
-                    is_old = self._take(self._half_offset) or self._check(record, now_ms, can_ask, questions)
+                    is_old = self._ends.take(self._ends.half_offset) or self._check(record, now_ms, can_ask, questions)
                 except StoreBusy:
                     # The rest of a round of thousands needn't wait for the next one.
                     self.waits_for_room = True
@@ -335,10 +252,10 @@ class TransactionCheck:
                 if not is_old:
                     return questions, False
                 size += record.size
-            self._pass_to(next_offset)
+            self._ends.pass_to(next_offset)
             if size >= _BATCH_BYTES:
                 break
-        return questions, self._half_offset != start
+        return questions, self._ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_ask: CanAsk, questions: list[Question]) -> bool:
         """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
@@ -351,7 +268,7 @@ class TransactionCheck:
         if what is NextStep.GIVE_UP:
             self._discard(record)
         elif what is NextStep.ENDED:
-            self._take(first_half_offset(fields))
+            self._ends.take(first_half_offset(fields))
         elif what is NextStep.DROP:
             self.dropped += 1
         elif what is NextStep.WAITS:
@@ -373,7 +290,7 @@ class TransactionCheck:
         """
         if self.decisions.open:
             return False
-        if not self._is_ended(first_half_offset(fields)):
+        if not self._ends.has(first_half_offset(fields)):
             self._append(record, half_queue(self._store), record.properties)
         return True
 
@@ -384,14 +301,9 @@ class TransactionCheck:
             return NextStep.YOUNG
         if is_given_up(record, fields, now_ms, self._config):
             return NextStep.GIVE_UP
-        if self._is_ended(first_offset):
+        if self._ends.has(first_offset):
             return NextStep.ENDED
         return next_step(record, fields, now_ms, can_ask, self._config)
-
-    def _is_ended(self, half_offset: int) -> bool:
-        """As `_take`, but it stays known."""
-        ended = self._ended if half_offset >= self._half_offset else self._ended_late
-        return half_offset in ended or half_offset in self._ops
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
         """Stores it at the end of its queue; None when that can't be, and it is put aside."""
@@ -400,8 +312,7 @@ class TransactionCheck:
             self._discard(record)
         elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
             first = first_half_offset(fields)
-            self._renewed.append((result.queue_offset, first))
-            self._renewed_from[first] += 1
+            self._ends.renewed(result.queue_offset, first)
         return result
 
     def _discard(self, record: Record) -> None:
