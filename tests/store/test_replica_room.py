@@ -237,3 +237,40 @@ def test_a_queue_that_cant_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_equal(master, slave)
     for store in (master, slave):
         store.close()
+
+
+@pytest.mark.parametrize("written", [0, 1, 1000])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    """Whole records that it left would follow upon others, which a later master sends."""
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
+    for n in range(40):
+        put(master, master.queue("T", n % 2), b"%d" % n)
+    data = log_bytes(master, 0)
+    append(slave, master.record_bytes(0))
+    begin = slave.max_physical_offset
+    pwrite = files.pwrite
+    left = written
+
+    def fails(fd: int, piece: bytes, offset: int) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.EIO, "planted")
+        count = pwrite(fd, piece[:left], offset)
+        left -= count
+        return count
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "pwrite", fails)
+        with pytest.raises(StoreError, match="planted"):
+            slave.replica.append(data[begin:])
+    assert slave.max_physical_offset == begin
+    (file,) = (tmp_path / "slave" / "commitlog").iterdir()
+    assert file.read_bytes().rstrip(b"\0") == data[:begin].rstrip(b"\0")
+    (queue,) = (tmp_path / "slave" / "consumequeue" / "T" / "1").iterdir()
+    assert not any(queue.read_bytes())
+    slave.replica.restart()
+    append(slave, data[begin:])
+    assert_equal(master, slave)
+    for store in (master, slave):
+        store.close()
+    assert verify(slave.config).problems == []

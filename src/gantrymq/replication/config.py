@@ -13,9 +13,10 @@ class ReplicationConfig:
     """Sizes in bytes, times in ms. Raises ConfigError for a value out of bounds.
 
     A master listens for slaves at `ha_listen_port` (0: a free port) and sends each of them `ha_transfer_batch_size` at
-    a time (slaves of ours without a controller: eight times that), with `ha_flow_control_enable` no more than `max_ha_transfer_byte_in_second`. Both sides give a sign of life
-    every `ha_send_heartbeat_interval`, and leave who was silent for `ha_housekeeping_interval`. A slave follows
-    `ha_master_address`, or, without it, whom the NameServers tell.
+    a time, slaves of ours without a controller eight times that, with `ha_flow_control_enable` no more than
+    `max_ha_transfer_byte_in_second`. Both sides give a sign of life every `ha_send_heartbeat_interval`, and leave who
+    was silent for `ha_housekeeping_interval`. A slave follows `ha_master_address`, or, without it, whom the NameServers
+    tell.
 
     `in_sync_replicas` copies, the master's among them, are waited for by a send to a SYNC_MASTER, at most
     `slave_timeout`; there must be `min_in_sync_replicas`, with `enable_auto_in_sync_replicas` as many as there are but

@@ -250,6 +250,13 @@ class CommitLog:
         self.mapping[start + BLANK_SIZE : start + len(view)] = view[BLANK_SIZE:]
         self.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
 
+    def write_copy(self, records: memoryview) -> None:
+        """As `write`, where `make_room_for_copy` has made room. Raises StoreFull, StoreError; then nothing is there."""
+        assert self.mapping is not None
+        start = self.position - self.base
+        self._files[self.base].write(start + BLANK_SIZE, records[BLANK_SIZE:])
+        self.mapping[start : start + BLANK_SIZE] = records[:BLANK_SIZE]
+
     def take_in_turn(self) -> None:
         """Has each record ask for room, so that none is written before those that wait."""
         self.limit = 0

@@ -92,6 +92,23 @@ class MappedFile:
                 raise store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
         self.reserved = end
 
+    def write(self, start: int, data: memoryview) -> None:
+        """Writes where there are blocks; zeros are there if that fails. Raises StoreFull, StoreError.
+
+        With pwrite: in pages that nobody has touched it takes 0.23 s of the processor a GiB, at worst 0.9, through the
+        mapping 1.5, at worst 2.9, as the kernel first reads ahead what then is written over (ext4, Linux 6.18, medians
+        of 12 times 512 MiB).
+        """
+        mapping, done = self.map(), 0
+        self.open()
+        assert self.fd is not None
+        try:
+            while done < len(data):
+                done += files.pwrite(self.fd, data[done:], start + done)
+        except OSError as e:
+            mapping[start : start + done] = bytes(done)
+            raise store_error(e, f"can't write to {self.path}") from e
+
     def clear_from(self, start: int) -> None:
         """Makes all bytes from `start` on zero; they have no blocks then."""
         try:

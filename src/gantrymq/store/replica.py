@@ -323,7 +323,7 @@ class Replica:
             self._put(memoryview(buffer)[at:pos], list(queues.values()), timestamp)
         return pos - at
 
-    def _put(self, data: Buffer, all_units: list[Units], timestamp: int) -> None:
+    def _put(self, data: memoryview, all_units: list[Units], timestamp: int) -> None:
         """Writes what was checked. Raises StoreBusy, StoreFull, StoreError; then nothing is written."""
         commit_log, held = self._log, self._held
         try:
@@ -336,7 +336,12 @@ class Replica:
         if held.until is None:
             make_room(all_units)
             _write(all_units)
-        commit_log.write(data)
+        try:
+            commit_log.write_copy(data)
+        except StoreError:
+            if held.until is None:
+                _clear(all_units)
+            raise
         if held.until is None:
             for units in all_units:
                 queue = units.queue
@@ -444,7 +449,12 @@ def _write(all_units: Sequence[Units]) -> None:
         try:
             units.queue.write_next(units.data)
         except BaseException:
-            for written in all_units[:number]:
-                with suppress(StoreError):
-                    written.queue.write_next(bytes(len(written.data)))
+            _clear(all_units[:number])
             raise
+
+
+def _clear(all_units: Sequence[Units]) -> None:
+    """Takes back what `_write` has written."""
+    for units in all_units:
+        with suppress(StoreError):
+            units.queue.write_next(bytes(len(units.data)))
