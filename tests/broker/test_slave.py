@@ -148,6 +148,24 @@ async def test_the_tables_are_the_master_s(replicas: Replicas) -> None:
         await stored.stop()
 
 
+async def test_an_empty_machine_at_the_master_s_address_takes_no_tables_away(replicas: Replicas) -> None:
+    """A controller hasn't made anybody master yet, and who answers there now is new, and a slave."""
+    replicas.master.topics.put(TopicConfig("orders", 3, 3))
+    await copy_now(replicas)
+    new = Broker(config(replicas.directory / "new", broker_id=1, broker_role=BrokerRole.SLAVE))
+    await new.start()
+    try:
+        following = replicas.slave.replicating.following
+        following.forget(replicas.name_server.address)
+        following.told("", f"127.0.0.1:{new.port}", None)
+        await copy_now(replicas)
+        assert following.address == f"127.0.0.1:{new.port}"
+        assert new.topics.get("orders") is None
+        assert replicas.slave.topics.get("orders") == TopicConfig("orders", 3, 3)
+    finally:
+        await new.stop()
+
+
 async def test_a_new_slave_has_the_tables_at_once(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 0) as replicas:
         replicas.master.topics.put(TopicConfig("orders", 3, 3))

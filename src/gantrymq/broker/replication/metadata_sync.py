@@ -139,6 +139,10 @@ class MetadataSync(Part):
             # The log of another may have another end.
             self._held.clear()
         self._next = monotonic() + _LEAST_PAUSE_S
+        status = await self._status(master)
+        if status is not None and not status.master:
+            # It isn't master any more, or its machine is a new one whose tables are empty.
+            return _NO_MASTER_S
         steps: list[Callable[[str], Awaitable[None]]] = [
             self._copy_topics,
             self._copy_groups,
@@ -175,16 +179,19 @@ class MetadataSync(Part):
 
     async def _hold(self, master: str, name: str, take: Take) -> None:
         """For what the master has just answered: its log may be longer by now."""
-        try:
-            body = await self._ask(master, RequestCode.GET_BROKER_HA_STATUS, _SMALL_TIMEOUT_MS)
-        except BrokerError:
-            # Brokers of 4.x don't tell.
+        status = await self._status(master)
+        if status is None:
             self._held.hold(name, 0, take)
-        else:
-            status = HaStatus.decode(body)
+        elif status.master:
             # It may be a slave by now, and its table that of another.
-            if status.master:
-                self._held.hold(name, status.master_commit_log_max_offset, take)
+            self._held.hold(name, status.master_commit_log_max_offset, take)
+
+    async def _status(self, master: str) -> HaStatus | None:
+        """None: brokers of 4.x don't tell."""
+        try:
+            return HaStatus.decode(await self._ask(master, RequestCode.GET_BROKER_HA_STATUS, _SMALL_TIMEOUT_MS))
+        except BrokerError:
+            return None
 
     async def _take(self) -> float:
         """Takes what is held and the log has reached. Raises for the first that can't be; the others are taken."""
