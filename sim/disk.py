@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from random import Random
 
 from sim.inodes import PAGE, Directory, Inode
@@ -56,6 +57,9 @@ class Disk:
         self._numbers = iter(range(2, 1 << 60))
         self._root = Directory(next(self._numbers))
         self._open: dict[int, Open] = {}
+        #: Descriptors that were closed, and the first that never was open.
+        self._free: list[int] = []
+        self._next_fd = 3
 
     open_count = property(lambda self: len(self._open), doc="How many descriptors there are.")
 
@@ -79,7 +83,10 @@ class Disk:
         if flags & os.O_TRUNC and isinstance(entry, Inode):
             entry.resize(0)
         # The lowest number that is free, as a kernel gives it.
-        fd = next(number for number in range(3, 1 << 20) if number not in self._open)
+        if self._free:
+            fd = heappop(self._free)
+        else:
+            fd, self._next_fd = self._next_fd, self._next_fd + 1
         self._open[fd] = Open(entry, name)
         return fd
 
@@ -88,6 +95,7 @@ class Disk:
         if opened.what.lock == fd:
             opened.what.lock = None
         del self._open[fd]
+        heappush(self._free, fd)
 
     def fstat(self, fd: int) -> os.stat_result:
         return _stat(self._of(fd).what)

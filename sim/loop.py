@@ -15,6 +15,8 @@ from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Any
 
+from msgspec import Struct
+
 from sim.machine import PROCESS, State
 from sim.network import Network, SimSocket
 
@@ -30,37 +32,38 @@ class Standstill(Exception):
     """Nothing is ready and no timer is set, but the run isn't over."""
 
 
-class _Handle(asyncio.Handle):
-    """asyncio's, made with fewer steps: there are a hundred for each message."""
+class SimHandle(Struct, eq=False):
+    """asyncio.Handle, made in C: there are a hundred for each message."""
 
-    __slots__ = ()
-
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
-        self._context = context
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
+    _callback: Callable[..., Any]
+    _args: tuple[Any, ...]
+    _context: Context
+    _cancelled: bool = False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._callback = self._args = None  # type: ignore[assignment]
 
+    def cancelled(self) -> bool:
+        return self._cancelled
 
-class _Timer(asyncio.TimerHandle):
-    """So is this."""
 
-    __slots__ = ()
+class SimTimer(Struct, eq=False):
+    """asyncio.TimerHandle, made so, too."""
 
-    def __init__(
-        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: SimLoop, context: Context
-    ) -> None:
-        self._context = context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._when = when
-        self._scheduled = True
+    _when: float
+    _callback: Callable[..., Any]
+    _args: tuple[Any, ...]
+    _loop: SimLoop
+    _context: Context
+    _cancelled: bool = False
+    _scheduled: bool = True
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -77,7 +80,7 @@ class SimLoop(asyncio.BaseEventLoop):
         #: The time, s. `time` is for everybody else: a look at this costs less.
         self.now = 0.0
         #: Timers by their time, those of one time in the order in which they were set.
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, SimTimer]] = []
         self._timer_count = 0
         #: Those of them that were cancelled.
         self._cancelled_count = 0
@@ -96,31 +99,31 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- what asyncio's loop has, with fewer steps --------------------------------------------------------------
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
-        handle = _Handle(callback, args, copy_context() if context is None else context)
+        handle = SimHandle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> SimTimer:
         # As call_at, which would be one more call.
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
         when = self.now + delay
-        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
+        timer = SimTimer(when, callback, args, self, copy_context() if context is None else context)
         self._timer_count += 1
         heappush(self._timers, (when, self._timer_count, timer))
         return timer
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> SimTimer:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
-        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
+        timer = SimTimer(when, callback, args, self, copy_context() if context is None else context)
         self._timer_count += 1
         heappush(self._timers, (when, self._timer_count, timer))
         return timer
@@ -134,18 +137,20 @@ class SimLoop(asyncio.BaseEventLoop):
         task = asyncio.Task(coro, loop=self, context=context, name=name or "task")
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
-            process.has(task)
+            if len(process.tasks) > process.many:
+                process.forget_some()
+            process.tasks.append(task)
         return task
 
     def get_debug(self) -> bool:
         """Each task and future asks."""
         return False
 
-    def set_again(self, timer: asyncio.TimerHandle, when: float) -> None:
+    def set_again(self, timer: SimTimer, when: float) -> None:
         """A timer whose time has come gets another one."""
-        timer._when, timer._scheduled = when, True  # type: ignore[attr-defined]
+        timer._when, timer._scheduled = when, True
         self._timer_count += 1
-        heappush(self._timers, (when, self._timer_count, timer))  # type: ignore[misc]
+        heappush(self._timers, (when, self._timer_count, timer))
 
     def close(self) -> None:
         super().close()
@@ -153,7 +158,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Turn after turn, until it is told to stop."""
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        ready: deque[Any] = self._ready  # type: ignore[attr-defined]
         timers = self._timers
         running, stopped = State.RUNNING, State.STOPPED
         while True:
@@ -178,11 +183,11 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle = ready.popleft()
                 if handle._cancelled:
                     continue
-                context: Context = handle._context  # type: ignore[attr-defined]
+                context: Context = handle._context
                 process = context.get(PROCESS)
                 if process is None or (state := process.state) is running:
                     try:
-                        context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                        context.run(handle._callback, *handle._args)
                     except (SystemExit, KeyboardInterrupt):
                         raise
                     except BaseException as e:
@@ -203,9 +208,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)  # type: ignore[attr-defined]
         handles.clear()
 
-    def timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
+    def timer_cancelled(self, timer: SimTimer) -> None:
         """It stays where it is until its time, or until half of many are cancelled."""
-        self._cancelled_count += timer._scheduled  # type: ignore[attr-defined]
+        self._cancelled_count += timer._scheduled
         timers = self._timers
         if self._cancelled_count > max(_MANY_CANCELLED, len(timers) // 2):
             timers[:] = [entry for entry in timers if not entry[2]._cancelled]

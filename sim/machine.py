@@ -81,9 +81,9 @@ class Process:
         self.at_death: list[Callable[[bool], None]] = []
         #: Callbacks that have come due while it was stopped.
         self.parked: deque[asyncio.Handle] = deque()
-        #: What it runs, with some that have ended; they are looked through when there are so many.
+        #: What it runs, with some that have ended; to be looked through when there are more than `many`.
         self.tasks: list[asyncio.Task[Any]] = []
-        self._many = _FEW
+        self.many = _FEW
         self._loop = loop
 
     @property
@@ -118,8 +118,7 @@ class Process:
         self.state = state
         self.host.states.append((self._loop.now, state))
 
-    def has(self, task: asyncio.Task[Any]) -> None:
-        if len(self.tasks) > self._many:
-            self.tasks = [known for known in self.tasks if not known.done()]
-            self._many = 2 * len(self.tasks) + _FEW
-        self.tasks.append(task)
+    def forget_some(self) -> None:
+        """The tasks that have ended."""
+        self.tasks = [known for known in self.tasks if not known.done()]
+        self.many = 2 * len(self.tasks) + _FEW

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sim.machine import PROCESS, Process
 
 if TYPE_CHECKING:
-    from sim.loop import SimLoop
+    from sim.loop import SimLoop, SimTimer
 
 #: What is under way or unread at most, in bytes; the rest stays in the writer's buffer.
 _WINDOW = 256 * 1024
@@ -135,7 +135,7 @@ class Stream:
         self._pieces: deque[tuple[float, bytes | None]] = deque()
         self._arrives = 0.0
         #: Runs `_deliver`, again and again; and whether it is set.
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: SimTimer | None = None
         self._is_set = False
         #: Bytes under way, and those that the target hasn't read.
         self.under_way = 0

@@ -178,7 +178,7 @@ def make_plan(seed: str) -> Plan:
     slower = Random(f"{seed} slower")
     if slower.random() < _SLOWER_SHARE:
         kind = slower.choice(("drift", "slow-disk", "io-errors"))
-        whom = slower.choice(servers + clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
+        whom = slower.choice(servers + plan.clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
         at, lasts = round(slower.uniform(0, FAULTS_S), 2), round(slower.uniform(1, 20), 2)
         # What a slow disk hasn't yet groups have had, and skip what comes in its place after a power failure.
         is_lossy = any(fault.kind in ("power", "lies") for fault in plan.faults)
