@@ -46,21 +46,28 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises StoreError when it can't be read.
     """
-    try:
-        data = files.read_bytes(path)
-    except FileNotFoundError:
+    data = read_checkpoint(path)
+    if data is None:
         return Checkpoint()
-    except IsADirectoryError:
-        put_aside(path)
-        data = b""
-    except OSError as e:
-        raise store_error(e, f"can't read {path}") from e
     if len(data) >= _FIELDS.size:
         values = _FIELDS.unpack_from(data)
         if min(values) >= 0 and max(values[:3]) <= _LATEST_MS:
             return Checkpoint(*values)
     log.error("%s is damaged: a recovery reads the log from further back", path)
     return Checkpoint()
+
+
+def read_checkpoint(path: Path) -> bytes | None:
+    """The bytes of a checkpoint's file; None where there is none. Raises StoreError when it can't be read."""
+    try:
+        return files.read_bytes(path)
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError:
+        put_aside(path)
+        return b""
+    except OSError as e:
+        raise store_error(e, f"can't read {path}") from e
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -72,9 +79,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         checkpoint.master_flushed_offset,
         checkpoint.confirm_phy_offset,
     )
+    write_checkpoint(path, data)
+
+
+def write_checkpoint(path: Path, data: bytes) -> None:
+    """Overwrites a checkpoint's file; on return it is on the disk."""
     fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
     try:
-        # In place, as Java does it: 40 bytes don't straddle a sector.
+        # In place, as Java does it: so few bytes don't straddle a sector.
         files.pwrite(fd, data, 0)
         files.ftruncate(fd, _FILE_SIZE)
         files.fsync(fd)

@@ -14,13 +14,12 @@ from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError
-from gantrymq.store.mapped_file import put_aside, store_error
+from gantrymq.store.checkpoint import read_checkpoint, write_checkpoint
 from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
 _FIELDS = Struct(">7q")
-_FILE_SIZE = 4096
 
 
 class TimerCheckpoint(NamedTuple):
@@ -53,15 +52,9 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
 
     That is one that had delivered what is due after `latest_ms`. Raises StoreError when it can't be read.
     """
-    try:
-        data = files.read_bytes(path)
-    except FileNotFoundError:
+    data = read_checkpoint(path)
+    if data is None:
         return TimerCheckpoint()
-    except IsADirectoryError:
-        put_aside(path)
-        data = b""
-    except OSError as e:
-        raise store_error(e, f"can't read {path}") from e
     if len(data) >= _FIELDS.size:
         read_time_ms, log_flush_position, queue_offset, master, _, timestamp, counter = _FIELDS.unpack_from(data)
         if 0 <= read_time_ms <= latest_ms and min(log_flush_position, queue_offset, master) >= 0:
@@ -85,10 +78,4 @@ def of_slave(masters: bytes) -> TimerCheckpoint:
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Overwrites the file; on return it is on the disk. Raises OSError."""
     files.make_directory(path.parent)
-    fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
-    try:
-        files.pwrite(fd, checkpoint.encode(), 0)
-        files.ftruncate(fd, _FILE_SIZE)
-        files.fsync(fd)
-    finally:
-        files.close(fd)
+    write_checkpoint(path, checkpoint.encode())
