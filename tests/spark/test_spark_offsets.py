@@ -17,6 +17,7 @@ from gantrymq.spark.offsets import (
     from_json,
     limit_rows,
     parse_boundary,
+    parse_times,
     plan_ranges,
     to_json,
 )
@@ -45,11 +46,20 @@ def test_json_form_and_back() -> None:
         '{"t": {"broker-a:0": "1"}}',
         '{"t": {"broker-a:0": -3}}',
         '{"t": {"broker-a:0": true}}',
+        '{"t": {"broker-a:00": 1}}',
+        '{"t": {"broker-a:0": 9223372036854775808}}',
     ],
 )
 def test_other_shapes_are_refused(value: str) -> None:
     with pytest.raises(ConfigError):
         from_json(json.loads(value))
+
+
+@pytest.mark.parametrize("value", ['{"t": {"a:0": 1, "a:0": 2}}', '{"t": {"a:0": 1}, "t": {"a:1": 2}}'])
+def test_a_name_that_is_there_twice_is_refused(value: str) -> None:
+    for parse in (parse_boundary, parse_times):
+        with pytest.raises(ConfigError, match="is there twice"):
+            parse("startingOffsets", value)
 
 
 def test_boundaries() -> None:

@@ -7,6 +7,7 @@ nothing to do with each other.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +22,8 @@ Offsets = dict[MessageQueue, int]
 #: What stands for "latest" and "earliest" in JSON offsets, as in Spark's Kafka connector.
 LATEST_NUMBER = -1
 EARLIEST_NUMBER = -2
+#: Brokers have offsets and times in 64 bits.
+LARGEST_NUMBER = 2**63 - 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +49,10 @@ class Boundary:
     def named(self) -> set[MessageQueue]:
         """The queues that it names."""
         return {*self.by_queue, *(name for name in self.times if not isinstance(name, str))}
+
+    def named_topics(self) -> set[str]:
+        """The topics that it names as a whole."""
+        return {name for name in self.times if isinstance(name, str)}
 
 
 class FirstMessage(NamedTuple):
@@ -88,8 +95,8 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, int]]:
     return by_topic
 
 
-def from_json(value: Any) -> Offsets:
-    """The other way round. Raises ConfigError for anything of another shape."""
+def from_json(value: Any, least: int = EARLIEST_NUMBER) -> Offsets:
+    """The other way round. Raises ConfigError for anything of another shape, and for offsets below `least`."""
     offsets: Offsets = {}
     if not isinstance(value, dict):
         raise ConfigError(f'offsets must be {{"topic": {{"broker:queueId": offset}}}}, not {value!r}')
@@ -97,14 +104,15 @@ def from_json(value: Any) -> Offsets:
         if not isinstance(queues, dict):
             raise ConfigError(f'offsets of topic {topic}: {{"broker:queueId": offset}} was expected, not {queues!r}')
         for key, offset in queues.items():
-            offsets[queue_of(topic, key)] = _number(f"offsets of topic {topic}: {key}", offset, EARLIEST_NUMBER)
+            offsets[queue_of(topic, key)] = _number(f"offsets of topic {topic}: {key}", offset, least)
     return offsets
 
 
 def queue_of(topic: str, key: Any) -> MessageQueue:
     """The other way round. Raises ConfigError."""
     broker_name, _, queue_id = key.rpartition(":") if isinstance(key, str) else ("", "", "")
-    if not broker_name or not queue_id.isdecimal():
+    # One form only: `broker-a:00` would be `broker-a:0` once more.
+    if not broker_name or not queue_id.isdecimal() or queue_id != str(int(queue_id)):
         raise ConfigError(f"topic {topic}: {key!r} is not BROKER:QUEUEID")
     return MessageQueue(topic, broker_name, int(queue_id))
 
@@ -112,7 +120,22 @@ def queue_of(topic: str, key: Any) -> MessageQueue:
 def _number(what: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{what} has {value!r}, not a whole number of at least {least}")
+    if value > LARGEST_NUMBER:
+        raise ConfigError(f"{what} has {value}, more than {LARGEST_NUMBER}")
     return value
+
+
+def _load(text: str) -> Any:
+    """JSON, in which a name that is there twice is refused: of two offsets one would count without a word."""
+    return json.loads(text, object_pairs_hook=_once_each)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ConfigError(f"{twice!r} is there twice")
+    return found
 
 
 def parse_boundary(option: str, text: str) -> Boundary:
@@ -123,7 +146,7 @@ def parse_boundary(option: str, text: str) -> Boundary:
         case "latest":
             return LATEST
     try:
-        by_queue = from_json(json.loads(text))
+        by_queue = from_json(_load(text))
     except (ValueError, ConfigError) as e:
         raise ConfigError(f"option {option} is neither earliest nor latest nor JSON of offsets: {e}") from e
     return Boundary(_whole(option), by_queue)
@@ -136,7 +159,7 @@ def parse_times(option: str, text: str) -> Boundary:
     """
     times: dict[MessageQueue | str, int] = {}
     try:
-        by_topic = json.loads(text)
+        by_topic = _load(text)
         if not isinstance(by_topic, dict):
             raise ConfigError(
                 f'{{"topic": ms}} or {{"topic": {{"broker:queueId": ms}}}} was expected, not {by_topic!r}'
@@ -160,7 +183,7 @@ def _whole(option: str) -> int:
 def parse_queues(option: str, text: str) -> list[MessageQueue]:
     """The value of assign, {topic: ["broker:queueId", ...]}. Raises ConfigError, which names the option."""
     try:
-        by_topic = json.loads(text)
+        by_topic = _load(text)
         if not isinstance(by_topic, dict) or not all(isinstance(keys, list) for keys in by_topic.values()):
             raise ConfigError(f'{{"topic": ["broker:queueId", ...]}} was expected, not {by_topic!r}')
         return [queue_of(topic, key) for topic, keys in by_topic.items() for key in keys]

@@ -17,7 +17,7 @@ from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.offsets import Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.offsets import LARGEST_NUMBER, Boundary, parse_boundary, parse_queues, parse_times
 from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.reserved_properties import KEEPABLE
 from gantrymq.spark.security import Security
@@ -164,6 +164,8 @@ class Values:
             raise ConfigError(f"option {name}: {text!r} is no whole number") from None
         if number < least:
             raise ConfigError(f"option {name}: {number} is less than {least}")
+        if number > LARGEST_NUMBER:
+            raise ConfigError(f"option {name}: {number} is more than {LARGEST_NUMBER}")
         return number
 
     def flag(self, name: str, default: bool) -> bool:

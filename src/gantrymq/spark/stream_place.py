@@ -7,7 +7,8 @@
 
 Up to 120 (excluded) the queue has been read, by a micro-batch that began at 100; that is there only where the place
 before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms). The rest is how the stream
-began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first` and no `$began`.
+began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first` and no `$began`; what a later one
+might have besides is refused, as it may change what the rest means.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _OWN = "$"
 _STARTS = "$start"
 _FIRSTS = "$first"
 _BEGAN = "$began"
+_PARTS = {_STARTS, _FIRSTS, _BEGAN}
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,17 +61,24 @@ class StreamPlace:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> StreamPlace:
-        """Raises ConfigError for a checkpoint that this source hasn't written."""
-        ends = from_json({name: part for name, part in value.items() if not name.startswith(_OWN)})
+        """Raises ConfigError for a checkpoint that this source hasn't written, or a later version of it."""
+        if later := sorted(name for name in value if name.startswith(_OWN) and name not in _PARTS):
+            raise ConfigError(
+                f"the checkpoint has {', '.join(later)}, which this version doesn't know: it was written by a later "
+                "version of gantrymq. Use that one, or another checkpoint"
+            )
         try:
+            ends = from_json({name: part for name, part in value.items() if not name.startswith(_OWN)}, least=0)
+            starts = from_json(value.get(_STARTS, {}), least=0)
             firsts = {
-                queue_of(topic, key): FirstMessage(*first)
+                queue_of(topic, key): FirstMessage(*map(int, first))
                 for topic, queues in value.get(_FIRSTS, {}).items()
                 for key, first in queues.items()
             }
             began = value.get(_BEGAN)
             if began is not None:
-                began = Began(frozenset(began["brokers"]), began["since"])
-        except (AttributeError, KeyError, TypeError) as e:
-            raise ConfigError(f"the checkpoint's offset {value!r} isn't one of this source") from e
-        return cls(ends, from_json(value.get(_STARTS, {})), firsts, began)
+                since_ms = began["since"]
+                began = Began(frozenset(began["brokers"]), None if since_ms is None else int(since_ms))
+        except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as e:
+            raise ConfigError(f"the checkpoint's offset {value!r} isn't one of this source: {e}") from e
+        return cls(ends, starts, firsts, began)
