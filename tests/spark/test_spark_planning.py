@@ -83,6 +83,18 @@ def test_a_stream_takes_in_topics_that_come_later(cluster: EmbeddedCluster) -> N
     stream.stop()
 
 
+def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    for which in ({"subscribe": topic}, {"subscribepattern": topic}, {"assign": json.dumps({topic: ["broker-a:0"]})}):
+        for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
+            options = options_for(cluster, **which, **{name.lower(): json.dumps({topic: 5, f"{topic}x": 5})})
+            with pytest.raises(ConfigError, match=f"option {name} names topic {topic}x, which isn't read"):
+                numbers(options)
+    stream = options_for(cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({f"{topic}x": 5}))
+    with pytest.raises(ConfigError, match="which isn't read"):
+        ask(stream, lambda brokers: initial_place(brokers, stream))
+
+
 def test_assigned_queues(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2)
     send_numbers(cluster, topic, range(400))

@@ -20,7 +20,7 @@ from gantrymq.spark.offsets import (
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.partitions import message_sizes, plan_partitions
 from gantrymq.spark.pull import data_lost
-from gantrymq.spark.queues import complete_queues, name_of
+from gantrymq.spark.queues import check_topics, complete_queues, name_of
 
 
 class Bounds(NamedTuple):
@@ -37,6 +37,7 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     messages are not there.
     """
     starting, ending = options.starting_or_default(streaming=False), options.ending or LATEST
+    check_topics(options, {"startingOffsetsByTimestamp": starting, "endingOffsetsByTimestamp": ending})
     all_queues = await complete_queues(
         cluster, options, {"startingOffsets": starting.named(), "endingOffsets": ending.named()}
     )

@@ -18,7 +18,7 @@ from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.spark.cluster import BrokersAway, Cluster
-from gantrymq.spark.offsets import queue_key
+from gantrymq.spark.offsets import Boundary, queue_key
 from gantrymq.spark.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,15 @@ def matches(pattern: str, topic: str) -> bool:
     """Whether subscribePattern means this topic."""
     is_of_user = not is_system_topic(topic) and not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
     return is_of_user and re.fullmatch(pattern, topic) is not None
+
+
+def check_topics(options: ReadOptions, boundaries: Mapping[str, Boundary]) -> None:
+    """Raises ConfigError for a topic that isn't read; `boundaries` are by option. The one that is meant
+    would be read as a whole without a word."""
+    for source, boundary in boundaries.items():
+        for topic in sorted(boundary.named_topics()):
+            if topic not in options.topics and not (options.pattern and matches(options.pattern, topic)):
+                raise ConfigError(f"option {source} names topic {topic}, which isn't read")
 
 
 def is_wanted(options: ReadOptions, queue: MessageQueue) -> bool:

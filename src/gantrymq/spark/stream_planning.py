@@ -16,7 +16,7 @@ from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage,
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import bounds_of, resolve
 from gantrymq.spark.pull import data_lost
-from gantrymq.spark.queues import CHECKPOINT, complete_queues, find_queues, is_wanted, name_of
+from gantrymq.spark.queues import CHECKPOINT, check_topics, complete_queues, find_queues, is_wanted, name_of
 from gantrymq.spark.stream_place import Began, StreamPlace
 from gantrymq.system.clock import now_ms
 
@@ -30,6 +30,7 @@ CLOCK_MARGIN_MS = 1000
 async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     """Where a new stream starts. Raises as `plan_batch` does."""
     starting = options.starting_or_default(streaming=True)
+    check_topics(options, {"startingOffsetsByTimestamp": starting})
     since_ms = starting.timestamp_ms
     if since_ms is None and starting.number == LATEST_NUMBER:
         since_ms = now_ms() - CLOCK_MARGIN_MS
