@@ -27,8 +27,11 @@ from gantrymq.codecs.json import JsonCodec
 from gantrymq.errors import ConfigError
 from gantrymq.spark.bodies.decoding import DecodeBody
 
+#: Beyond it a number would become infinite without a word.
+_LARGEST_FLOAT = 3.4028234663852886e38
 _SIMPLE: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (types.is_boolean, bool),
+    (types.is_float32, Annotated[float, msgspec.Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]),
     (types.is_floating, float),
     (types.is_decimal, Decimal),
     (types.is_string, str),
