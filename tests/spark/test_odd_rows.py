@@ -159,6 +159,16 @@ def test_text_that_is_none_is_named(shape: str, column: str, row: int, natively:
     assert caught.value.__notes__ == [f"row {row} of the partition (w-0-0)"]
 
 
+@pytest.mark.parametrize(("kind", "number"), [(pa.timestamp("us", "UTC"), 253402300800000000), (pa.date32(), 2932897)])
+def test_a_time_beyond_what_bodies_have_is_named(kind: pa.DataType, number: int) -> None:
+    column = pa.array([0, number], pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
+    value = pa.StructArray.from_arrays([column], ["at"])
+    options = WriteOptions.parse({"nameserver": "h:1", "topic": "t", "bodyformat": "json"})
+    with pytest.raises(IllegalMessage, match="column value has a value out of bounds") as refused:
+        RowEncoder(options, "w-0").encode(pa.RecordBatch.from_pydict({"value": value}))
+    assert refused.value.__notes__ == ["row 1 of the partition (w-0)"]
+
+
 def test_keys_that_are_null_are_none() -> None:
     given = rows(body=[b"a", b"b", b"c"], keys=pa.array([["a", None, "", "b"], [None], None]))
     found = [properties.split(b"\x02")[0] for _, properties in outcome(given, natively=True)]

@@ -55,6 +55,8 @@ _DELAY_COLUMNS = {
     "delayMs": names.TIMER_DELAY_MS,
     "deliverAt": names.TIMER_DELIVER_MS,
 }
+#: Spark's times go far beyond those that can be written in RFC 3339.
+_NOT_OF_PYTHON = "has a value out of bounds (dates and times are of the years 1 to 9999)"
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 #: What brokers add to the properties of half messages, at most: the topic, the queue, the group, the id once more, and
 #: 128 bytes that GantryMQ's keep free.
@@ -217,12 +219,13 @@ class RowEncoder:
             column = column.cast(pa.large_binary())
         try:
             values: list[Any] = column.to_pylist()
-        except UnicodeDecodeError:
+        except (ValueError, OverflowError):
             for i, value in enumerate(column):
                 try:
                     value.as_py()
-                except UnicodeDecodeError as e:
-                    problem = IllegalMessage(f"column {name} is no Unicode text: {e}")
+                except (ValueError, OverflowError) as e:
+                    what = "is no Unicode text" if isinstance(e, UnicodeDecodeError) else _NOT_OF_PYTHON
+                    problem = IllegalMessage(f"column {name} {what}: {e}")
                     self._name_row(problem, self._row + i)
                     raise problem from e
             raise
