@@ -40,6 +40,7 @@ def record(
     compression: CompressionType | None = None,
     topic: bytes = b"orders",
     reconsume_times: int = 0,
+    born_timestamp: int = 1_700_000_000_123,
 ) -> bytes:
     sys_flag = (BORN_HOST_V6 if born_v6 else 0) | (STORE_HOST_V6 if store_v6 else 0)
     if compression is not None:
@@ -51,7 +52,7 @@ def record(
         offset,
         offset * 300,
         sys_flag,
-        1_700_000_000_123 + offset,
+        born_timestamp + offset,
         V6 if born_v6 else V4,
         1_700_000_000_456 + offset,
         V6 if store_v6 else V4,
@@ -69,6 +70,16 @@ def rows(kind: type[ArrowRecords], buffer: bytes, columns: list[str] = COLUMNS) 
     for batch in batches:
         batch.validate(full=True)
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+@both
+@pytest.mark.parametrize("sign", [1, -1])
+def test_born_times_beyond_sparks_are_its_last_and_first(kind: type[ArrowRecords], sign: int) -> None:
+    buffer = record(born_timestamp=sign * (2**63 - 1))
+    schema = pa.schema([("bornTimestamp", ARROW_TYPES["bornTimestamp"])])
+    (batch,) = record_batches(kind(buffer), schema, "orders", "broker-a", None, CorruptBodies.FAIL, check_crc=True)
+    (found,) = batch.column(0).cast(pa.int64()).to_pylist()
+    assert found == sign * ((2**63 - 1) // 1000) * 1000
 
 
 def check_against_messages(kind: type[ArrowRecords], buffer: bytes) -> None:

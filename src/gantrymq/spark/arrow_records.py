@@ -24,6 +24,8 @@ from gantrymq.protocol.sys_flag import COMPRESSED
 Ints = npt.NDArray[np.int64]
 
 TIMESTAMP = pa.timestamp("us", "UTC")
+#: The last ms, and the first one, that has us in 64 bits.
+_LAST_MS = (2**63 - 1) // 1000
 #: Every column that a reader offers, in the order of the default schema.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -248,4 +250,5 @@ def single_properties(columns: Sequence[str]) -> set[str]:
 
 
 def _timestamps(milliseconds: Ints) -> pa.Array:
-    return pa.array(milliseconds * 1000).view(TIMESTAMP)
+    # A client's clock may say anything; beyond what Spark has the product would be any other time.
+    return pa.array(milliseconds.clip(-_LAST_MS, _LAST_MS) * 1000).view(TIMESTAMP)
