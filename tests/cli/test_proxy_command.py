@@ -33,6 +33,21 @@ def test_its_keys_are_those_of_rmq_proxy_json(tmp_path: Path) -> None:
     assert "not used here: unknown" in done.stderr
 
 
+def test_keys_that_are_not_used_are_named_once_by_all_processes(tmp_path: Path) -> None:
+    config = tmp_path / "rmq-proxy.json"
+    config.write_text(json.dumps({"grpcServerPort": 0, "remotingListenPort": 0, "namesrvAddr": "h:1", "unknown": 1}))
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", "proxy", "-pc", config, "--processes", "2", "--stop-on-eof"],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "ready at" in done.stdout
+    assert done.stderr.count("not used here: unknown") == 1
+
+
 def test_a_proxy_without_name_servers_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gantrymq.cli", "proxy"], capture_output=True, text=True, timeout=60, check=False

@@ -54,7 +54,11 @@ def run_server(command: str, options: ServerOptions) -> int:
         return 0
     if options.processes is not None and options.processes > 1:
         from gantrymq.cli.proxy_processes import ProxyProcesses
+        from gantrymq.proxy.config import ProxyConfig
 
+        # Each process would say again which keys aren't used.
+        for key in unknown_keys([ProxyConfig], properties):
+            del properties[key]
         make = partial(ProxyProcesses, properties, options.processes)
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
 
