@@ -64,6 +64,24 @@ def test_bytes_are_those_of_java(tmp_path: Path) -> None:
     assert (tmp_path / "config" / "timercheck").read_bytes() == expected + bytes(4096 - 56)
 
 
+def test_a_slot_that_cannot_be_read_when_it_is_done_is_still_the_first(tmp_path: Path) -> None:
+    """The next try must not pass the one behind it, whose messages nobody had yet."""
+    timer = open_timer(tmp_path)
+    add(timer, NOW + 1000, 7000)
+    add(timer, NOW + 2000, 7100)
+    fd = timer._wheel._fd
+    assert fd is not None
+    kept = os.dup(fd)
+    os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        timer.pass_slot()
+    os.dup2(kept, fd)
+    os.close(kept)
+    assert (timer.next_ms, timer.waiting) == (NOW + 1000, 2)
+    timer.pass_slot()
+    assert drain(timer) == {NOW + 2000: [7100]}
+
+
 def test_a_file_ends_with_javas_blank(tmp_path: Path) -> None:
     timer = open_timer(tmp_path)
     for n in range(11):

@@ -227,9 +227,10 @@ class TimerStore:
         return entry
 
     def pass_slot(self) -> None:
-        """The first slot is delivered."""
-        slot_ms = heapq.heappop(self._due)
+        """The first slot is delivered. Raises OSError; then it is the first one still."""
+        slot_ms = self._due[0]
         self.waiting -= self._wheel.get(slot_ms).num
+        heapq.heappop(self._due)
         self.read_time_ms = slot_ms + self._precision_ms
 
     def pass_until(self, now_ms: int) -> None:
