@@ -75,8 +75,8 @@ class Workload:
                 name = f"{program.name}.{number}"
                 self.scene.ask(Sent(name, topic, asked_at=self.scene.now()))
                 try:
-                    await producer.send(Message(topic, name.encode()) if make is None else make(name))
-                    self.scene.stored(name)
+                    result = await producer.send(Message(topic, name.encode()) if make is None else make(name))
+                    self.scene.stored(name, result)
                 except GantryError as e:
                     self.scene.history.fail(self.scene.now(), program.name, e)
                     await asyncio.sleep(AGAIN_S)

@@ -89,8 +89,7 @@ class Topics(Workload):
                 self.scene.ask(Sent(name, topic, asked_at=self.scene.now()))
                 self._is_sending = True
                 try:
-                    await producer.send(Message(topic, name.encode()))
-                    self.scene.stored(name)
+                    self.scene.stored(name, await producer.send(Message(topic, name.encode())))
                 except GantryError as e:
                     # It may be closed.
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
