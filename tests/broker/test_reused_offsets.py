@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from administration import beat, create_group
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
@@ -51,11 +52,21 @@ async def test_what_one_has_dealt_with_is_not_hidden_by_a_commit_of_what_was_los
     answer = await peer.pull("orders", 5, sys_flag=flags, commit_offset=5)
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "2")
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=5)
+    await beat(peer, "member")
     assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
     assert recovered.offsets.query("consumers", "orders", 0) == 2
     header.commit_offset = 3
     await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     assert recovered.offsets.query("consumers", "orders", 0) == 3
+
+
+async def test_a_tool_that_sets_the_offset_of_a_group_without_members_is_told(recovered: Broker, peer: Peer) -> None:
+    await create_group(peer)
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=3)
+    answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "consumers hasn't got to offset 3 since: reset its offset instead" in (answer.remark or "")
+    assert recovered.offsets.query("consumers", "orders", 0) == 1
 
 
 async def test_an_administrator_who_skips_messages_has_the_last_word(recovered: Broker, peer: Peer) -> None:

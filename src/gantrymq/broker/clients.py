@@ -272,6 +272,14 @@ class Clients(Part):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
             )
-        if queue is None or not self._is_of_lost(queue, header.consumer_group, header.commit_offset):
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if queue is not None and self._is_of_lost(queue, header.consumer_group, header.commit_offset):
+            # Its members are told with the next pull; a tool that sets the offset of a group without any isn't.
+            if header.consumer_group not in self._members.consumers:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queue {header.queue_id} of {header.topic} lost its end in a crash, and {header.consumer_group}"
+                    f" hasn't got to offset {header.commit_offset} since: reset its offset instead (resetOffsetByTime)",
+                )
+            return RemotingCommand.response()
+        self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response()
