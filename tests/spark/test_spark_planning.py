@@ -95,6 +95,22 @@ def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster,
         ask(stream, lambda brokers: initial_place(brokers, stream))
 
 
+def test_an_end_before_its_start_is_refused(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(400))
+
+    def at(offset: int) -> str:
+        return json.dumps({topic: {"broker-a:0": offset}})
+
+    for start, end in ({"startingoffsets": at(20)}, {"endingoffsets": at(10)}), ({"startingtimestamp": "9"}, {}):
+        with pytest.raises(ConfigError, match=f"{topic} broker-a:0 starts at .* and ends before"):
+            numbers(options_for(cluster, subscribe=topic, **start, **(end or {"endingtimestamp": "8"})))
+    nothing = options_for(
+        cluster, assign=json.dumps({topic: ["broker-a:0"]}), startingoffsets=at(20), endingoffsets=at(20)
+    )
+    assert numbers(nothing) == []
+
+
 def test_assigned_queues(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2)
     send_numbers(cluster, topic, range(400))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.filters import PushedFilters
@@ -41,6 +42,7 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     all_queues = await complete_queues(
         cluster, options, {"startingOffsets": starting.named(), "endingOffsets": ending.named()}
     )
+    _check_order(starting, ending, all_queues)
     queues = [queue for queue in all_queues if filters.keep(queue)]
     bounds = await bounds_of(cluster, queues)
     start = await resolve(cluster, starting, bounds, options)
@@ -49,6 +51,17 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     for queue in queues:
         start[queue], end[queue] = filters.clip(start[queue], end[queue])
     return plan_partitions(start, end, options, await message_sizes(cluster, options, start, end))
+
+
+def _check_order(starting: Boundary, ending: Boundary, queues: list[MessageQueue]) -> None:
+    """Raises ConfigError for a queue that would be left out without a word, as its end is before its start."""
+    for queue in queues:
+        offsets = starting.by_queue.get(queue, EARLIEST_NUMBER), ending.by_queue.get(queue, LATEST_NUMBER)
+        times = starting.time_of(queue), ending.time_of(queue)
+        if offsets[0] > offsets[1] >= 0:
+            raise ConfigError(f"{name_of(queue)} starts at offset {offsets[0]} and ends before, at {offsets[1]}")
+        if times[0] is not None and times[1] is not None and times[0] > times[1]:
+            raise ConfigError(f"{name_of(queue)} starts at the time {times[0]} and ends before, at {times[1]}")
 
 
 # -- offsets ----------------------------------------------------------------------------------------------------
