@@ -70,6 +70,8 @@ def test_boundaries() -> None:
     assert parse_boundary("endingOffsets", '{"t": {"broker-a:0": 5}}').number_of(B0) == LATEST_NUMBER
     with pytest.raises(ConfigError, match="startingOffsets"):
         parse_boundary("startingOffsets", "newest")
+    with pytest.raises(ConfigError, match="brackets"):
+        parse_boundary("startingOffsets", "[" * 100_000)
 
 
 def test_one_partition_a_queue_and_none_for_empty_ones() -> None:

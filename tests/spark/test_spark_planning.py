@@ -95,6 +95,17 @@ def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster,
         ask(stream, lambda brokers: initial_place(brokers, stream))
 
 
+def test_brokers_expected_of_topics_that_are_not_read_are_refused(
+    cluster: EmbeddedCluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    for which in ({"subscribe": topic}, {"subscribepattern": topic}, {"assign": json.dumps({topic: ["broker-a:0"]})}):
+        options = options_for(cluster, **which, expectedbrokers=json.dumps({f"{topic}x": ["broker-a"]}))
+        with pytest.raises(ConfigError, match=f"option expectedBrokers names topic {topic}x, which isn't read"):
+            numbers(options)
+        assert numbers(options_for(cluster, **which, expectedbrokers=json.dumps({topic: ["broker-a"]}))) == []
+
+
 def test_an_end_before_its_start_is_refused(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     send_numbers(cluster, topic, range(400))

@@ -126,8 +126,14 @@ def _number(what: str, value: Any, least: int) -> int:
 
 
 def _load(text: str) -> Any:
-    """JSON, in which a name that is there twice is refused: of two offsets one would count without a word."""
-    return json.loads(text, object_pairs_hook=_once_each)
+    """JSON, in which a name that is there twice is refused: of two offsets one would count without a word.
+
+    Raises ValueError, ConfigError.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once_each)
+    except RecursionError:
+        raise ConfigError("brackets within brackets without end") from None
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

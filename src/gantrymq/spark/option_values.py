@@ -221,7 +221,7 @@ def expected_brokers(text: str | None) -> dict[str, frozenset[str]]:
         return {"": frozenset(comma_list(text))}
     try:
         by_topic = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigError(f"option expectedBrokers is neither a list nor JSON: {e}") from e
     for brokers in by_topic.values():
         if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):

@@ -38,7 +38,10 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     messages are not there.
     """
     starting, ending = options.starting_or_default(streaming=False), options.ending or LATEST
-    check_topics(options, {"startingOffsetsByTimestamp": starting, "endingOffsetsByTimestamp": ending})
+    check_topics(
+        options,
+        {"startingOffsetsByTimestamp": starting.named_topics(), "endingOffsetsByTimestamp": ending.named_topics()},
+    )
     all_queues = await complete_queues(
         cluster, options, {"startingOffsets": starting.named(), "endingOffsets": ending.named()}
     )

@@ -18,7 +18,7 @@ from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.spark.cluster import BrokersAway, Cluster
-from gantrymq.spark.offsets import Boundary, queue_key
+from gantrymq.spark.offsets import queue_key
 from gantrymq.spark.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,7 @@ async def _named_away(
     registered: set[str],
 ) -> _Away:
     """What options, checkpoint and configuration name. Raises ConfigError as `complete_queues` does."""
+    check_topics(options, {"expectedBrokers": options.expected_brokers.keys() - {""}})
     has = {(queue.topic, queue.broker_name) for queue in queues}
     topics = sorted({topic for topic, _ in has} | set(options.topics))
     away: _Away = {}
@@ -159,11 +160,11 @@ def matches(pattern: str, topic: str) -> bool:
     return is_of_user and re.fullmatch(pattern, topic) is not None
 
 
-def check_topics(options: ReadOptions, boundaries: Mapping[str, Boundary]) -> None:
-    """Raises ConfigError for a topic that isn't read; `boundaries` are by option. The one that is meant
-    would be read as a whole without a word."""
-    for source, boundary in boundaries.items():
-        for topic in sorted(boundary.named_topics()):
+def check_topics(options: ReadOptions, topics: Mapping[str, Iterable[str]]) -> None:
+    """Raises ConfigError for a topic that isn't read; `topics` are by option. The one that is meant
+    would be read as a whole, or a part of it, without a word."""
+    for source, named in topics.items():
+        for topic in sorted(named):
             if topic not in options.topics and not (options.pattern and matches(options.pattern, topic)):
                 raise ConfigError(f"option {source} names topic {topic}, which isn't read")
 

@@ -30,7 +30,7 @@ CLOCK_MARGIN_MS = 1000
 async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     """Where a new stream starts. Raises as `plan_batch` does."""
     starting = options.starting_or_default(streaming=True)
-    check_topics(options, {"startingOffsetsByTimestamp": starting})
+    check_topics(options, {"startingOffsetsByTimestamp": starting.named_topics()})
     since_ms = starting.timestamp_ms
     if since_ms is None and starting.number == LATEST_NUMBER:
         since_ms = now_ms() - CLOCK_MARGIN_MS
