@@ -1,0 +1,138 @@
+"""A controller that stands still in a hand-over, or dies: before it is asked, when it has decided, when all is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from controlled_support import Controlled
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.cli.main import run
+from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.message import Message
+from gantrymq.testing.processes import ServerProcess
+
+#: The lease is nine tenths of it.
+HEARTBEAT_TIMEOUT_MS = 3_000
+#: AdminClient's time-out for one request, and for the machine as long again.
+COMMAND_S = 10
+
+
+class Hanging(Controlled):
+    """Its controller is a process, which tells nobody of a new master: brokers ask each two seconds."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            directory,
+            controller_heart_beat_timeout_mills=HEARTBEAT_TIMEOUT_MS,
+            sync_broker_metadata_period=2_000,
+        )
+
+    async def start_controller(self) -> None:
+        properties = {
+            "bindAddress": "127.0.0.1",
+            "listenPort": str(self._port),
+            "controllerStorePath": str(self.directory / "controller"),
+            "configStorePath": str(self.directory / "controller.properties"),
+            "notifyBrokerRoleChanged": "false",
+        }
+        self.process = ServerProcess("controller", "n0", self.directory, properties, ())
+        self.controller = self.process  # type: ignore[assignment]
+        await asyncio.to_thread(self.process.wait_until_ready, time.monotonic() + 30)
+
+    async def _stop_controller(self) -> None:
+        self.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(self.process.stop)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def in_sync(self) -> set[int]:
+        """As the master has it."""
+        for number in self.masters():
+            controlled = self.brokers[number].controlled
+            assert controlled is not None
+            if (in_sync := controlled._in_sync.in_sync) is not None:
+                return set(in_sync.members)
+        return set()
+
+
+def bodies(broker: Broker) -> list[bytes]:
+    return [record.body for record in broker.store.records_with(b"", 0) if record.topic == b"orders"]
+
+
+async def hand_over(replicas: Hanging, number: int) -> int:
+    """By the command; its exit code."""
+    command = ["admin", "electMaster", "-a", replicas.controller.address, "-b", str(number)]
+    return await asyncio.to_thread(run, [*command, "-bn", "broker-a", "-c", "DefaultCluster"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["goes on", "is killed"])
+@pytest.mark.parametrize(("step", "master"), [("before", 1), ("decided", 2), ("told", 2)])
+async def test_it_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str], step: str, master: int, end: str) -> None:
+    async with Hanging(tmp_path) as replicas, Producer(replicas.name_server.address, "producers") as producer:
+        await replicas.all_in_sync()
+        acknowledged: list[bytes] = []
+        is_over = False
+
+        async def produce(name: int) -> None:
+            number = 0
+            while not is_over:
+                body = b"%d-%d" % (name, number)
+                number += 1
+                try:
+                    sent = await producer.send(Message("orders", body))
+                except GantryError:
+                    # Nobody is master while no controller says so.
+                    continue
+                if sent.status is SendStatus.SEND_OK:
+                    acknowledged.append(body)
+
+        async def watch() -> None:
+            """Never do two take messages."""
+            while not is_over:
+                assert len(replicas.masters()) < 2
+                await asyncio.sleep(0.001)
+
+        jobs = [asyncio.ensure_future(job) for job in (watch(), *(produce(name) for name in range(4)))]
+        await until(lambda: len(acknowledged) > 50)
+        if step == "before":
+            replicas.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            assert await hand_over(replicas, 2) != 0
+            assert time.monotonic() - began < COMMAND_S
+            assert replicas.controller.address in capfd.readouterr().err
+        else:
+            assert await hand_over(replicas, 2) == 0
+            if step == "told":
+                await until(lambda: replicas.masters() == [2])
+            replicas.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        # Its lease ends: another controller may have had another elected.
+        await until(lambda: not replicas.masters())
+        assert time.monotonic() - stopped_at < HEARTBEAT_TIMEOUT_MS / 1000 + 1
+        if end == "goes on":
+            replicas.send_signal(signal.SIGCONT)
+        else:
+            replicas.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(replicas.process.stop)
+            await replicas.start_controller()
+        await until(lambda: replicas.masters() == [master])
+        so_far = len(acknowledged)
+        await until(lambda: len(acknowledged) > so_far + 50)
+        assert replicas.masters() == [master]
+        is_over = True
+        await asyncio.gather(*jobs)
+        await replicas.all_in_sync()
+        await replicas.caught_up()
+        for broker in replicas.brokers.values():
+            assert not set(acknowledged) - set(bodies(broker))
