@@ -23,6 +23,17 @@ _ACTING_SHARE = 0.5
 _SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
 #: Of those with controllers the share in which only their state goes back.
 _GONE_BACK_SHARE = 0.08
+#: The workloads of workloads/ that such seeds may have.
+_EXTRAS = (
+    "broadcasts",
+    "comings",
+    "configurations",
+    "dead-letters",
+    "offsets",
+    "requests",
+    "retention",
+    "slow-pops",
+)
 #: How long the scripts' steps last, s.
 _LASTS_S = {
     "isolated": (2, 25),
@@ -99,8 +110,19 @@ def with_replicas(plan: Plan) -> Plan | None:
         plan = _with_script(plan, alone, "lying")
     elif is_controlled and place < _GONE_BACK_SHARE:
         plan = _with_script(plan, alone, "gone-back")
+    plan.extras = _extras(plan, Random(f"{plan.seed} extras of replicas"))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
+
+
+def _extras(plan: Plan, chance: Random) -> tuple[str, ...]:
+    """Workloads beside the usual, but with scripts that are alone."""
+    kinds = {fault.kind for fault in plan.faults}
+    if kinds & {"away", "gone-back", "lying"}:
+        return ()
+    # A broker's configuration is on no other's disk.
+    names = [name for name in _EXTRAS if name != "configurations" or not kinds & {"disaster", "wreck"}]
+    return tuple(sorted(chance.sample(names, chance.choice((0, 0, 1, 1, 2)))))
 
 
 def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
