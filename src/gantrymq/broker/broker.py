@@ -225,6 +225,7 @@ class Broker:
         tables = MetadataSync(
             config,
             replicating,
+            store,
             topics,
             groups,
             offsets,

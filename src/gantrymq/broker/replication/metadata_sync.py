@@ -37,8 +37,10 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
+from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
+from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
@@ -70,6 +72,7 @@ class MetadataSync(Part):
         self,
         config: BrokerConfig,
         replicating: Replicating,
+        store: MessageStore,
         topics: BrokerTopics,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsets,
@@ -82,6 +85,7 @@ class MetadataSync(Part):
         self._config = config
         self._replicating = replicating
         self._following = replicating.following
+        self._store = store
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -98,6 +102,8 @@ class MetadataSync(Part):
         #: The master that is asked; whether it has told all tables once.
         self._master: str | None = None
         self._asked_all = False
+        #: Where the log ended when topics were last asked for: those of messages before that are known, or deleted.
+        self._topics_known_to = 0
         #: The master whose tables were all copied once.
         self.copied_from: str | None = None
 
@@ -108,12 +114,14 @@ class MetadataSync(Part):
         self._taking.cancel()
         await self._take()
         self._held.clear()
+        self._make_missing_topics()
 
     async def stand_in(self) -> None:
         await self._take()
         self._held.clear()
 
     async def become_slave(self) -> None:
+        self._topics_known_to = self._replicating.log_end
         self._copying.start(0.0)
         self._taking.start()
         if self._config.store.timer_wheel_enable:
@@ -218,7 +226,19 @@ class MetadataSync(Part):
             self._replicating.log_begins(int(begin))
 
     async def _copy_topics(self, master: str) -> None:
+        log_end = self._replicating.log_end
         self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
+        self._topics_known_to = log_end
+
+    def _make_missing_topics(self) -> None:
+        """The former master made them, and was gone before it told of them: nobody could read what it acknowledged."""
+        for topic, queue_ids in self._store.topics().items():
+            if self._topics.get(topic) is None and not is_system_topic(topic):
+                queues = [self._store.queue(topic, queue_id) for queue_id in queue_ids]
+                last = [queue.peek(queue.max_offset - 1) for queue in queues]
+                if any(unit is not None and unit[0] >= self._topics_known_to for unit in last):
+                    log.warning("topic %s has messages, and the former master hadn't told of it: it is made", topic)
+                    self._topics.create_if_absent(topic, queue_ids[-1] + 1)
 
     async def _copy_groups(self, master: str) -> None:
         body = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)

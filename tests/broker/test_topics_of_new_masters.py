@@ -1,0 +1,65 @@
+"""Controller mode: topics of a former master that the new one hadn't been told of yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from broker_support import Peer
+from controlled_support import Controlled
+from waiting import until
+
+from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.protocol.message import decode_messages
+
+
+async def elect(replicas: Controlled, number: int) -> None:
+    header = ElectMasterRequestHeader(
+        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
+    )
+    request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
+    await replicas.remoting.call(replicas.controller.address, request)
+    await until(lambda: replicas.masters() == [number])
+
+
+async def shown(peer: Peer, topic: str, queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in decode_messages((await peer.pull(topic, queue_id=queue_id)).body)]
+
+
+async def test_what_was_acknowledged_is_read_from_the_new_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Controlled(tmp_path, 2) as replicas:
+        await replicas.all_in_sync()
+        await until(lambda: replicas.brokers[2].topics.get("TBW102") is not None)
+        # The next time that it would be asked is after all this.
+        monkeypatch.setattr(MetadataSync, "copy_soon", lambda self: None)
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"acknowledged", queue_id=2)).code == ResponseCode.SUCCESS
+        assert replicas.brokers[2].topics.get("orders") is None
+        await elect(replicas, 2)
+        made = replicas.brokers[2].topics.get("orders")
+        assert made is not None
+        assert (made.read_queue_nums, made.write_queue_nums) == (3, 3)
+        assert await shown(await replicas.peer(2), "orders", 2) == [b"acknowledged"]
+
+
+async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
+    """A slave keeps its queues: its master's table says no more than that there is no such topic."""
+    async with Controlled(tmp_path, 2) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
+        topics = replicas.brokers[2].topics
+        await until(lambda: topics.get("orders") is not None)
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})
+        # It has the slave ask for the table.
+        assert (await peer.send("others", b"acknowledged")).code == ResponseCode.SUCCESS
+        await until(lambda: topics.get("others") is not None)
+        assert topics.get("orders") is None
+        assert "orders" in replicas.brokers[2].store.topics()
+        await elect(replicas, 2)
+        assert topics.get("orders") is None
