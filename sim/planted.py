@@ -222,7 +222,7 @@ BUGS = (
     Planted(
         "a slave takes what was damaged on the way",
         "replication/frames.py",
-        "if crc32(body, crc32(head)) != crc:",
+        "if crc32(body, crc32(frame[:HEADER_SIZE])) != crc:",
         "if False:",
     ),
     Planted(

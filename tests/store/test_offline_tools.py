@@ -14,7 +14,7 @@ from gantrymq.errors import StoreError, StoreLocked
 from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
-from gantrymq.store import log_reader, message_index, message_writer
+from gantrymq.store import index_entries, log_reader, message_writer
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
 from gantrymq.store.offline import inspect, is_in_use
@@ -151,7 +151,7 @@ def queue_empty(root: Path) -> None:
 def test_an_index_that_stops_in_the_midst_of_a_records_keys(tmp_path, monkeypatch):
     """That is how a broker leaves it when it stops; it goes on there. A record before the last has all of its keys."""
     # Native code ends between two records.
-    monkeypatch.setattr(message_index, "native", None)
+    monkeypatch.setattr(index_entries, "native", None)
     store = open_store(tmp_path)
     for n in range(3):
         keys = " ".join(f"{n}-{number}" for number in range(1000))

@@ -118,11 +118,10 @@ class FrameReader:
             return None
         frame = received.take(start + size)
         body = frame[start:]
-        if (
-            start == CHECKED_HEADER_SIZE
-            and crc32(body, crc32(frame[:HEADER_SIZE])) != _CRC.unpack_from(frame, HEADER_SIZE)[0]
-        ):
-            raise FrameError(f"a frame of {size} bytes at {offset} has the wrong CRC")
+        if start == CHECKED_HEADER_SIZE:
+            (crc,) = _CRC.unpack_from(frame, HEADER_SIZE)
+            if crc32(body, crc32(frame[:HEADER_SIZE])) != crc:
+                raise FrameError(f"a frame of {size} bytes at {offset} has the wrong CRC")
         if not greeted:
             return Frame(offset, body)
         if size < _GREETED.size:
