@@ -102,8 +102,9 @@ class MetadataSync(Part):
         #: The master that is asked; whether it has told all tables once.
         self._master: str | None = None
         self._asked_all = False
-        #: Where the log ended when topics were last asked for: those of messages before that are known, or deleted.
-        self._topics_known_to = 0
+        #: Where the log ended when it became a slave, or topics were asked for since: those of messages before that are
+        #: known, or deleted.
+        self._topics_known_to: int | None = None
         #: The master whose tables were all copied once.
         self.copied_from: str | None = None
 
@@ -114,7 +115,8 @@ class MetadataSync(Part):
         self._taking.cancel()
         await self._take()
         self._held.clear()
-        self._make_missing_topics()
+        if self._topics_known_to is not None:
+            self._make_missing_topics(self._topics_known_to)
 
     async def stand_in(self) -> None:
         await self._take()
@@ -230,13 +232,13 @@ class MetadataSync(Part):
         self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
         self._topics_known_to = log_end
 
-    def _make_missing_topics(self) -> None:
+    def _make_missing_topics(self, known_to: int) -> None:
         """The former master made them, and was gone before it told of them: nobody could read what it acknowledged."""
         for topic, queue_ids in self._store.topics().items():
             if self._topics.get(topic) is None and not is_system_topic(topic):
                 queues = [self._store.queue(topic, queue_id) for queue_id in queue_ids]
                 last = [queue.peek(queue.max_offset - 1) for queue in queues]
-                if any(unit is not None and unit[0] >= self._topics_known_to for unit in last):
+                if any(unit is not None and unit[0] >= known_to for unit in last):
                     log.warning("topic %s has messages, and the former master hadn't told of it: it is made", topic)
                     self._topics.create_if_absent(topic, queue_ids[-1] + 1)
 
